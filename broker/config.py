@@ -19,6 +19,7 @@ from broker.kafka_configs import KAFKA_CONFIGS
 from broker.listeners import LISTENER_CONFIGS, Listener, listener_prefix, listeners_of, without_listener
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from broker.metrics_configs import METRICS_CONFIGS
+from broker.replication.configs import REPLICATION_CONFIGS
 from broker.security.acl.configs import AUTHORIZATION_CONFIGS
 from broker.security.quotas.configs import QUOTA_CONFIGS
 from broker.security.sasl.configs import SASL_CONFIGS
@@ -96,6 +97,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     # identity and listeners
     ConfigKey("node.id", _INT, "0", "The id of this broker.", at_least(0)),
     *LISTENER_CONFIGS,
+    *REPLICATION_CONFIGS,
     *TLS_CONFIGS,
     ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
     # the cluster

@@ -3,8 +3,8 @@
 People bring them: in a `server.properties`, in scripts around `kafka-configs`, in tools that read one before they do
 something. So DescribeConfigs lists them and all may be named, under one of two rules:
 
-- What cannot be missed (threads, buffers, intervals, replication between brokers) is taken and shown, without effect.
-- What would be missed (security, limits, plugins, more than one replica) may be named with the value that is true here.
+- What cannot be missed (threads, buffers, intervals) is taken and shown, without effect.
+- What would be missed (security, limits, plugins) may be named with the value that is true here.
 
 A line of the tables is `name TYPE default`; `*` after the type: Kafka changes it while the broker runs, so it can be
 here; no default: not set. Types and defaults are those of Apache Kafka 4.3, except where another value is the truth.
@@ -62,22 +62,14 @@ transaction.state.log.segment.bytes INT 104857600
 _REPLICAS: Final = """
 alter.log.dirs.replication.quota.window.num INT 11
 alter.log.dirs.replication.quota.window.size.seconds INT 1
-auto.leader.rebalance.enable BOOLEAN true
-controlled.shutdown.enable BOOLEAN true
 follower.replication.throttled.rate LONG* 9223372036854775807
-leader.imbalance.check.interval.seconds LONG 300
 leader.replication.throttled.rate LONG* 9223372036854775807
 log.dir.failure.timeout.ms LONG 30000
 num.replica.alter.log.dirs.threads INT
 num.replica.fetchers INT* 1
 replica.alter.log.dirs.io.max.bytes.per.second LONG* 9223372036854775807
 replica.fetch.backoff.ms INT 1000
-replica.fetch.max.bytes INT 1048576
-replica.fetch.min.bytes INT 1
-replica.fetch.response.max.bytes INT 10485760
-replica.fetch.wait.max.ms INT 500
 replica.high.watermark.checkpoint.interval.ms LONG 5000
-replica.lag.time.max.ms LONG 30000
 replica.socket.receive.buffer.bytes INT 65536
 replica.socket.timeout.ms INT 30000
 replication.quota.window.num INT 11
@@ -247,7 +239,7 @@ transaction.two.phase.commit.enable BOOLEAN false
 
 _DOCS: Final = {
     _TUNING: "No effect here: one event loop and a few threads serve everything.",
-    _REPLICAS: "No effect here: nothing is replicated between brokers, and a partition has one replica.",
+    _REPLICAS: "No effect here: replication has no such limits, threads or intervals.",
     _CONTROLLERS: "No effect here: there are no controllers; this broker keeps the metadata.",
     _GROUPS: "No effect here: there are no share groups and no streams groups.",
     _LOGIN: "No effect here: this broker logs in nowhere.",
@@ -285,18 +277,14 @@ def _read(table: str, doc: str, reason: str | None) -> Iterator[ConfigKey]:
         yield key
 
 
-_ONE_REPLICA: Final = "Partitions are not replicated yet: each has one replica."
+_NO_SHARES: Final = "Not offered: there are no share groups."
 
 KAFKA_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     *(key for table, doc in _DOCS.items() for key in _read(table, doc, None)),
     *(key for table, doc in _NOT_OFFERED.items() for key in _read(table, doc, doc)),
     *(
-        ConfigKey(name, kind, "1", _ONE_REPLICA, partial(_only, 1, _ONE_REPLICA))
+        ConfigKey(name, kind, "1", _NO_SHARES, partial(_only, 1, _NO_SHARES))
         for name, kind in (
-            ("default.replication.factor", ConfigType.INT),
-            ("offsets.topic.replication.factor", ConfigType.SHORT),
-            ("transaction.state.log.replication.factor", ConfigType.SHORT),
-            ("transaction.state.log.min.isr", ConfigType.INT),
             ("share.coordinator.state.topic.replication.factor", ConfigType.SHORT),
             ("share.coordinator.state.topic.min.isr", ConfigType.SHORT),
         )

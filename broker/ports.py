@@ -213,6 +213,11 @@ class Disk(Protocol):
 
     def usage(self, path: Path) -> DiskUsage: ...
 
+    def boot_id(self) -> str:
+        """Another one after each start of the machine; what was written and not synced is there while it is the same.
+        Empty: not known.
+        """
+
     def lock(self, path: Path, holder: str) -> DiskLock:
         """Hold the file, and write into it who does. Raises LockedError."""
 

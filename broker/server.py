@@ -65,6 +65,7 @@ from broker.extension import Extension
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.group_configs import GroupConfigs
 from broker.groups.handlers import GroupHandlers
+from broker.groups.journal import TOPIC as OFFSETS_TOPIC
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
 from broker.listeners import Listener, SecurityProtocol, inter_broker_listener
@@ -91,6 +92,8 @@ from broker.ports import (
     SystemThreads,
     Threads,
 )
+from broker.replication.replication import Replication
+from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration
 from broker.security.acl.authorization import Authorization
 from broker.security.quotas.quotas import BURST_PART, Quotas
@@ -99,6 +102,7 @@ from broker.security.sasl.service import SaslService
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.handlers import TransactionHandlers
+from broker.transactions.journal import TOPIC as TRANSACTION_TOPIC
 from broker.usage import ChargingExecutor
 from protocol.errors import ErrorCode, KafkaError
 
@@ -108,6 +112,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.server")
 
 EXECUTOR_THREADS = 4  # recovery, RocksDB, Arrow: they release the GIL; more threads than cores gain nothing
+LEAVING_SECONDS = 5.0  # for others to lead what this broker leads; clients are served meanwhile
 HANDSHAKE_THREADS = 1  # of TLS: they leave the rest of the cores to those who are served already
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
@@ -239,6 +244,10 @@ class Broker:
             configs.listeners.append(self._certificates.reload)
             self._background.keep(self._certificates.run, "new certificates")
 
+        is_alone = store.lease_end() == math.inf
+        replication = (
+            None if is_alone else Replication(config["node.id"], config, self._clock, self._background)
+        )
         keys = [key for extension in self._extensions for key in extension.topic_configs()]
         self._metadata = TopicManager(
             store=store,
@@ -255,13 +264,24 @@ class Broker:
             policies=self._extensions,
             default_partitions=config["num.partitions"],
             slices=slices,
-            fence=None if store.lease_end() == math.inf else Fence(store, self._clock),
+            fence=None if is_alone else Fence(store, self._clock),
+            replication=replication,
+            default_replication_factor=config["default.replication.factor"],
+            journals={
+                OFFSETS_TOPIC: (config["offsets.topic.replication.factor"], 1),
+                TRANSACTION_TOPIC: (
+                    config["transaction.state.log.replication.factor"],
+                    config["transaction.state.log.min.isr"],
+                ),
+            },
             registration=Registration(
                 config["node.id"],
                 str(self._entropy.uuid()),
                 self._clean_start,
                 [(name, *self._advertised(name)) for name in self.listeners],
                 config["broker.rack"],
+                self._directory.was_kept,
+                self._directory.was_synced,
             ),
         )
         undo.push_async_callback(self._metadata.close)
@@ -324,6 +344,8 @@ class Broker:
                 raise
             raise ConfigError(error.message) from None
         self._loaded = True
+        if not is_alone:
+            self._note_life()
         configs.checks.append(self._check_config)
         configs.listeners.append(self._config_changed)
 
@@ -359,7 +381,11 @@ class Broker:
         await sasl.start(name for name, listener in self.listeners.items() if listener.protocol.has_sasl)
         if self._store is not None:
             await self._introduce_to_others(executor)
-        fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
+        followers = None
+        if replication is not None:
+            followers = FollowerFetches(self._metadata, slices)
+            replication.start(self._metadata, self.context.peers, executor, followers)
+        fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices, followers)
         quotas = QuotaStore(
             store,
             Quotas(
@@ -405,6 +431,8 @@ class Broker:
             )
 
         async def drain() -> None:
+            if replication is not None and config["controlled.shutdown.enable"]:
+                await self._metadata.leave(LEAVING_SECONDS)
             network.stop_listening()
             fetches.stop()
             await groups.stop()
@@ -442,6 +470,10 @@ class Broker:
         self._background.keep(flushing.run, "flush logs")
         network.start_listening()
         logger.info("serving on %s, data in %s", config.layers("listeners")[0][0], self._directory.path)
+
+    def _note_life(self) -> None:
+        """What the next start can rely on."""
+        self._directory.note_life(synced=LogConfig.parse(self.config.topic_defaults()).flush_messages == 1)
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> Network:
         """Take the addresses of all listeners. Raises ConfigError."""
@@ -583,6 +615,8 @@ class Broker:
         self._network.limits = self._network_limits()
         self._set_connection_rates()
         self._set_connections_max()
+        if self._metadata.is_loaded and not self._metadata.is_alone:
+            self._note_life()
         self.sasl.refresh()
         await self._metadata.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 
@@ -608,7 +642,7 @@ class Broker:
             *TopicsApi(config, metadata, slices).declarations(),
             *ConfigsApi(config, configs, groups.configs, metadata, identity, slices).declarations(),
             *LogDirsApi(metadata, context.data_dir, executor, slices, context.disk).declarations(),
-            *ReplicasApi(metadata).declarations(),
+            *ReplicasApi(metadata, slices).declarations(),
             *QuotasApi(quotas).declarations(),
             *AclsApi(context.acls, slices).declarations(),
             *SaslApi().declarations(),

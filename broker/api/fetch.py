@@ -43,6 +43,7 @@ from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition, PartitionChanges
 from broker.config import BrokerConfig
 from broker.ports import Clock, Entropy
+from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.quotas.model import Quota
 from broker.security.requirement import within
@@ -82,7 +83,10 @@ class FetchApi:
         clock: Clock,
         entropy: Entropy,
         slices: Slices,
+        followers: FollowerFetches | None = None,
     ) -> None:
+        """`followers`: where there are other brokers."""
+        self._followers = followers
         self._metadata = metadata
         self._identity = identity
         self._clock = clock
@@ -110,11 +114,15 @@ class FetchApi:
     def stop(self) -> None:
         """Answer everyone who waits with what there is, and let nobody wait any more."""
         self._stopping = True
+        if self._followers is not None:
+            self._followers.stop()
         for fetch in tuple(self._waiting):
             fetch.stop()
 
     def fetch(self, context: RequestContext, request: FetchRequest) -> Work[FetchResponse | Awaitable[Any]]:
         version = context.api_version
+        if self._followers is not None and is_follower(request):
+            return self._followers.fetch(context, request)
         session = None
         if request.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
             session = yield from self._sessions.resume(request, version, self._clock.monotonic(), _Wanted)
@@ -375,8 +383,7 @@ class _Fetch:
         self._failed: set[_Wanted] = set()
         self.has_hooks = False
         self.by_id = context.api_version >= FIRST_VERSION_WITH_IDS
-        state = request.replica_state
-        self.is_follower = request.replica_id >= 0 or (state is not None and state.replica_id >= 0)
+        self.is_follower = is_follower(request)
         self._context = context
         self._rights: Rights | None = None if session is None else session.rights
 
@@ -630,8 +637,21 @@ class _Parts:
         )
 
 
+def is_follower(request: FetchRequest) -> bool:
+    """Whether a broker says that it asks for its replicas."""
+    state = request.replica_state
+    return request.replica_id >= 0 or (state is not None and state.replica_id >= 0)
+
+
 def check_leader_epoch(partition: Partition, client_epoch: int) -> None:
-    """KIP-320: a client that knows an older or a newer leader must ask Metadata first; -1 knows none."""
+    """KIP-320: a client that knows an older or a newer leader must ask Metadata first; -1 knows none. So must every
+    client of a leader that has lost its place.
+    """
+    if partition.is_fenced:
+        raise KafkaError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            f"{partition.topic.name}-{partition.index} may be led by another broker by now",
+        )
     if client_epoch < 0 or client_epoch == partition.leader_epoch:
         return
     older = client_epoch < partition.leader_epoch

@@ -44,6 +44,7 @@ from protocol.records.check import Effort
 READ_COMMITTED = 1
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 _FIRST_VERSION_WITH_EPOCH = 4
+_FIRST_VERSION_WITH_UNKNOWN_END = 5
 _SINCE_VERSION = {
     LATEST: 1,
     EARLIEST: 1,
@@ -223,6 +224,13 @@ def _look_up(
     if timestamp < 0 and version < _SINCE_VERSION.get(timestamp, version + 1):
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}"
+        )
+    if not partition.is_end_known and timestamp not in (EARLIEST, EARLIEST_LOCAL):
+        raise KafkaError(
+            ErrorCode.OFFSET_NOT_AVAILABLE
+            if version >= _FIRST_VERSION_WITH_UNKNOWN_END
+            else ErrorCode.LEADER_NOT_AVAILABLE,
+            "the new leader does not know yet up to where the one before had published",
         )
     if timestamp == LATEST:
         answer.offset = partition.last_stable_offset if committed else partition.high_watermark

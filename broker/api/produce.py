@@ -102,7 +102,6 @@ class ProduceApi:
         self._kernel_asked_for = False
         self._large_turn = asyncio.Lock()
         """Of batches that decompress to much: they go one at a time anyway, and must not wait in threads."""
-        self._in_sync_replicas = 1  # one broker holds every partition
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -209,6 +208,8 @@ class ProduceApi:
         partition = self._find(name, index)
         if partition is None or partition.hooks is not None or partition.topic.internal:
             return None
+        if type(partition) is not Partition:
+            return None  # replicas are waited for
         authorizer, rights = context.authorizer, context.authorizer.version
         try:
             config = partition.log.config
@@ -272,7 +273,7 @@ class ProduceApi:
         for partition, info, answer in unsafe:
             await pace.rest()
             left_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
-            await _wait_durable(partition, info, max(left_ms, 0), answer)
+            await _wait_durable(partition, info, request.acks, max(left_ms, 0), answer)
         return self._answer(response, request.acks, listener)
 
     def _answer(self, response: ProduceResponse, acks: int, listener: str) -> Work[ProduceResponse | None]:
@@ -349,7 +350,7 @@ class ProduceApi:
             _refuse(answer, error, partition.topic.name)
             return
         if request.acks and partition.high_watermark <= info.last_offset:
-            await _wait_durable(partition, info, request.timeout_ms, answer)
+            await _wait_durable(partition, info, request.acks, request.timeout_ms, answer)
 
     async def _append_admitted(
         self,
@@ -378,7 +379,7 @@ class ProduceApi:
         finally:
             self._transactions.guards.release(guard)
         if request.acks and partition.high_watermark <= info.last_offset:
-            await _wait_durable(partition, info, request.timeout_ms, answer)
+            await _wait_durable(partition, info, request.acks, request.timeout_ms, answer)
 
     def _admit(self, topic: str, data: PartitionProduceData, version: int, acks: int) -> Partition:
         """The partition that shall get the batch; raises KafkaError for what can be seen from outside."""
@@ -395,15 +396,16 @@ class ProduceApi:
         self._check_in_sync(partition, acks)
         return partition
 
-    def _check_in_sync(self, partition: Partition, acks: int) -> None:
+    @staticmethod
+    def _check_in_sync(partition: Partition, acks: int) -> None:
         if acks != -1:
             return
         needed = partition.log.config.min_insync_replicas
-        if needed > self._in_sync_replicas:
+        if needed > partition.in_sync_count:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"topic {partition.topic.name} wants min.insync.replicas={needed}; "
-                f"{self._in_sync_replicas} is in sync",
+                f"{partition.in_sync_count} is in sync",
             )
 
     @staticmethod
@@ -446,14 +448,14 @@ async def _hand_over(
 
 
 async def _wait_durable(
-    partition: Partition, info: AppendInfo, timeout_ms: int, answer: PartitionProduceResponse
+    partition: Partition, info: AppendInfo, acks: int, timeout_ms: int, answer: PartitionProduceResponse
 ) -> None:
-    """A batch that is in the log is not acknowledged before the high watermark has passed it."""
+    """A batch that is in the log is not acknowledged before it is where `acks` wants it."""
     try:
-        if not await partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
+        if not await partition.wait_acknowledged(info.last_offset + 1, acks, timeout_ms):
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"appended at offset {info.base_offset}, but not on disk within {timeout_ms} ms",
+                f"appended at offset {info.base_offset}, but not on disk, or on all replicas, within {timeout_ms} ms",
             )
     except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
         _refuse(answer, error, partition.topic.name)

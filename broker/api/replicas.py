@@ -1,19 +1,20 @@
 """ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): who holds and leads what.
 
-Each partition has one replica, so nothing can move and nothing is to be elected. What is asked for is compared with
-that: what is so already succeeds or is ELECTION_NOT_NEEDED, everything else is refused with the reason.
+Elections are decided by any broker that is asked (`broker.cluster.controller`). Partitions do not move: what is so
+already succeeds, everything else is refused with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from broker.cluster.image import PartitionState
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation
-from broker.slices import Work
+from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -36,8 +37,9 @@ _PREFERRED, _UNCLEAN = 0, 1  # ElectionType
 
 
 class ReplicasApi:
-    def __init__(self, metadata: TopicManager) -> None:
+    def __init__(self, metadata: TopicManager, slices: Slices) -> None:
         self._metadata = metadata
+        self._slices = slices
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -64,14 +66,15 @@ class ReplicasApi:
 
     # -- elections -----------------------------------------------------------------------------------------
 
-    def elect_leaders(
+    async def elect_leaders(
         self, context: RequestContext, request: ElectLeadersRequest
-    ) -> Work[ElectLeadersResponse]:
+    ) -> ElectLeadersResponse:
         if request.election_type not in (_PREFERRED, _UNCLEAN):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
                 f"election type {request.election_type} is unknown; 0 (preferred) and 1 (unclean) exist",
             )
+        await self._metadata.refreshed()
         if request.topic_partitions is None:
             # For all partitions only those are told that did not have their leader already (as in Kafka).
             wanted: Iterable[tuple[str, Iterable[int]]] = (
@@ -79,45 +82,84 @@ class ReplicasApi:
             )
         else:
             wanted = ((topic.topic, topic.partitions) for topic in request.topic_partitions)
-        named = request.topic_partitions is not None
+        named, pace = request.topic_partitions is not None, self._slices.pace()
         response = ElectLeadersResponse(replica_election_results=[])
+        elected: list[tuple[str, PartitionResult]] = []
         for name, indexes in wanted:
-            yield
             results = []
             for index in indexes:
-                yield
-                result = self._elect(name, index, request.election_type)
+                await pace.rest()
+                result = self._look(name, index, request.election_type)
+                if result.error_code == ErrorCode.NONE:
+                    elected.append((name, result))
                 if named or result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
                     results.append(result)
             if results or named:
                 response.replica_election_results.append(
                     ReplicaElectionResult(topic=name, partition_result=results)
                 )
+        if elected:
+            await self._elect(elected, request.election_type)
         return response
 
-    def _elect(self, name: str, index: int, election_type: int) -> PartitionResult:
+    async def _elect(self, elected: list[tuple[str, PartitionResult]], election_type: int) -> None:
+        """Have them elected, and say of each what has come of it."""
+        places = [(name, result.partition_id) for name, result in elected]
+        failure = None
+        try:
+            await self._metadata.elect_leaders(places, unclean=election_type == _UNCLEAN)
+        except KafkaError as error:
+            failure = error
+        for name, result in elected:
+            if failure is not None:
+                result.error_code, result.error_message = failure.code, failure.message
+                continue
+            after = self._look(name, result.partition_id, election_type)
+            if after.error_code not in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
+                result.error_code, result.error_message = after.error_code, after.error_message
+
+    def _look(self, name: str, index: int, election_type: int) -> PartitionResult:
+        """Why there is nothing to elect; no error where there is."""
         result = PartitionResult(partition_id=index)
         try:
             partition = self._metadata.partition(name, index)
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
             return result
-        leader = self._metadata.leader(name, index)
-        if partition.failure is None and leader is not None:
+        state, leader = self._metadata.state(name, index), self._metadata.leader(name, index)
+        if state is None:
+            result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return result
+        alive = self._metadata.image.brokers
+        preferred = state.replicas[0]
+        is_led = partition.failure is None and leader is not None
+        if is_led and (election_type == _UNCLEAN or state.leader == preferred):
             result.error_code = ErrorCode.ELECTION_NOT_NEEDED
-            result.error_message = f"broker {leader.broker_id} leads {name}-{index} already"
-        else:
-            preferred = election_type == _PREFERRED
-            result.error_code = (
-                ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-                if preferred
-                else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
-            )
-            state = self._metadata.state(name, index)
-            holders = [] if state is None else list(state.replicas)
-            reason = partition.failure or f"of the brokers {holders}, which hold it, none is alive"
-            result.error_message = f"{name}-{index} is offline: {reason}"
+            result.error_message = f"broker {state.leader} leads {name}-{index} already"
+        elif election_type == _PREFERRED and (
+            partition.failure is not None or preferred not in alive or preferred not in state.isr
+        ):
+            result.error_code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+            result.error_message = self._why(name, index, state, partition, preferred)
+        elif election_type == _UNCLEAN and (
+            partition.failure is not None or not any(broker in alive for broker in state.replicas)
+        ):
+            result.error_code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+            result.error_message = self._why(name, index, state, partition)
         return result
+
+    def _why(
+        self, name: str, index: int, state: PartitionState, partition: Partition, preferred: int | None = None
+    ) -> str:
+        if partition.failure is not None:
+            return f"{name}-{index} is offline: {partition.failure}"
+        alive = self._metadata.image.brokers
+        if preferred is not None and state.leader in alive:
+            how = "is not in sync" if preferred in alive else "is not alive"
+            return f"broker {preferred}, the preferred leader of {name}-{index}, {how}"
+        return f"{name}-{index} is offline: of the brokers {list(state.replicas)}, which hold it, none " + (
+            "that is in sync is alive" if any(broker in alive for broker in state.replicas) else "is alive"
+        )
 
     # -- reassignments -------------------------------------------------------------------------------------
 

@@ -46,8 +46,6 @@ from protocol.messages.delete_topics import (
 )
 
 _FIRST_VERSION_WITH_CONFIGS = 5
-_REPLICAS = 1  # until partitions are replicated
-_NOT_REPLICATED = "partitions are not replicated yet, each has 1 replica."
 _CREATE_STRICT_SINCE, _DELETE_STRICT_SINCE, _GROW_STRICT_SINCE = 6, 5, 3
 """Versions whose clients understand THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
@@ -120,6 +118,7 @@ class TopicsApi:
         except STORE_LOST as error:
             made = [error] * len(wanted)
         described: dict[tuple[tuple[str, str], ...], list[CreatableTopicConfigs]] = {}
+        made_as = {new.name: self._metadata.factor_of(new) for _, new in wanted}
         budget = AnswerBudget()
         for (result, _), image in zip(wanted, made, strict=True):
             await pace.rest()
@@ -133,7 +132,10 @@ class TopicsApi:
                 result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             elif context.api_version >= _FIRST_VERSION_WITH_CONFIGS:
                 result.num_partitions = image.partition_count
-                result.replication_factor = _REPLICAS
+                entry = self._metadata.entry(image.name)
+                result.replication_factor = (
+                    made_as[image.name] if entry is None else len(entry.state(0).replicas)
+                )
                 config = tuple(sorted(image.config.items()))  # topics made together are mostly alike
                 if config not in described:
                     described[config] = self._configs(image)
@@ -177,11 +179,15 @@ class TopicsApi:
             config[entry.name] = entry.value
         by_index = {each.partition_index: each.broker_ids for each in topic.assignments}
         assignment = [by_index[index] for index in range(partitions)] if by_index else None
-        return NewTopic(topic.name, partitions, config, assignment)
+        return NewTopic(topic.name, partitions, config, assignment, topic.replication_factor)
 
     def _partition_count(self, topic: CreatableTopic) -> int:
         if not topic.assignments:
-            _check_replication_factor(topic.replication_factor, len(self._metadata.image.brokers))
+            if topic.replication_factor != -1 and topic.replication_factor <= 0:
+                raise KafkaError(
+                    ErrorCode.INVALID_REPLICATION_FACTOR,
+                    "Replication factor must be larger than 0, or -1 to use the default value.",
+                )
             if topic.num_partitions == 0 or topic.num_partitions < -1:
                 raise KafkaError(
                     ErrorCode.INVALID_PARTITIONS,
@@ -210,11 +216,6 @@ class TopicsApi:
     def _check_assignment(self, broker_ids: list[int]) -> None:
         """What else can be wrong is found where it is decided."""
         assigned(self._metadata.image, [broker_ids])
-        if len(broker_ids) > _REPLICAS:
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment names {len(broker_ids)} replicas; {_NOT_REPLICATED}",
-            )
 
     # -- DeleteTopics --------------------------------------------------------------------------------------
 
@@ -331,24 +332,6 @@ def _may_of_all(context: RequestContext, operation: Operation, name: str) -> boo
 
 def _twice(name: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate topic name. '{name}' is in the request twice.")
-
-
-def _check_replication_factor(factor: int, brokers: int) -> None:
-    if factor in (-1, _REPLICAS):
-        return
-    if factor <= 0:
-        problem = "Replication factor must be larger than 0, or -1 to use the default value."
-    else:
-        why = (
-            f" because only {brokers} broker(s) are registered."
-            if factor > brokers
-            else f": {_NOT_REPLICATED}"
-        )
-        problem = (
-            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
-            f"reached{why}"
-        )
-    raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, problem)
 
 
 def _create_failed(

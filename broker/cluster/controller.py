@@ -1,8 +1,9 @@
 """What becomes of topics and partitions, decided. Pure: `step(image, event)` gives transactions of the coordination
 store, and what they make of the image; it waits for nothing and keeps nothing.
 
-Topics are made, altered and deleted by whichever broker is asked to. What follows from brokers that come and go is
-decided by one of them, the controller, which alone looks at who is registered.
+Topics are made, altered and deleted by whichever broker is asked to, and so are leaders elected by request; the ISR is
+changed by the leader. What follows from brokers that come and go is decided by one of them, the controller, which alone
+looks at who is registered.
 
 Invariants
 - Every transaction adds to the journal of changes, at the version that the image was read at, and names the version of
@@ -13,9 +14,11 @@ Invariants
 - A partition's leader epoch goes up with each change of its leader and with each return of a leader that may have lost
   records (after a stop that was not clean), by which its readers find out (KIP-320). It never goes down.
 - A leader is in the ISR and alive; the ISR is a part of the replicas. The last member of an ISR stays in it when it
-  dies, for it has everything; it leaves it when it comes back from a stop that was not clean, unless there is no other
-  replica. What has left an ISR that is smaller than `min.insync.replicas` stays eligible (KIP-966).
-- Of an ISR that its leader proposes, each member is alive under the broker epoch that is named (KIP-903).
+  dies, for it has everything; it leaves it when it comes back from a stop in which it may have lost records (not clean,
+  and the machine has started anew), unless there is no other replica. What has left an ISR that is smaller than
+  `min.insync.replicas` stays eligible (KIP-966), until that is lowered.
+- Of an ISR that its leader proposes, each member is alive under the broker epoch that is named (KIP-903), and does not
+  leave.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ class CreateTopics(msgspec.Struct, frozen=True):
     replication_factor: int = 1
     assignments: Mapping[str, Assignment] = {}
     """By topic: who is to hold each partition, where somebody has chosen that."""
+    factors: Mapping[str, int] = {}
+    """By topic: how many replicas, where that is not `replication_factor`."""
 
 
 class DeleteTopic(msgspec.Struct, frozen=True):
@@ -70,12 +75,13 @@ class DeleteTopic(msgspec.Struct, frozen=True):
 
 class ReplaceTopic(msgspec.Struct, frozen=True):
     """The topic's new configuration and its number of partitions, which may be higher. `version` is that of the entry
-    which they were made from.
+    which they were made from. Partitions that are added have as many replicas as the first one, or
+    `replication_factor`.
     """
 
     topic: TopicImage
     version: int
-    replication_factor: int = 1
+    replication_factor: int | None = None
     assignment: Assignment | None = None
     """Of the partitions that are added."""
 
@@ -88,10 +94,21 @@ class AdoptStates(msgspec.Struct, frozen=True):
 
 
 class BrokerStarted(msgspec.Struct, frozen=True):
-    """It has registered, and counts from here on. `clean`: its last stop was, so that its logs have all they had."""
+    """It has registered, and counts from here on. `clean`: its last stop was, so that its logs have all they had;
+    `kept`: they have it although the stop was not clean, because only the process has ended; `synced`: of topics that
+    do not say how durable they are it had acknowledged only what was on disk.
+    """
 
     broker: BrokerImage
     clean: bool
+    kept: bool = False
+    synced: bool = False
+
+
+class BrokerLeaving(msgspec.Struct, frozen=True):
+    """It is about to stop: others lead what they can, and it is in no ISR that has another member."""
+
+    broker_id: int
 
 
 class BrokerGone(msgspec.Struct, frozen=True):
@@ -108,7 +125,7 @@ class ElectLeaders(msgspec.Struct, frozen=True):
 
 
 class ChangeIsr(msgspec.Struct, frozen=True):
-    """A leader's proposal (AlterPartition). `isr`: (broker, its epoch)."""
+    """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch)."""
 
     topic: str
     index: int
@@ -118,6 +135,12 @@ class ChangeIsr(msgspec.Struct, frozen=True):
     isr: tuple[tuple[int, int], ...]
 
 
+class ChangeIsrs(msgspec.Struct, frozen=True):
+    """Proposals for partitions, each for another one. Those that cannot be carried out (any more) are left out."""
+
+    proposals: tuple[ChangeIsr, ...]
+
+
 Event = (
     CreateTopics
     | DeleteTopic
@@ -125,9 +148,14 @@ Event = (
     | AdoptStates
     | BrokerStarted
     | BrokerGone
+    | BrokerLeaving
     | ElectLeaders
     | ChangeIsr
+    | ChangeIsrs
 )
+
+ANYBODYS: Final = (CreateTopics, DeleteTopic, ReplaceTopic, ElectLeaders, ChangeIsr, ChangeIsrs)
+"""What a broker decides that is not the controller, by an image that is the newest."""
 
 
 class Transaction(msgspec.Struct, frozen=True):
@@ -152,7 +180,7 @@ def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
     Raises KafkaError, before the first one.
     """
     guards: list[StoreOperation] = []
-    if not isinstance(event, CreateTopics | DeleteTopic | ReplaceTopic):
+    if not isinstance(event, ANYBODYS):
         if image.controller_epoch < 0:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller")
         guards = [CheckNode(tree.CONTROLLER_EPOCH, image.controller_version)]
@@ -161,6 +189,8 @@ def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
         brokers = image.with_broker(event.broker).brokers
     elif isinstance(event, BrokerGone):
         brokers = image.without_broker(event.broker_id).brokers
+    elif isinstance(event, BrokerLeaving):
+        brokers = image.with_broker(replace(image.brokers[event.broker_id], leaving=True)).brokers
     return iter(_packed(image, _changes(image, event), guards, brokers))
 
 
@@ -190,15 +220,24 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
                 for entry in image.topics.values()
                 if not entry.chunks
             )
-        case BrokerStarted(broker, clean):
-            alive = {*image.brokers, broker.broker_id}
+        case BrokerStarted(broker, clean, kept, synced):
+            alive = {*_staying(image), broker.broker_id}
             return _restated(
                 image,
                 image.topics.values(),
-                lambda _, __, state: _started(state, broker.broker_id, clean, alive),
+                lambda topic, _, state: _started(
+                    state, broker.broker_id, clean, kept or _is_synced(topic, synced), alive
+                ),
+            )
+        case BrokerLeaving(broker_id):
+            alive = _staying(image) - {broker_id}
+            return _restated(
+                image,
+                image.topics.values(),
+                lambda topic, _, state: _leaving(state, broker_id, alive, _min_isr(topic)),
             )
         case BrokerGone(broker_id):
-            alive = set(image.brokers) - {broker_id}
+            alive = _staying(image) - {broker_id}
             return _restated(
                 image,
                 image.topics.values(),
@@ -207,7 +246,15 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
         case ElectLeaders():
             return _elect(image, event)
         case ChangeIsr():
-            return [_change_isr(image, event)]
+            return _isr_changes(image, [(event, _changed_isr(image, event))])
+        case ChangeIsrs(proposals):
+            changed = []
+            for proposal in proposals:
+                try:
+                    changed.append((proposal, _changed_isr(image, proposal)))
+                except KafkaError:
+                    continue
+            return _isr_changes(image, changed)
 
 
 def _entry(image: ClusterImage, name: str) -> TopicEntry:
@@ -228,15 +275,17 @@ def _create(image: ClusterImage, event: CreateTopics) -> Iterator[_Change]:
             new.append(topic)
         elif there.topic.topic_id != topic.topic_id:
             raise already_exists(topic.name)
-    if new:
-        _check_replication_factor(image, event.replication_factor)
+    for topic in new:
+        if topic.name not in event.assignments:
+            check_replication_factor(image, event.factors.get(topic.name, event.replication_factor))
 
     def created(topic: TopicImage) -> _Change:
         chosen = event.assignments.get(topic.name)
         if chosen is not None:
             states = assigned(image, chosen)
         else:
-            states = _placed(image, topic, range(topic.partition_count), event.replication_factor)
+            factor = event.factors.get(topic.name, event.replication_factor)
+            states = _placed(image, topic, range(topic.partition_count), factor)
         entry = TopicEntry(topic, 0, chunks_of(states))
         return _Change(topic.name, tree.creation(entry), entry)
 
@@ -251,26 +300,38 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
     ]
     new = replace(old, topic=topic, version=event.version + 1)
     before, total = old.topic.partition_count, topic.partition_count
+    added: list[PartitionState] = []
     if total != before:
         check_growth(old.topic, total)
         if event.assignment is not None:
             added = assigned(image, event.assignment)
         else:
-            added = _placed(image, topic, range(before, total), event.replication_factor)
-        states = (*old.states(), *added)
+            factor = event.replication_factor
+            if factor is None:
+                factor = len(old.state(0).replicas)
+            added = _placed(image, topic, range(before, total), factor)
+    if added or _min_isr(topic) < _min_isr(old.topic):
+        # By the lower number something may be acknowledged that those who are eligible have not.
+        is_lowered = _min_isr(topic) < _min_isr(old.topic)
+        kept = (_without_eligible(state) if is_lowered else state for state in old.states())
+        states = (*kept, *added)
         chunks = list(old.chunks)
-        for number in range(before // STATES_PER_CHUNK, -(-total // STATES_PER_CHUNK)):
+        for number in range(-(-total // STATES_PER_CHUNK)):
             some = states[number * STATES_PER_CHUNK : (number + 1) * STATES_PER_CHUNK]
             path, data = tree.chunk_path(name, number), tree.encode_states(some)
-            if number < len(chunks):
+            if number == len(chunks):
+                operations.append(CreateNode(path, data))
+                chunks.append(StatesChunk(0, some))
+            elif some != chunks[number].states:
                 version = chunks[number].version
                 operations.append(SetNode(path, data, version))
                 chunks[number] = StatesChunk(version + 1, some)
-            else:
-                operations.append(CreateNode(path, data))
-                chunks.append(StatesChunk(0, some))
         new = replace(new, chunks=tuple(chunks))
     return [_Change(name, operations, new)]
+
+
+def _without_eligible(state: PartitionState) -> PartitionState:
+    return replace(state, elr=(), partition_epoch=state.partition_epoch + 1) if state.elr else state
 
 
 def _with_states(entry: TopicEntry) -> _Change:
@@ -282,19 +343,60 @@ def _with_states(entry: TopicEntry) -> _Change:
 def _placed(
     image: ClusterImage, topic: TopicImage, indexes: range, replication_factor: int
 ) -> list[PartitionState]:
-    """States of new partitions: leaders go round the brokers that are alive, followers are those after them. Where a
-    topic begins is told by its id, so that many small ones are spread too.
+    """States of new partitions: leaders go round the brokers that are alive, on different racks one after the other;
+    followers are others after them, another one each round, on other racks where there are any. Where a topic begins is
+    told by its id, so that many small ones are spread too.
     """
-    _check_replication_factor(image, replication_factor)
-    brokers = sorted(image.brokers)
-    first = topic.topic_id.int % len(brokers)
-    kinds = []
-    for turn in range(len(brokers)):
-        replicas = tuple(
-            brokers[(first + turn + place) % len(brokers)] for place in range(replication_factor)
-        )
-        kinds.append(PartitionState(replicas, replicas[0], 0, replicas))
-    return [kinds[index % len(kinds)] for index in indexes]
+    check_replication_factor(image, replication_factor)
+    brokers = _by_racks(image)
+    count, racks = len(brokers), {each: image.brokers[each].rack for each in brokers}
+    first = topic.topic_id.int % count
+    kinds: dict[tuple[int, int], PartitionState] = {}
+    states = []
+    for index in indexes:
+        place, shift = (first + index) % count, (index // count) % max(count - 1, 1)
+        state = kinds.get((place, shift))
+        if state is None:
+            others = [
+                brokers[(place + 1 + (shift + step) % (count - 1)) % count] for step in range(count - 1)
+            ]
+            replicas = (
+                brokers[place],
+                *_on_other_racks(brokers[place], others, racks, replication_factor - 1),
+            )
+            state = kinds[place, shift] = PartitionState(replicas, replicas[0], 0, replicas)
+        states.append(state)
+    return states
+
+
+def _by_racks(image: ClusterImage) -> list[int]:
+    """Those that may be given partitions, of one rack after the other in turn."""
+    of_rack: dict[str, list[int]] = {}
+    for broker in sorted(_staying(image)):
+        of_rack.setdefault(image.brokers[broker].rack or "", []).append(broker)
+    turns = max(map(len, of_rack.values()))
+    return [
+        of_rack[rack][turn] for turn in range(turns) for rack in sorted(of_rack) if turn < len(of_rack[rack])
+    ]
+
+
+def _on_other_racks(
+    leader: int, others: Sequence[int], racks: Mapping[int, str | None], count: int
+) -> list[int]:
+    """The first `count` of `others`, those first that are on a rack of their own."""
+    chosen: list[int] = []
+    used = {racks[leader]}
+    for broker in others:
+        if len(chosen) < count and racks[broker] is not None and racks[broker] not in used:
+            used.add(racks[broker])
+            chosen.append(broker)
+    chosen += [broker for broker in others if broker not in chosen][: count - len(chosen)]
+    return chosen
+
+
+def _staying(image: ClusterImage) -> set[int]:
+    """The brokers that are alive and do not leave."""
+    return {broker.broker_id for broker in image.brokers.values() if not broker.leaving}
 
 
 def assigned(image: ClusterImage, assignment: Assignment) -> list[PartitionState]:
@@ -321,12 +423,14 @@ def assigned(image: ClusterImage, assignment: Assignment) -> list[PartitionState
     return states
 
 
-def _check_replication_factor(image: ClusterImage, replication_factor: int) -> None:
-    alive = len(image.brokers)
+def check_replication_factor(image: ClusterImage, replication_factor: int) -> None:
+    """Raises KafkaError(INVALID_REPLICATION_FACTOR) if there are not so many brokers."""
+    alive = len(_staying(image))
     if not 0 < replication_factor <= alive:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {replication_factor} time(s): {alive} broker(s) are alive.",
+            f"Unable to replicate the partition {replication_factor} time(s): The target replication factor of"
+            f" {replication_factor} cannot be reached because only {alive} broker(s) are registered.",
         )
 
 
@@ -376,14 +480,14 @@ def _elected(state: PartitionState, alive: set[int], *, unclean: bool = False) -
     return state if state.leader == NO_LEADER else _led_by(state, NO_LEADER)
 
 
-def _started(state: PartitionState, broker: int, clean: bool, alive: set[int]) -> PartitionState:
+def _started(state: PartitionState, broker: int, clean: bool, kept: bool, alive: set[int]) -> PartitionState:
     if broker not in state.replicas:
         return state
     if clean:
         return state if state.leader != NO_LEADER else _elected(state, alive)
     if state.replicas == (broker,):
         return _led_by(replace(state, isr=(broker,), elr=()), broker)  # there is no other, whatever it lost
-    if broker in state.isr or broker in state.elr:
+    if not kept and (broker in state.isr or broker in state.elr):
         state = replace(
             state,
             isr=_without(state.isr, broker),
@@ -395,6 +499,13 @@ def _started(state: PartitionState, broker: int, clean: bool, alive: set[int]) -
     return state
 
 
+def _leaving(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> PartitionState:
+    """As `_gone`, where somebody else may lead; as it is otherwise."""
+    if broker not in state.isr or not any(each in alive for each in state.isr):
+        return state
+    return _gone(state, broker, alive, min_isr)
+
+
 def _gone(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> PartitionState:
     if broker in state.isr and len(state.isr) > 1:
         isr = _without(state.isr, broker)
@@ -404,7 +515,7 @@ def _gone(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> 
 
 
 def _elect(image: ClusterImage, event: ElectLeaders) -> Iterator[_Change]:
-    alive = set(image.brokers)
+    alive = _staying(image)
 
     def decide(_: TopicImage, __: int, state: PartitionState) -> PartitionState:
         preferred = state.replicas[0]
@@ -429,7 +540,8 @@ def _elect(image: ClusterImage, event: ElectLeaders) -> Iterator[_Change]:
     )
 
 
-def _change_isr(image: ClusterImage, event: ChangeIsr) -> _Change:
+def _changed_isr(image: ClusterImage, event: ChangeIsr) -> PartitionState:
+    """What a proposal makes of a partition. Raises KafkaError."""
     entry = _entry(image, event.topic)
     if not 0 <= event.index < entry.topic.partition_count:
         raise unknown_partition(event.topic, event.index, entry.topic.partition_count)
@@ -460,19 +572,35 @@ def _change_isr(image: ClusterImage, event: ChangeIsr) -> _Change:
         )
     for broker_id, epoch in event.isr:
         broker = image.brokers.get(broker_id)
-        if broker is None or broker.epoch != epoch:
+        if broker is None or broker.epoch != epoch or broker.leaving:
+            why = "it is not alive" if broker is None else f"its epoch is {broker.epoch}"
             raise KafkaError(
                 ErrorCode.INELIGIBLE_REPLICA,
                 f"broker {broker_id} with epoch {epoch} cannot join the ISR of {where}: "
-                + ("it is not alive" if broker is None else f"its epoch is {broker.epoch}"),
+                + ("it is about to stop" if broker is not None and broker.leaving else why),
             )
     left = tuple(broker for broker in state.isr if broker not in isr)
     short = len(isr) < _min_isr(entry.topic)
     elr = tuple(broker for broker in (*state.elr, *left) if broker not in isr) if short else ()
-    number, place = divmod(event.index, STATES_PER_CHUNK)
-    states = list(entry.chunks[number].states)
-    states[place] = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
-    return _restate(entry, number, tuple(states))
+    return replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
+
+
+def _isr_changes(
+    image: ClusterImage, changed: Sequence[tuple[ChangeIsr, PartitionState]]
+) -> Iterator[_Change]:
+    chunks: dict[tuple[str, int], list[PartitionState]] = {}
+    for event, state in changed:
+        number, place = divmod(event.index, STATES_PER_CHUNK)
+        states = chunks.get((event.topic, number))
+        if states is None:
+            states = chunks[event.topic, number] = list(image.topics[event.topic].chunks[number].states)
+        states[place] = state
+    return (_restate(image.topics[name], number, tuple(states)) for (name, number), states in chunks.items())
+
+
+def _is_synced(topic: TopicImage, by_default: bool) -> bool:
+    durability = topic.config.get("durability")
+    return by_default if durability is None else durability == "power"
 
 
 def _min_isr(topic: TopicImage) -> int:

@@ -17,12 +17,13 @@ files go, so that none of them is found under the name again.
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import os
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker import disk_errors
 from broker.config_key import ConfigError
@@ -41,6 +42,7 @@ _PROPERTIES = "meta.properties"
 _MEMBER = "cluster.member"
 _TEMPORARY = ".tmp"
 _CLEAN = ".kafka_cleanshutdown"
+_LIFE = ".last-life"
 PARTITION_METADATA = "partition.metadata"
 
 
@@ -84,10 +86,30 @@ class DataDirectory:
         except BaseException:
             self._lock.release()
             raise
+        noted = self._noted()
+        self.was_kept = noted.get("boot", "") == disk.boot_id() != ""
+        """Whatever the last stop was, the machine has gone on since: what was written is there."""
+        self.was_synced = noted.get("synced") is True
+        """Until the last stop, whatever it was, what was acknowledged by default was on disk."""
         self.was_clean = disk.size(path / _CLEAN) is not None
         if self.was_clean:
             disk.remove(path / _CLEAN)
             disk.sync_directory(path)  # after a power cut it would say that nothing can be missing
+
+    def _noted(self) -> dict[str, Any]:
+        try:
+            noted = json.loads(self._disk.read(self.path / _LIFE))
+        except (OSError, ValueError):
+            return {}
+        return noted if isinstance(noted, dict) else {}
+
+    def note_life(self, *, synced: bool) -> None:
+        """From here on a stop loses nothing while the machine goes on, or nothing at all if what is acknowledged by
+        default is `synced`. Not before what the last one has lost is known to everybody whom that concerns.
+        """
+        life = {"boot": self._disk.boot_id(), "synced": synced}
+        if self._noted() != life:
+            self._disk.replace(self.path / _LIFE, json.dumps(life).encode(), sync=True)
 
     @property
     def store_path(self) -> Path:

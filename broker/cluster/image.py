@@ -75,13 +75,24 @@ class TopicEntry(msgspec.Struct, frozen=True):
 
 
 class BrokerImage(msgspec.Struct, frozen=True):
-    """A broker that is alive. `endpoints`: (listener, host, port)."""
+    """A broker that is alive. `endpoints`: (listener, host, port). `leaving`: it is about to stop."""
 
     broker_id: int
     epoch: int
     incarnation: str
     endpoints: tuple[tuple[str, str, int], ...] = ()
     rack: str | None = None
+    leaving: bool = False
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """A broker as it has registered, for the controller: how its last stop was, and whether it is about to stop."""
+
+    broker: BrokerImage
+    clean: bool
+    kept: bool = False
+    synced: bool = False
+    leaving: bool = False
 
 
 class Changes(msgspec.Struct, frozen=True):

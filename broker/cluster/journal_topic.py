@@ -167,7 +167,7 @@ class JournalTopic:
     async def _create(self) -> None:
         if self._metadata.topic(self.name) is None:
             try:
-                await self._metadata.create_topic(self.name, self._new_partition_count, TOPIC_CONFIG)
+                await self._metadata.create_journal(self.name, self._new_partition_count, TOPIC_CONFIG)
             except STORE_LOST as error:
                 raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message) from error
             except KafkaError as error:
@@ -225,6 +225,9 @@ class JournalTopic:
             failure: Exception | None = None
             try:
                 partition.log  # noqa: B018  opened here, on the event loop, which owns it
+                # What the leader before had appended is there for good when this one has it on all replicas.
+                while not partition.is_end_known:
+                    await partition.wait_for_high_watermark(partition.log.log_end_offset, SYNC_MS_MAX)
                 read = await asyncio.get_running_loop().run_in_executor(
                     self._executor, self._contents.read, index, partition
                 )

@@ -20,6 +20,7 @@ from broker.cluster.image import BrokerImage, ClusterImage
 from broker.cluster.membership import Claim, Registration, become_controller, register
 from broker.cluster.nodes import OUTDATED
 from broker.ports import CoordinationStore, CreateNode, SetNode
+from protocol.errors import ErrorCode, KafkaError
 
 
 class Member:
@@ -70,6 +71,23 @@ class Member:
             if epoch is not None and int(epoch.data) == who["epoch"]:
                 self.claim = Claim(who["epoch"], epoch.version)
         return int(who["broker"])
+
+    @property
+    def epoch(self) -> int:
+        """Of its registration, -1 without one."""
+        return -1 if self._broker is None else self._broker.epoch
+
+    async def leave(self) -> None:
+        """Tell that it is about to stop: from then on it is led elsewhere what can be. Raises KafkaError."""
+        self._registration = replace(self._registration, leaving=True)
+        path = f"{tree.BROKER_IDS}/{self._registration.broker_id}"
+        node = await self._store.get(path)
+        if node is None or node.owner != self._store.session or node.created != self.epoch:
+            raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, "this broker is not registered")
+        try:
+            await self._store.transact([SetNode(path, self._registration.encode(), node.version)])
+        except OUTDATED as error:
+            raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, "this broker is not registered") from error
 
     async def confirm(self, version: int) -> None:
         """Note up to which change this broker has followed, for who waits for that."""

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from broker.cluster import tree
-from broker.cluster.image import BrokerImage
+from broker.cluster.image import BrokerImage, Registered
 from broker.cluster.nodes import OUTDATED, modify
 from broker.config_key import ConfigError
 from broker.ports import (
@@ -44,13 +44,26 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """What a broker says of itself. `clean`: its last stop was. `endpoints`: (listener, host, port)."""
+    """What a broker says of itself. `clean`: its last stop was; `kept`: it was not, and what it had written is there;
+    `synced`: it had acknowledged only what was on disk, of topics that do not say otherwise. `endpoints`: (listener,
+    host, port). `leaving`: it is about to stop.
+    """
 
     broker_id: int
     incarnation: str
     clean: bool
     endpoints: Sequence[tuple[str, str, int]] = ()
     rack: str | None = None
+    kept: bool = False
+    synced: bool = False
+    leaving: bool = False
+
+    def encode(self) -> bytes:
+        """What its node holds."""
+        broker = BrokerImage(
+            self.broker_id, 0, self.incarnation, tuple(self.endpoints), self.rack, leaving=self.leaving
+        )
+        return tree.encode_broker(broker, clean=self.clean, kept=self.kept, synced=self.synced)
 
 
 async def register(
@@ -60,15 +73,8 @@ async def register(
 
     Raises KafkaError(DUPLICATE_BROKER_REGISTRATION) if a broker with this id stays alive.
     """
-    image = BrokerImage(
-        registration.broker_id,
-        0,
-        registration.incarnation,
-        tuple(registration.endpoints),
-        registration.rack,
-    )
     path = f"{tree.BROKER_IDS}/{registration.broker_id}"
-    data = tree.encode_broker(image, clean=registration.clean)
+    data = registration.encode()
     node = await store.get(path)
     if (
         node is None or node.owner != store.session or node.data != data
@@ -156,12 +162,12 @@ async def _gone(store: CoordinationStore, path: str, wait_seconds: float) -> boo
     return True
 
 
-async def read_registrations(store: CoordinationStore) -> dict[int, tuple[BrokerImage, bool]]:
-    """Who is registered, and whether the last stop of each was a clean one."""
+async def read_registrations(store: CoordinationStore) -> dict[int, Registered]:
+    """Who is registered, by its id."""
     names = await store.children(tree.BROKER_IDS)
     nodes = await store.get_many([f"{tree.BROKER_IDS}/{name}" for name in names])
     return {
-        int(name): (tree.decode_broker(int(name), node), tree.decode_clean(node))
+        int(name): tree.decode_registered(int(name), node)
         for name, node in zip(names, nodes, strict=True)
         if node is not None
     }

@@ -33,22 +33,34 @@ from broker.cluster.controller import (
     AdoptStates,
     Assignment,
     BrokerGone,
+    BrokerLeaving,
     BrokerStarted,
+    ChangeIsr,
+    ChangeIsrs,
     CreateTopics,
     DeleteTopic,
+    ElectLeaders,
     Event,
     ReplaceTopic,
     Transaction,
     assigned,
+    check_replication_factor,
     step,
 )
 from broker.cluster.fence import Fence
-from broker.cluster.image import NO_LEADER, BrokerImage, ClusterImage, PartitionState, TopicEntry
+from broker.cluster.image import (
+    NO_LEADER,
+    BrokerImage,
+    ClusterImage,
+    PartitionState,
+    Registered,
+    TopicEntry,
+)
 from broker.cluster.member import Member
 from broker.cluster.membership import WAIT_SECONDS, Claim, Registration, read_registrations
 from broker.cluster.nodes import OUTDATED, modify
 from broker.cluster.reading import read_image, read_on
-from broker.cluster.replicas import LocalReplicas
+from broker.cluster.replicas import Leadership, LocalReplicas
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
 from broker.cluster.topic_index import TopicIndex
@@ -78,6 +90,7 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.cluster.topic_policy import TopicPolicy
     from broker.log.partition_log import PartitionLog
+    from broker.replication.leading import Replicating
 
 logger = logging.getLogger("headrace.metadata")
 
@@ -96,12 +109,15 @@ TOPICS_PER_TURN: Final = 32
 
 
 class NewTopic(NamedTuple):
-    """A topic to be made; `partitions` -1 takes the broker's default. `assignment`: who is to hold each of them."""
+    """A topic to be made; `partitions` and `replication_factor` -1 take the broker's default. `assignment`: who is to
+    hold each of them.
+    """
 
     name: str
     partitions: int
     config: Mapping[str, str]
     assignment: Assignment | None = None
+    replication_factor: int = -1
 
 
 class TopicManager:
@@ -121,8 +137,13 @@ class TopicManager:
         default_partitions: int = 1,
         slices: Slices,
         fence: Fence | None = None,
+        replication: Replicating | None = None,
+        default_replication_factor: int = 1,
+        journals: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        """`fence`: where others use the store too."""
+        """`fence`, `replication`: where others use the store too. `journals`: of the broker's own topics, how many
+        replicas they are to have, and how many of those have to be in sync.
+        """
         self.is_loaded = False
         """The image is whole: from here on a topic that is not in it does not exist."""
         self.image = ClusterImage()
@@ -132,6 +153,10 @@ class TopicManager:
         self.deletion_listeners: list[Callable[[TopicImage], None]] = []
         self.followers: list[Callable[[TopicEntry | None, TopicEntry], None]] = []
         """Told what a topic was and what it is, after this broker's partitions have followed."""
+        self.leadership_listeners: list[Callable[[Leadership], None]] = []
+        """Told when this broker begins to lead a partition, leads it under another epoch, or leads it no longer: after
+        the partition is what it is then, and before anybody is told of the change.
+        """
         self._store = store
         self._entropy = entropy
         self._executor = executor
@@ -139,6 +164,8 @@ class TopicManager:
         self._registration = registration
         self._policies = tuple(policies)
         self._default_partitions = default_partitions
+        self._default_replication_factor = default_replication_factor
+        self._journals = journals or {}
         self._slices = slices
         self._index = TopicIndex()
         self._entries: dict[str, TopicEntry] = {}
@@ -146,6 +173,7 @@ class TopicManager:
         self._is_alone = fence is None
         self._woken = asyncio.Event()
         self._must_stand = True
+        self._installed = asyncio.Event()
         self._replicas = LocalReplicas(
             registration.broker_id,
             executor=executor,
@@ -153,8 +181,12 @@ class TopicManager:
             log_config=topic_configs.log_config,
             policies=policies,
             fence=fence,
+            replication=replication,
+            tell=self._tell_leadership,
         )
         self.changes = self._replicas.changes
+        self.follower = self._replicas.follower
+        self.followers_here = self._replicas.followers
         self.partition = self._replicas.partition
         self.find_partition = self._replicas.find_partition
         self.partitions = self._replicas.partitions
@@ -210,6 +242,16 @@ class TopicManager:
         return None if state is None or state.leader == NO_LEADER else self.image.brokers.get(state.leader)
 
     @property
+    def broker_epoch(self) -> int:
+        """Of this broker's registration."""
+        return self._member.epoch
+
+    @property
+    def default_replication_factor(self) -> int:
+        """Of topics that are made without one."""
+        return self._default_replication_factor
+
+    @property
     def is_controller(self) -> bool:
         """Whether this broker does what one broker alone does for all."""
         return self.image.controller_epoch >= 0
@@ -222,18 +264,27 @@ class TopicManager:
         partitions: int = -1,
         config: Mapping[str, str] | None = None,
         *,
+        replication_factor: int = -1,
         validate_only: bool = False,
     ) -> TopicImage:
         """Create a topic; when this returns it can be written to and survives any crash.
 
-        `partitions` -1 takes the broker's default. Raises KafkaError: INVALID_TOPIC_EXCEPTION,
+        `partitions` and `replication_factor` -1 take the broker's default. Raises KafkaError: INVALID_TOPIC_EXCEPTION,
         TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, POLICY_VIOLATION.
         """
-        new = [NewTopic(name, partitions, config or {})]
+        new = [NewTopic(name, partitions, config or {}, replication_factor=replication_factor)]
         (created,) = await self._to_the_end(self._create_topics(new, False, validate_only))
         if isinstance(created, KafkaError):
             raise created
         return created
+
+    async def create_journal(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
+        """Create a topic of the broker's own, with as many replicas as it is to have, or as there are brokers."""
+        factor, min_isr = self._journals.get(name, (1, 1))
+        factor = min(factor, max(1, sum(not broker.leaving for broker in self.image.brokers.values())))
+        if factor > 1:
+            config = {**config, "min.insync.replicas": str(min(min_isr, factor))}
+        await self.create_topic(name, partitions, config, replication_factor=factor)
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
@@ -285,6 +336,7 @@ class TopicManager:
                 assignments={
                     topic.name: topic.assignment for topic in topics if topic.assignment is not None
                 },
+                factors={topic.name: self.factor_of(topic) for topic in topics},
             )
 
         await self._carry_out(decide)
@@ -333,7 +385,26 @@ class TopicManager:
         if name in self._index.by_name or name in others:
             raise already_exists(name)
         normal = await self._validated(name, count, dict(topic.config))
+        factor = self.factor_of(topic)
+        if topic.assignment is None:
+            check_replication_factor(self.image, factor)
+        if factor > 1 and not self._may_be_replicated(normal):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"{name} cannot have {factor} replicas: the partitions of a table have one each",
+            )
         return TopicImage(name, topic_id, count, normal, name in INTERNAL_TOPICS)
+
+    def factor_of(self, topic: NewTopic) -> int:
+        """How many replicas its partitions are to have."""
+        if topic.assignment is not None:
+            return max(map(len, topic.assignment), default=1)
+        if topic.replication_factor != -1:
+            return topic.replication_factor
+        return self._default_replication_factor if self._may_be_replicated(topic.config) else 1
+
+    def _may_be_replicated(self, config: Mapping[str, str]) -> bool:
+        return all(policy.may_be_replicated(config) for policy in self._policies)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
@@ -403,6 +474,46 @@ class TopicManager:
             await self._carry_out(decide)
             await self._replicas.settled(name)
             return self._index.by_name[name]
+
+    async def change_isrs(self, proposals: Sequence[ChangeIsr]) -> None:
+        """What leaders among this broker's partitions propose, as of now. Those that are out of date by the newest
+        image are left out. Raises KafkaError when nobody knows what has become of them.
+        """
+
+        async def decide() -> Event:
+            return ChangeIsrs(tuple(proposals))
+
+        async with self._change:
+            await self._carry_out(decide)
+
+    async def elect_leaders(self, partitions: Sequence[tuple[str, int]] | None, *, unclean: bool) -> None:
+        """The preferred leaders of these partitions (None: of all), or whoever is alive where nobody else may lead."""
+
+        async def decide() -> Event:
+            return ElectLeaders(None if partitions is None else tuple(partitions), unclean)
+
+        async def elect() -> None:
+            async with self._change:
+                await self._carry_out(decide)
+
+        await self._to_the_end(elect())
+
+    async def leave(self, seconds: float) -> None:
+        """Have others lead what this broker leads, as far as there are any; not longer than so many seconds."""
+        with contextlib.suppress(TimeoutError, KafkaError):
+            async with asyncio.timeout(seconds):
+                async with self._change:
+                    await self._member.leave()
+                    self._members_changed()  # the controller looks again at who is registered
+                while not self._has_left():
+                    self._installed.clear()
+                    await self._installed.wait()
+                await self._member.confirmed(self.image.brokers, self.image.changes.version)
+
+    def _has_left(self) -> bool:
+        """Everything that others can lead they lead, by an image that they all have."""
+        own = self.image.brokers.get(self._registration.broker_id)
+        return own is None or own.leaving
 
     async def refreshed(self) -> None:
         """From here on is known what was changed before, whoever has changed it: a client that is told of a change by
@@ -500,6 +611,10 @@ class TopicManager:
         while (event := _to_attend(image, registered)) is not None:
             image = await self._written(image, event)
         return image
+
+    def _tell_leadership(self, change: Leadership) -> None:
+        for listener in self.leadership_listeners:
+            listener(change)
 
     async def _adopt(self, image: ClusterImage) -> ClusterImage:
         """Give topics of the layout without states those that they had by it."""
@@ -669,6 +784,7 @@ class TopicManager:
         self.version += 1
 
     def _install(self, image: ClusterImage) -> None:
+        self._installed.set()
         self.version = max(self.version + 1, image.version)
         self.image = replace(image, version=self.version)
 
@@ -747,14 +863,21 @@ def _controlled(image: ClusterImage, claim: Claim | None, controller_id: int) ->
 
 
 def _to_attend(
-    image: ClusterImage, registered: Mapping[int, tuple[BrokerImage, bool]]
-) -> BrokerGone | BrokerStarted | None:
-    """What the controller has to do next about who is registered."""
-    for broker_id in image.brokers:
+    image: ClusterImage, registered: Mapping[int, Registered]
+) -> BrokerGone | BrokerStarted | BrokerLeaving | None:
+    """What the controller has to do next about who is registered. Who has started anew comes first: what it may have
+    lost must not count when others are gone.
+    """
+    there = image.brokers
+    for broker_id, found in registered.items():
+        if broker_id in there and there[broker_id].epoch != found.broker.epoch:
+            return BrokerStarted(found.broker, found.clean, found.kept, found.synced)
+    for broker_id in there:
         if broker_id not in registered:
             return BrokerGone(broker_id)
-    for broker_id, (broker, clean) in registered.items():
-        there = image.brokers.get(broker_id)
-        if there is None or there.epoch != broker.epoch:
-            return BrokerStarted(broker, clean)
+    for broker_id, found in registered.items():
+        if broker_id not in there:
+            return BrokerStarted(found.broker, found.clean, found.kept, found.synced)
+        if found.leaving and not there[broker_id].leaving:
+            return BrokerLeaving(broker_id)
     return None

@@ -12,6 +12,8 @@ Invariants
   quickly. A log that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR;
   the others live on.
 - Nothing is appended while the broker's fence is shut: somebody else may be about to take its place.
+- One that has several replicas and is led here is a `ReplicatedPartition` (`broker.replication.leading`). One that is
+  not led here is a closed one, whether this broker has a replica of it (`broker.replication.following`) or not.
 - Waiters are called whenever something a reader may wait for has happened: the high watermark moved, the log
   start moved, the partition failed or was closed. They are called on the event loop, must not block, and look
   for themselves.
@@ -27,7 +29,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from broker import disk_errors
 from broker.cluster.traffic import Traffic
@@ -66,6 +68,14 @@ class PartitionChanges:
 
 class Partition:
     """One partition. `open_log` gives its log on first use; see the module's contract."""
+
+    in_sync_count: ClassVar[int] = 1
+    """How many replicas have everything that is published."""
+    is_end_known: ClassVar[bool] = True
+    """Whether the high watermark is at least what any leader before may have shown."""
+
+    is_fenced: ClassVar[bool] = False
+    """Whether another broker may lead it by now, so that not even what is here can be told."""
 
     __slots__ = (
         "_committing",
@@ -171,11 +181,15 @@ class Partition:
             ) from error
         log.assign_epoch(self.leader_epoch)
         self._log = log
-        if self.hooks is None:
-            self.high_watermark = log.log_end_offset
+        self._opened(log)
         if log.recovery_point < log.log_end_offset:
             self._unflushed()
         return log
+
+    def _opened(self, log: PartitionLog) -> None:
+        """What an open log tells of what is published."""
+        if self.hooks is None:
+            self.high_watermark = log.log_end_offset
 
     def _unflushed(self) -> None:
         self._is_unflushed = True
@@ -395,6 +409,12 @@ class Partition:
         finally:
             self.remove_waiter(changed.set)
         return True
+
+    async def wait_acknowledged(self, offset: int, acks: int, timeout_ms: int) -> bool:
+        """Wait until what was appended below `offset` may be acknowledged to who asked for `acks` (1, -1). As
+        `wait_for_high_watermark`.
+        """
+        return await self.wait_for_high_watermark(offset, timeout_ms)
 
     def _check_alive(self) -> None:
         if self.failure is not None or self.closed:

@@ -2,8 +2,10 @@
 
 `follow` brings the partitions of one topic to what the image has become; nobody else makes or ends any. A partition is
 led here when the image says so, under the leader epoch of the image, which its log has before anything is written with
-it; one that is led elsewhere is closed, and answers NOT_LEADER_OR_FOLLOWER. Topics whose extension cannot serve them,
-and logs that cannot be opened, are offline; the others are served.
+it; one that is led elsewhere is closed, and answers NOT_LEADER_OR_FOLLOWER. Of those that are led elsewhere and have a
+replica here there is a follower (`broker.replication.following`), whose log becomes the partition's when this broker is
+to lead it. Topics whose extension cannot serve them, and logs that cannot be opened, are offline; the others are
+served.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
-from broker.cluster.image import TopicEntry
+import msgspec
+
+from broker.cluster.image import PartitionState, TopicEntry
 from broker.cluster.partition import Partition, PartitionChanges
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import unknown_partition, unknown_topic
+from broker.replication.following import Follower
+from broker.replication.leading import ReplicatedPartition, Replicating
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -34,6 +40,15 @@ PARTITIONS_PER_TURN: Final = 32
 PARTITIONS_CLOSED_TOGETHER: Final = 8
 
 
+class Leadership(msgspec.Struct, frozen=True):
+    """This broker leads a partition under an epoch from now on, or leads it no longer since that epoch."""
+
+    topic: str
+    index: int
+    epoch: int
+    leads: bool
+
+
 class LocalReplicas:
     """On the event loop. `open_log` gives a partition its log, on its first use."""
 
@@ -46,8 +61,14 @@ class LocalReplicas:
         log_config: Callable[[TopicImage], LogConfig],
         policies: Sequence[TopicPolicy] = (),
         fence: Fence | None = None,
+        replication: Replicating | None = None,
+        tell: Callable[[Leadership], None] = lambda _: None,
     ) -> None:
+        """`replication`: where there are other brokers. `tell`: of what this broker begins and ends to lead."""
         self.changes = PartitionChanges()
+        self._replication = replication
+        self._tell = tell
+        self._followers: dict[tuple[str, int], Follower] = {}
         self._broker_id = broker_id
         self._executor = executor
         self._open_log = open_log
@@ -78,6 +99,13 @@ class LocalReplicas:
         """Of a topic, by their index; the same list for as long as the topic is there."""
         return self._partitions.get(topic, ())
 
+    def follower(self, topic: str, index: int) -> Follower | None:
+        """This broker's replica of a partition that is led elsewhere."""
+        return self._followers.get((topic, index))
+
+    def followers(self) -> list[Follower]:
+        return list(self._followers.values())
+
     def all_partitions(self) -> list[Partition]:
         return [partition for partitions in self._partitions.values() for partition in partitions]
 
@@ -87,16 +115,23 @@ class LocalReplicas:
         """Over when new partitions are made and those with hooks have started; `open_all` opens every log now."""
         image = new.topic
         there = self._partitions.get(image.name, [])
+        begun: list[Partition] = []
         if old is not None:
-            await self._lead(old, new, there)
             if old.topic != image:
+                # Before the states: what an ISR means depends on the configuration that it was decided by.
                 config = self._log_config(image) if old.topic.config != image.config else None
                 for partition in there:
                     partition.topic = image
                     if config is not None:
                         partition.reconfigure(config)
-        there.extend(await self._make(new, range(len(there), image.partition_count), open_all))
+                        self._reconfigure_follower(partition, config)
+            begun = await self._lead(old, new, there)
+        added = await self._make(new, range(len(there), image.partition_count), open_all)
+        there.extend(added)
         self._partitions[image.name] = there
+        for partition in (*begun, *added):
+            if not partition.closed:
+                self._tell(Leadership(image.name, partition.index, partition.leader_epoch, leads=True))
 
     async def settled(self, name: str) -> None:
         """Wait for what a stricter durability of a topic asks for."""
@@ -113,12 +148,18 @@ class LocalReplicas:
                 config = parsed[key] = self._log_config(image)
             for partition in self._partitions[image.name]:
                 partition.reconfigure(config)
+                self._reconfigure_follower(partition, config)
         for partition in self.all_partitions():
             await partition.settled()
 
     async def drop(self, name: str) -> None:
         """The topic was deleted: nobody finds its partitions from here on. Their files are the caller's."""
         for partition in self._partitions.pop(name, ()):
+            follower = self._no_follower(partition)
+            if follower is not None:
+                await follower.close(clean=False)
+            elif not partition.closed:
+                self._tell(Leadership(name, partition.index, partition.leader_epoch, leads=False))
             await partition.drop()
 
     async def close(self) -> None:
@@ -128,28 +169,97 @@ class LocalReplicas:
             async with limit:
                 await partition.close(self._executor)
 
+        async def close_follower(follower: Follower) -> None:
+            async with limit:
+                await follower.close(self._executor)
+
         partitions = self.all_partitions()
         for partition in partitions:
             if partition.hooks is not None:
                 await partition.close()
+        followers = self.followers()
+        for follower in followers:
+            self._no_follower(follower.partition, forget=False)
+        await asyncio.gather(*(close_follower(follower) for follower in followers))
         # Several at a time, because they share the file system's commits.
         await asyncio.gather(*(close(partition) for partition in partitions if not partition.closed))
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> None:
-        """What has changed of who leads the partitions that are there."""
+    async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> list[Partition]:
+        """What has changed of who holds and leads the partitions that are there; gives those that are led anew."""
+        lost, gained = [], []
         for index, before, state in zip(range(len(there)), old.states(), new.states(), strict=False):
-            if state.leader_epoch == before.leader_epoch:
+            if state == before:
                 continue
-            partition = there[index]
-            if state.leader != self._broker_id:
+            partition, leads = there[index], state.leader == self._broker_id
+            if leads and partition.closed:
+                gained.append(index)
+            elif leads:
+                self._go_on(partition, before, state)
+            elif not partition.closed:
+                lost.append(partition)
+        limit = asyncio.Semaphore(PARTITIONS_CLOSED_TOGETHER)
+
+        async def close(partition: Partition) -> None:
+            async with limit:
+                self._tell(
+                    Leadership(
+                        new.topic.name, partition.index, new.state(partition.index).leader_epoch, leads=False
+                    )
+                )
                 await partition.close(self._executor)
-                partition.leader_epoch = state.leader_epoch
-            elif partition.closed:
-                (there[index],) = await self._make(new, [index], open_all=False)
-            else:
-                partition.lead(state.leader_epoch)
+
+        await asyncio.gather(*(close(partition) for partition in lost))
+        begun = await self._make(new, gained, open_all=False)
+        for partition in begun:
+            there[partition.index] = partition
+        for index, state in zip(range(len(there)), new.states(), strict=False):
+            if state.leader != self._broker_id:
+                there[index].leader_epoch = state.leader_epoch
+                await self._follow_leader(there[index], state)
+        return begun
+
+    def _go_on(self, partition: Partition, before: PartitionState, state: PartitionState) -> None:
+        """Lead what was led before: by another state, or another epoch."""
+        if state.leader_epoch == before.leader_epoch:
+            if isinstance(partition, ReplicatedPartition):
+                partition.follow(state)
+            return
+        if isinstance(partition, ReplicatedPartition):
+            partition.renew(state)
+        else:
+            partition.lead(state.leader_epoch)
+        self._tell(Leadership(partition.topic.name, partition.index, state.leader_epoch, leads=True))
+
+    async def _follow_leader(self, partition: Partition, state: PartitionState) -> None:
+        """Be the follower that the state wants, or none."""
+        key = partition.topic.name, partition.index
+        follower, replication = self._followers.get(key), self._replication
+        if replication is None or self._broker_id not in state.replicas or len(state.replicas) == 1:
+            if follower is not None:
+                self._no_follower(partition)
+                await follower.close(self._executor)
+            return
+        if follower is None:
+            follower = self._followers[key] = Follower(partition, state, self._open_log)
+        elif follower.state == state:
+            return
+        follower.follow(state)
+        replication.follows(follower)
+
+    def _no_follower(self, partition: Partition, *, forget: bool = True) -> Follower | None:
+        """From here on nothing is fetched for it; ending it is the caller's."""
+        key = partition.topic.name, partition.index
+        follower = self._followers.pop(key, None) if forget else self._followers.get(key)
+        if follower is not None and self._replication is not None:
+            self._replication.follows_no_longer(follower)
+        return follower
+
+    def _reconfigure_follower(self, partition: Partition, config: LogConfig) -> None:
+        follower = self._followers.get((partition.topic.name, partition.index))
+        if follower is not None and follower.is_open:
+            follower.log.reconfigure(config)
 
     async def _make(self, entry: TopicEntry, indexes: Sequence[int], open_all: bool) -> list[Partition]:
         limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
@@ -163,19 +273,13 @@ class LocalReplicas:
             some = []
             for index in indexes[first : first + PARTITIONS_PER_TURN]:
                 state = entry.state(index)
-                partition = Partition(
-                    image,
-                    index,
-                    self._open_log,
-                    leader_epoch=state.leader_epoch,
-                    executor=self._executor,
-                    changes=self.changes,
-                    fence=self._fence,
-                )
                 if state.leader == self._broker_id:
+                    partition = await self._leader(image, index, state)
                     self._find_hooks(partition, image)
                 else:
+                    partition = self._partition(image, index, state)
                     await partition.close()
+                    await self._follow_leader(partition, state)
                 some.append(partition)
             await asyncio.gather(
                 *(
@@ -183,12 +287,48 @@ class LocalReplicas:
                     for partition in some
                     if not partition.closed
                     and partition.failure is None
-                    and (open_all or partition.hooks is not None)
+                    and (
+                        open_all or partition.hooks is not None or isinstance(partition, ReplicatedPartition)
+                    )
                 )
             )
             created += some
             await asyncio.sleep(0)
         return created
+
+    def _partition(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
+        return Partition(
+            image,
+            index,
+            self._open_log,
+            leader_epoch=state.leader_epoch,
+            executor=self._executor,
+            changes=self.changes,
+            fence=self._fence,
+        )
+
+    async def _leader(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
+        """With what was copied here before, if it was followed."""
+        replication = self._replication
+        if replication is None or len(state.replicas) == 1:
+            return self._partition(image, index, state)
+        log, high_watermark = None, 0
+        follower = self._followers.pop((image.name, index), None)
+        if follower is not None:
+            replication.follows_no_longer(follower)
+            log, high_watermark = await follower.release()
+        return ReplicatedPartition(
+            image,
+            index,
+            self._open_log,
+            state=state,
+            leading=replication,
+            log=log,
+            high_watermark=high_watermark,
+            executor=self._executor,
+            changes=self.changes,
+            fence=self._fence,
+        )
 
     def _find_hooks(self, partition: Partition, image: TopicImage) -> None:
         """A topic that its extension cannot serve is offline; the others are served."""

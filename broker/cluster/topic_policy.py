@@ -25,6 +25,9 @@ class TopicPolicy(Protocol):
     ) -> dict[str, str]:
         """Like `validate_topic` for a topic that exists and is to get this configuration or partition count."""
 
+    def may_be_replicated(self, config: Mapping[str, str]) -> bool:
+        """Whether a topic of this configuration can have several replicas."""
+
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         """Hooks if the topic is this policy's; None leaves it a plain Kafka topic."""
 

@@ -29,7 +29,7 @@ from typing import Final
 
 import msgspec
 
-from broker.cluster.image import BrokerImage, Changes, PartitionState, StatesChunk, TopicEntry
+from broker.cluster.image import BrokerImage, Changes, PartitionState, Registered, StatesChunk, TopicEntry
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import INTERNAL_TOPICS
 from broker.ports import CreateNode, DeleteNode, Node, SetNode, StoreOperation
@@ -100,13 +100,18 @@ def decode_chunk(node: Node) -> StatesChunk:
     return StatesChunk(node.version, decode_states(node.data))
 
 
-def encode_broker(broker: BrokerImage, *, clean: bool) -> bytes:
-    """`clean`: whether its last stop was, which whoever is the controller has to know."""
+def encode_broker(broker: BrokerImage, *, clean: bool, kept: bool = False, synced: bool = False) -> bytes:
+    """`clean`: whether its last stop was; `kept`: whether what it had written is there although it was not; `synced`:
+    whether it had acknowledged only what was on disk. Whoever is the controller has to know.
+    """
     fields = {
         "incarnation": broker.incarnation,
         "endpoints": broker.endpoints,
         "rack": broker.rack,
         "clean": clean,
+        "kept": kept,
+        "synced": synced,
+        "leaving": broker.leaving,
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -117,9 +122,15 @@ def decode_broker(broker_id: int, node: Node) -> BrokerImage:
     return BrokerImage(broker_id, node.created, fields["incarnation"], endpoints, fields["rack"])
 
 
-def decode_clean(node: Node) -> bool:
-    """Whether the last stop of a broker that is alive was a clean one."""
-    return bool(json.loads(node.data)["clean"])
+def decode_registered(broker_id: int, node: Node) -> Registered:
+    fields = json.loads(node.data)
+    return Registered(
+        decode_broker(broker_id, node),
+        clean=bool(fields["clean"]),
+        kept=bool(fields.get("kept")),
+        synced=bool(fields.get("synced")),
+        leaving=bool(fields.get("leaving")),
+    )
 
 
 def decode_changes(node: Node | None) -> Changes:

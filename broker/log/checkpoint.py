@@ -1,7 +1,8 @@
 """Two small files per partition that are our own: what was flushed, and how the log was left.
 
 `recovery-checkpoint`  log start offset, recovery point (everything below it is durable) and, of a log that was
-                       compacted, the offset up to which offsets may be missing; replaced atomically and synced.
+                       compacted or is a copy of such a one, the offset up to which offsets may be missing; replaced
+                       atomically and synced.
                        Missing or unreadable: the log starts at its first segment, nothing is known durable.
 `clean-shutdown`       there only between a clean close and the next write: all that an open needs to know, so that
                        it scans nothing and opens nothing else. It is believed only if the segment files are
@@ -29,7 +30,8 @@ _VERSION: Final = 1
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Offsets below `compacted_to` may be missing, and the log does not end before it. `aborted` counts the aborted
+    """Offsets below `compacted_to` may be missing, and the log does not end before it; below `gaps_to` they may be
+    missing too, and the log ends where its batches do (what a follower has copied so far). `aborted` counts the aborted
     transactions of each segment, by its base offset, where there are any: an index of them that is missing could
     not be told from one without entries.
     """
@@ -38,6 +40,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     recovery_point: int = 0
     aborted: Mapping[int, int] = msgspec.field(default_factory=dict)
     compacted_to: int = 0
+    gaps_to: int = 0
 
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
@@ -56,6 +59,7 @@ def _content(checkpoint: Checkpoint) -> dict[str, Any]:
         "recovery_point": checkpoint.recovery_point,
         "aborted": list(checkpoint.aborted.items()),
         "compacted_to": checkpoint.compacted_to,
+        "gaps_to": checkpoint.gaps_to,
     }
 
 
@@ -78,6 +82,7 @@ def _checkpoint(content: dict[str, Any]) -> Checkpoint:
         int(content["recovery_point"]),
         aborted,
         int(content.get("compacted_to", 0)),
+        int(content.get("gaps_to", 0)),
     )
 
 

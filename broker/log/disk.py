@@ -14,6 +14,7 @@ from pathlib import Path
 
 from broker.ports import DiskUsage, LockedError
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 _TEMPORARY_SUFFIX = ".tmp"
 _MAPPED_FROM_BYTES = 16 * 1024
@@ -204,6 +205,12 @@ class SystemDisk:
                 self.sync_directory(above)
             except PermissionError:
                 return
+
+    def boot_id(self) -> str:
+        try:
+            return _BOOT_ID.read_text().strip()
+        except OSError:
+            return ""
 
     def usage(self, path: Path) -> DiskUsage:
         volume = shutil.disk_usage(path)

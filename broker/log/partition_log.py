@@ -17,7 +17,10 @@ Blocking and not thread-safe: one thread (the event loop) uses it. The exception
 any thread may call. An empty log has no files at all; everything is opened when it is first needed.
 
 On disk it is Kafka's layout; `checkpoint` describes the two files that are our own. Compaction (`compaction_run`)
-replaces sealed segments by smaller ones: offsets may then be missing below `compacted_to`, never above.
+replaces sealed segments by smaller ones: offsets may then be missing below `compacted_to`, never above; in a copy of
+such a log also below `gaps_to`.
+
+A follower's log takes batches over as its leader has them (`append_copies`): offsets, epochs and gaps are the leader's.
 """
 
 from __future__ import annotations
@@ -27,10 +30,11 @@ import logging
 import threading
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
+import crc32c
 import msgspec
 
 from broker import disk_errors
@@ -53,13 +57,22 @@ from broker.ports import Clock, Disk
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.check import Effort
 from protocol.records.control import read_end_marker
-from protocol.records.header import CONTROL_BIT, NO_PRODUCER_ID, BatchHeader, Buffer
+from protocol.records.header import (
+    ATTRIBUTES_POSITION,
+    CONTROL_BIT,
+    NO_PRODUCER_ID,
+    BatchHeader,
+    Buffer,
+    iter_headers,
+)
 
 __all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
 
 logger = logging.getLogger("headrace.log")
 
 T = TypeVar("T")
+
+_INDEX_ENTRY_BYTES_MAX: Final = 12
 
 
 class AppendInfo(msgspec.Struct):
@@ -95,6 +108,7 @@ class PartitionLog:
         self.log_start_offset = recovered.checkpoint.log_start_offset
         self.recovery_point = recovered.checkpoint.recovery_point
         self.compacted_to = recovered.checkpoint.compacted_to
+        self._gaps_to = recovered.checkpoint.gaps_to
         self._clock = clock
         self._disk = disk
         self._background = background
@@ -292,6 +306,147 @@ class PartitionLog:
         return AppendInfo(
             original.base_offset, original.last_offset, append_time, self.log_start_offset, duplicate=True
         )
+
+    # -- following a leader --------------------------------------------------------------------------------
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record, -1 if there is none."""
+        return self._epochs.epoch_at(self.log_end_offset - 1)
+
+    def follow(self) -> None:
+        """From here on batches are copies of another log's. An epoch that has written nothing here is forgotten."""
+        self._ready_epoch = -1
+        self._epochs.truncate_from_end(self.log_end_offset)
+
+    def append_copies(self, batches: Buffer, *, gaps_to: int) -> int:
+        """Take over whole batches from a leader's log as they are, in one write if they fit; gives how many.
+
+        Those that are here already are left out. Where the leader has no offsets (its log is compacted) there are none
+        here; `gaps_to`: up to where that may be, as far as the leader says. Afterwards `must_commit` tells as it does
+        after an append. Raises KafkaError: CORRUPT_MESSAGE for what did not arrive as it was sent or does not go on
+        from here, KAFKA_STORAGE_ERROR; the log is as it was then.
+        """
+        self._check_usable()
+        view, end_offset = memoryview(batches), self.log_end_offset
+        taken: list[tuple[int, BatchHeader]] = []
+        next_offset, epoch = end_offset, self._epochs.epoch_at(end_offset - 1)
+        has_gap = False
+        try:
+            for position, header in iter_headers(view):
+                if header.last_offset < end_offset:
+                    continue
+                crc = crc32c.crc32c(view[position + ATTRIBUTES_POSITION : position + header.size])
+                if crc != header.crc:
+                    raise DecodeError(
+                        f"the batch at offset {header.base_offset} has the CRC {header.crc:#010x}, but its bytes give"
+                        f" {crc:#010x}"
+                    )
+                if header.base_offset < next_offset or header.partition_leader_epoch < epoch:
+                    raise DecodeError(
+                        f"a batch at offset {header.base_offset} of epoch {header.partition_leader_epoch} cannot follow"
+                        f" offset {next_offset} and epoch {epoch}"
+                    )
+                has_gap |= header.base_offset > next_offset
+                next_offset, epoch = header.next_offset, header.partition_leader_epoch
+                taken.append((position, header))
+        except DecodeError as error:
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"{self.directory.name} cannot take over what its leader sent: {error}",
+            ) from None
+        if not taken:
+            return 0
+        try:
+            if has_gap and next_offset > self._gaps_to:
+                self._folder.make()
+                self._gaps_to = max(gaps_to, next_offset)
+                self._write_checkpoint()
+        except OSError as error:
+            raise self._storage_error("append to", error) from error
+        self._producer_state()
+        for part in self._parts(taken):
+            self._append_part(view, part)
+        return len(taken)
+
+    def _parts(self, taken: Sequence[tuple[int, BatchHeader]]) -> Iterable[Sequence[tuple[int, BatchHeader]]]:
+        """What can be written together: all of it, unless the segment has to be sealed on the way."""
+        segment, config = self._segments[-1], self.config
+        first, (last, last_header) = taken[0][0], taken[-1]
+        newest = max(header.max_timestamp for _, header in taken)
+        fits = segment.index_bytes + len(taken) * _INDEX_ENTRY_BYTES_MAX <= config.segment_index_bytes
+        size = last + last_header.size - first
+        if fits and not self._must_roll(segment, size, last_header.last_offset, newest):
+            return (taken,)
+        return ((each,) for each in taken)
+
+    def _append_part(self, view: memoryview, part: Sequence[tuple[int, BatchHeader]]) -> None:
+        first, header = part[0]
+        size = part[-1][0] + part[-1][1].size - first
+        segment = self._segments[-1]
+        if segment.size and self._must_roll(segment, size, part[-1][1].last_offset, header.max_timestamp):
+            try:
+                segment = self._roll()
+            except OSError as error:
+                raise self._storage_error("append to", error) from error
+        epoch = header.partition_leader_epoch
+        if epoch != self._ready_epoch or not segment.size:
+            self._prepare_to_write(epoch, header.base_offset)
+        self._write(segment, b"", view[first : first + size])
+        producers, now, now_ms = self._producer_state(), self._clock.monotonic(), self._clock.time_ms()
+        for position, header in part:
+            if header.partition_leader_epoch != epoch:
+                epoch = header.partition_leader_epoch
+                self._epochs.assign(epoch, header.base_offset)
+                self._ready_epoch = epoch
+            start = segment.size
+            segment.appended(header.last_offset, header.size, header.max_timestamp)
+            if header.max_timestamp < 0:
+                segment.untimed_append_ms = now_ms
+            if header.is_control:
+                marker = read_end_marker(view[position : position + header.size])
+                aborted = producers.marker_appended(
+                    header.producer_id,
+                    header.producer_epoch,
+                    marker,
+                    header.last_offset,
+                    header.max_timestamp,
+                    now,
+                )
+                if aborted is not None:
+                    segment.aborted.append(aborted)
+            elif header.has_producer:
+                producers.update(header, header.base_offset, header.max_timestamp, now)
+            self._reader.appended(header.base_offset, start)
+
+    def restart_at(self, offset: int) -> None:
+        """Give up every record; the log goes on at `offset`. For a follower whose leader begins later than it ends, or
+        ends earlier than it begins. Raises KafkaError.
+        """
+        self.truncate_to(min(offset, self.log_start_offset))
+        if offset == self.log_end_offset:
+            return
+        with self._flush_lock:
+            try:
+                self._folder.unmark_clean()
+                self._ready_epoch = -1
+                self._reader.forget()
+                self._producers = ProducerState()
+                for each in recovery.snapshot_offsets(self._disk, self.directory):
+                    self._disk.remove(self.directory / recovery.snapshot_name(each))
+                self._folder.make()
+                self._write_checkpoint(offset)
+                for segment in self._segments:
+                    segment.remove()
+                segment = self._new_segment(offset)
+                segment.activate()
+                self._segments[:], self._bases[:] = [segment], [offset]
+                self._epochs.truncate_from_end(0)
+                self._folder.write_epochs(self._epochs, sync=True)
+                self.recovery_point = offset
+            except OSError as error:
+                self._fail(f"it could not go on at offset {offset}: {error}")
+                raise self._storage_error("truncate", error) from error
 
     # -- transactions --------------------------------------------------------------------------------------
 
@@ -730,7 +885,7 @@ class PartitionLog:
             if len(segment.aborted)
         }
         recovery_point = min([self.recovery_point, *(segment.base_offset for segment in self._indexes_wait)])
-        return Checkpoint(log_start_offset, recovery_point, aborted, self.compacted_to)
+        return Checkpoint(log_start_offset, recovery_point, aborted, self.compacted_to, self._gaps_to)
 
     @property
     def _indexes_wait(self) -> list[Segment]:

@@ -267,7 +267,7 @@ class _Recovery:
         recovery_point = min(checkpoint.recovery_point, end_offset)
         return RecoveredLog(
             segments,
-            Checkpoint(start_offset, recovery_point, compacted_to=compacted_to),
+            Checkpoint(start_offset, recovery_point, compacted_to=compacted_to, gaps_to=checkpoint.gaps_to),
             epochs,
             producers,
             self._report,
@@ -291,7 +291,7 @@ class _Recovery:
 
     def _scan(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
         """Scan what may not be durable; cut a torn tail."""
-        gaps_below = checkpoint.compacted_to
+        gaps_below = max(checkpoint.compacted_to, checkpoint.gaps_to)
         builders: list[tuple[Segment, IndexBuilder]] = []
         for index, segment in enumerate(segments):
             is_last = index == len(segments) - 1

@@ -209,7 +209,7 @@ _KEYS: Final = (
         "unclean.leader.election.enable",
         _BOOLEAN,
         "false",
-        "Let a replica that is behind become leader. Here a partition has one replica, so none is ever behind.",
+        "Let a replica that is behind become leader. Here that is done by hand alone (kafka-leader-election).",
     ),
     *(
         ConfigKey(

@@ -175,6 +175,14 @@ class Peers:
             f"broker {broker_id} at {address.host}:{address.port} cannot be asked: {reason}", sent=False
         )
 
+    def hang_up(self, broker_id: int, channel: str) -> None:
+        """Whoever waits for an answer of this channel does not any more: PeerLostError. The next request opens another
+        connection.
+        """
+        line = self._lines.get((broker_id, channel))
+        if line is not None and line.conversation is not None:
+            line.conversation.close("nobody waits for the answer any more")
+
     def close(self) -> None:
         lines, self._lines = self._lines, {}
         for line in lines.values():

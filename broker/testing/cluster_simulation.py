@@ -25,7 +25,7 @@ from broker.testing.histories import Place
 from broker.testing.simulation import CONFIG, KEPT, PARTITIONS, Report, Simulation, Workload
 from broker.testing.world import PORT, Link, LinkLostError, Member, World
 from protocol.errors import ErrorCode
-from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -123,8 +123,7 @@ class ClusterSimulation(Simulation):
     async def run(self) -> list[str]:
         world = self.world
         assert world.ensemble is not None
-        config = CONFIG | {"log.durability": "power" if self.mode == "power" else "process"}
-        config["log.segment.bytes"] = str(self.random.choice((1000, 4000, 1 << 30)))
+        config = self.broker_config()
         members = [world.add(node_id, config) for node_id in range(BROKERS)]
         await asyncio.gather(*(member.start() for member in members))
         await self._create_topics()
@@ -149,6 +148,12 @@ class ClusterSimulation(Simulation):
 
     async def _create_topics(self) -> None:
         await self._made(KEPT, self.kept_partitions)
+
+    def broker_config(self) -> dict[str, str]:
+        """Of all brokers."""
+        config = CONFIG | {"log.durability": "power" if self.mode == "power" else "process"}
+        config["log.segment.bytes"] = str(self.random.choice((1000, 4000, 1 << 30)))
+        return config
 
     # -- faults --------------------------------------------------------------------------------------------
 
@@ -213,8 +218,16 @@ class ClusterSimulation(Simulation):
             self.did("maker")
             await asyncio.sleep(self.random.uniform(0, 0.8))
 
-    async def _made(self, name: str, partitions: int) -> None:
-        topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
+    async def _made(self, name: str, partitions: int, replicas: int = 1, **configs: str) -> None:
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replicas,
+            configs=[
+                CreatableTopicConfig(name=key.replace("_", "."), value=value)
+                for key, value in configs.items()
+            ],
+        )
         request, tries = CreateTopicsRequest(topics=[topic], timeout_ms=5_000), 0
         while True:
             tries += 1
@@ -307,10 +320,11 @@ def simulate_cluster(
     mode: str | None = None,
     make_extensions: Callable[[], Sequence[Extension]] = tuple,
     workloads: Callable[[], Sequence[Workload]] = tuple,
+    kind: type[ClusterSimulation] = ClusterSimulation,
 ) -> Report:
     """One run. `seconds` are virtual ones."""
     with World(seed, folder, loss=0.02, make_extensions=make_extensions, shared=True) as world:
-        simulation = ClusterSimulation(world, operations, workloads(), mode)
+        simulation = kind(world, operations, workloads(), mode)
         begin = world.loop.time()
         problems = world.run(simulation.run())
         return Report(

@@ -270,6 +270,7 @@ class SimulatedDisk:
         self.on_change: Callable[[str, Path], None] | None = None
         """Called before each operation that changes something."""
         self.calls: dict[str, int] = {}
+        self.boots = 1
         self._faults: list[Fault] = []
         self._is_partial = False
         self._random = random.Random(seed)
@@ -294,6 +295,7 @@ class SimulatedDisk:
         after = SimulatedDisk(
             seed=random_.randrange(1 << 30), now_ms=self.now_ms, mounted_at=self._mounted_at
         )
+        after.boots = self.boots + (tear is not Tear.KEPT)
         with self._lock:
             if tear is Tear.KEPT:
                 after._root = _copied(self._root, {})
@@ -558,6 +560,9 @@ class SimulatedDisk:
             self.sync_directory(above)
             if above == self._mounted_at:
                 return
+
+    def boot_id(self) -> str:
+        return f"boot {self.boots}"
 
     def usage(self, path: Path) -> DiskUsage:
         room = self._room()

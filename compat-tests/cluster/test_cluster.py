@@ -319,7 +319,7 @@ def test_what_cannot_be_is_said_in_one_sentence(
     nobody = f"127.0.0.1:{free_port()}"
     assert f"no ZooKeeper server answered at {nobody} within 1.5 s" in refused(9, tmp_path / "a", nobody)
     assert "is no address of ZooKeeper" in refused(9, tmp_path / "b", f"{nobody}//x")
-    assert "each has one replica" in refused(9, tmp_path / "c", path, "--set", "default.replication.factor=3")
+    assert "must be at least 1" in refused(9, tmp_path / "c", path, "--set", "default.replication.factor=0")
     brokers[3].stop()
     data = brokers[3].directory / "data"
     assert "is the path behind the address the right one?" in refused(3, data, f"{zookeeper}/elsewhere")

@@ -204,6 +204,9 @@ class TableExtension:
     ) -> dict[str, str]:
         return await self._checks.validate_change(topic, partitions, config)
 
+    def may_be_replicated(self, config: Mapping[str, str]) -> bool:
+        return not (is_table(config) or is_partition(config))
+
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self, context: BrokerContext) -> None:

@@ -148,6 +148,9 @@ class ShoutExtension:
             raise KafkaError(ErrorCode.INVALID_CONFIG, "shout cannot be changed")
         return await self.validate_topic(topic.name, partitions, config)
 
+    def may_be_replicated(self, config: Mapping[str, str]) -> bool:
+        return False
+
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> Shouting | None:
         if topic.config.get("shout") != "true":
             return None

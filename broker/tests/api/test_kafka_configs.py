@@ -74,12 +74,7 @@ replica.lag.time.max.ms=10000
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        (
-            "default.replication.factor",
-            "3",
-            "Partitions are not replicated yet: each has one replica. Leave it at 1",
-        ),
-        ("offsets.topic.replication.factor", "3", "Leave it at 1"),
+        ("share.coordinator.state.topic.replication.factor", "3", "there are no share groups. Leave it at 1"),
         ("sasl.kerberos.service.name", "kafka", "Not offered"),
         ("authorizer.class.name", "com.example.Ranger", "everybody may do"),
         (

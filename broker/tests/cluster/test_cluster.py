@@ -179,7 +179,12 @@ async def test_replicas_that_somebody_has_chosen_are_taken_and_others_refused(tm
 
         assert (await create("t", [2], [2], [1])).error_code == 0
         assert leaders(one, "t") == [2, 2, 1]
-        for assignment, words in (([[3]], "broker 3, but no such broker"), ([[1, 2]], "not replicated yet")):
+        assert (await create("v", [2, 1], [1, 2])).replication_factor == 2
+        assert leaders(one, "v") == [2, 1]
+        for assignment, words in (
+            ([[3]], "broker 3, but no such broker"),
+            ([[1, 2], [1]], "different numbers of replicas"),
+        ):
             refused = await create("u", *assignment)
             assert refused.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
             assert words in refused.error_message
@@ -262,7 +267,8 @@ async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(t
 
 
 async def test_a_group_is_coordinated_by_the_leader_of_its_partition_alone(tmp_path) -> None:
-    async with direct_cluster(tmp_path, 3, config={"offsets.topic.num.partitions": "9"}) as cluster:
+    config = {"offsets.topic.num.partitions": "9", "offsets.topic.replication.factor": "1"}
+    async with direct_cluster(tmp_path, 3, config=config) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         found: dict[str, set[int]] = {}
         for broker in cluster.brokers.values():

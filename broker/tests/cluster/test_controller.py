@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import uuid
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -15,8 +16,10 @@ from broker.cluster.controller import (
     CHUNKS_PER_TRANSACTION,
     AdoptStates,
     BrokerGone,
+    BrokerLeaving,
     BrokerStarted,
     ChangeIsr,
+    ChangeIsrs,
     CreateTopics,
     DeleteTopic,
     ElectLeaders,
@@ -281,12 +284,120 @@ def test_leaders_of_new_partitions_go_round_the_brokers() -> None:
     controller.carry_out(CreateTopics((topic("t", 9), topic("u", 1), topic("v", 1)), 2))
     states = list(controller.image.topics["t"].states())
     assert sorted(state.leader for state in states) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert all(state.replicas == (state.leader, (state.leader + 1) % 3) for state in states)
+    assert all(state.replicas[0] == state.leader for state in states)
+    pairs = Counter(state.replicas for state in states)
+    assert sorted(pairs.values()) in ([1, 1, 1, 2, 2, 2], [1] * 9), (
+        "who follows whom changes from round to round"
+    )
     assert all(state.isr == state.replicas and state.leader_epoch == 0 for state in states)
     for count in (0, 4):
         with pytest.raises(KafkaError) as refused:
             controller.carry_out(CreateTopics((topic("w", 1),), count))
         assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+def test_replicas_are_on_different_racks_as_far_as_there_are_any() -> None:
+    controller = elected()
+    for broker_id, rack in enumerate(("a", "a", "b", "b", "c")):
+        broker = BrokerImage(broker_id, 100 + broker_id, "x", rack=rack)
+        controller.carry_out(BrokerStarted(broker, clean=True))
+    controller.carry_out(CreateTopics((topic("t", 20),), 3))
+    controller.carry_out(CreateTopics((topic("u", 20),), 4))
+    racks = "aabbc"
+    states = {name: list(controller.image.topics[name].states()) for name in ("t", "u")}
+    assert all({racks[broker] for broker in state.replicas} == {"a", "b", "c"} for state in states["t"])
+    assert all(len(set(state.replicas)) == 4 for state in states["u"])
+    assert set(Counter(state.leader for state in states["t"]).values()) == {4}
+
+
+def test_who_leaves_leads_nothing_that_others_can_and_joins_no_isr() -> None:
+    controller = elected(3)
+    controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 3))
+    controller.carry_out(CreateTopics((topic("u", 3),)))
+    leader, second, third = state_of(controller).replicas
+    alone = [state.leader for state in controller.image.topics["u"].states()]
+    controller.carry_out(BrokerLeaving(leader))
+    state = state_of(controller)
+    assert (state.leader, state.leader_epoch, state.isr, state.elr) == (second, 1, (second, third), ())
+    assert [state.leader for state in controller.image.topics["u"].states()] == alone
+    isr = ((second, 100 + second), (third, 100 + third), (leader, 100 + leader))
+    with pytest.raises(KafkaError) as refused:
+        controller.carry_out(ChangeIsr("t", 0, second, 1, state.partition_epoch, isr))
+    assert refused.value.code is ErrorCode.INELIGIBLE_REPLICA
+    controller.carry_out(ElectLeaders())
+    assert state_of(controller).leader == second
+    with pytest.raises(KafkaError):
+        controller.carry_out(CreateTopics((topic("v", 1),), 3))
+    controller.carry_out(BrokerLeaving(third))
+    assert (state_of(controller).isr, state_of(controller).elr) == ((second,), (third,))
+    controller.carry_out(BrokerLeaving(second))
+    assert (state_of(controller).leader, state_of(controller).isr) == (second, (second,)), (
+        "there is nobody else"
+    )
+
+
+def test_who_was_only_killed_stays_in_sync_and_who_lost_power_does_not() -> None:
+    for kept, synced, durability, stays in (
+        (True, False, None, True),
+        (False, False, None, False),
+        (False, True, None, True),
+        (False, True, "process", False),
+        (False, False, "power", True),
+    ):
+        controller = elected(2)
+        config = {} if durability is None else {"durability": durability}
+        controller.carry_out(CreateTopics((topic("t", 1, **config),), 2))
+        leader, other = state_of(controller).replicas
+        controller.carry_out(BrokerGone(other))
+        controller.carry_out(BrokerGone(leader))
+        assert state_of(controller).isr == (leader,)
+        again = BrokerImage(leader, 500, "x")
+        controller.carry_out(BrokerStarted(again, clean=False, kept=kept, synced=synced))
+        state = state_of(controller)
+        assert (state.leader == leader, state.isr == (leader,)) == (stays, stays)
+        assert not stays or state.leader_epoch > 1
+
+
+def test_who_is_eligible_is_not_when_less_is_enough() -> None:
+    controller = elected(2)
+    controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 2))
+    _, other = state_of(controller).replicas
+    controller.carry_out(BrokerGone(other))
+    assert state_of(controller).elr == (other,)
+    entry = controller.image.topics["t"]
+    lower = replace(entry.topic, config={"min.insync.replicas": "1"})
+    controller.carry_out(ReplaceTopic(lower, entry.version))
+    assert state_of(controller).elr == ()
+    assert controller.image.topics["t"].topic.config == {"min.insync.replicas": "1"}
+
+
+def test_isrs_of_many_partitions_are_changed_together_and_those_that_are_out_of_date_left_out() -> None:
+    controller = elected(3)
+    controller.carry_out(CreateTopics((topic("t", 150), topic("u", 2)), 3))
+
+    def proposal(name: str, index: int, **other: int) -> ChangeIsr:
+        state = state_of(controller, name, index)
+        made = ChangeIsr(
+            name,
+            index,
+            state.leader,
+            state.leader_epoch,
+            state.partition_epoch,
+            ((state.leader, 100 + state.leader),),
+        )
+        return replace(made, **other)
+
+    proposals = [proposal("t", index) for index in (0, 1, 120)] + [proposal("u", 1)]
+    late = [proposal("t", 2, partition_epoch=9), proposal("u", 0, leader_epoch=4)]
+    assert controller.carry_out(ChangeIsrs((*proposals, *late))) == 1
+    changed = {
+        (name, index)
+        for name in ("t", "u")
+        for index, state in enumerate(controller.image.topics[name].states())
+        if len(state.isr) == 1
+    }
+    assert changed == {("t", 0), ("t", 1), ("t", 120), ("u", 1)}
+    assert controller.carry_out(ChangeIsrs(tuple(late))) == 0
 
 
 def test_the_last_in_sync_leads_when_it_is_back_and_nobody_before_it() -> None:
@@ -456,7 +567,7 @@ def test_topics_of_the_layout_before_get_the_states_that_they_had() -> None:
 
 def test_who_is_no_controller_decides_nothing() -> None:
     with pytest.raises(KafkaError) as refused:
-        list(step(ClusterImage(), ElectLeaders()))
+        list(step(ClusterImage(), BrokerGone(1)))
     assert refused.value.code is ErrorCode.NOT_CONTROLLER
 
 

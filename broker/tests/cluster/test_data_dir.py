@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
 from broker.log.disk import SystemDisk
 from broker.ports import SystemClock
+from broker.testing.disk import SimulatedDisk, Tear
 from broker.testing.fsyncs import recorded_fsyncs
 
 NEW = uuid.UUID(int=7)
@@ -66,6 +68,26 @@ def test_only_a_clean_stop_is_seen_as_clean_and_only_once(tmp_path) -> None:
     third = opened(tmp_path)
     assert not third.was_clean
     third.close(clean=False)
+
+
+def test_only_while_the_machine_goes_on_is_what_was_written_there_after_a_kill() -> None:
+    path, disk = Path("/data"), SimulatedDisk()
+
+    def life(tear: Tear, *, is_noted: bool = True, synced: bool = False) -> tuple[bool, bool]:
+        nonlocal disk
+        directory = DataDirectory(path, 0, NEW, disk, SystemClock())
+        if is_noted:
+            directory.note_life(synced=synced)
+        disk = disk.restart(tear)
+        return directory.was_kept, directory.was_synced
+
+    assert life(Tear.KEPT) == (False, False), "nothing is known of a first life"
+    assert life(Tear.KEPT) == (True, False)
+    assert life(Tear.LOST, synced=True) == (True, False)
+    assert life(Tear.KEPT, is_noted=False) == (False, True)
+    assert life(Tear.KEPT, is_noted=False) == (False, True), "what was lost is still to be told"
+    assert life(Tear.KEPT) == (False, True)
+    assert life(Tear.KEPT) == (True, False)
 
 
 def test_files_of_an_earlier_topic_of_the_same_name_are_not_taken_over(tmp_path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from broker.cluster import tree
 from broker.cluster.controller import BrokerGone
-from broker.cluster.image import BrokerImage, PartitionState, TopicEntry, chunks_of
+from broker.cluster.image import BrokerImage, PartitionState, Registered, TopicEntry, chunks_of
 from broker.cluster.membership import Registration, become_controller, read_registrations, register
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic import TopicImage
@@ -77,7 +77,7 @@ async def test_who_the_broker_is_and_that_it_controls_stands_in_the_store_while_
             assert json.loads(node.data) == {"broker": 0, "epoch": start}
             assert node.owner == store.session
             assert image.controller_epoch == start
-            ((alive, _),) = (await read_registrations(store)).values()
+            (alive,) = (each.broker for each in (await read_registrations(store)).values())
             assert {0: alive} == dict(image.brokers)
             assert alive.endpoints == (("PLAINTEXT", "127.0.0.1", broker.broker.port),)
             assert await store.children(tree.KNOWN_BROKERS) == ["0"]
@@ -328,7 +328,7 @@ async def test_an_id_is_one_brokers_and_its_next_start_has_another_epoch() -> No
     with pytest.raises(KafkaError, match=r"node\.id=5 is alive already") as refused:
         await register(other, registration, wait_seconds=0.01)
     assert refused.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    assert await read_registrations(other) == {5: (first, registration.clean)}
+    assert await read_registrations(other) == {5: Registered(first, registration.clean)}
     await one.close()
     assert await read_registrations(other) == {}
     second, _ = await register(other, registration)
@@ -347,7 +347,7 @@ async def test_the_next_start_of_a_killed_broker_waits_until_its_session_is_over
     again = await ensemble.connect(session_timeout_ms=400)
     broker, _ = await register(again, registration)
     claim = await become_controller(again, 5)
-    assert await read_registrations(again) == {5: (broker, registration.clean)}
+    assert await read_registrations(again) == {5: Registered(broker, registration.clean)}
     assert claim is not None
     assert claim.epoch == 2
     for store in (killed, again):

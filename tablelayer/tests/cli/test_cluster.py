@@ -32,5 +32,5 @@ def test_a_member_of_a_cluster_that_cannot_be_says_why(tmp_path: Path) -> None:
     assert "say different things" in refused(
         *words, "--zookeeper", nobody, "--set", "zookeeper.connect=elsewhere:2181"
     )
-    assert "Partitions are not replicated yet" in refused(*words, "--set", "default.replication.factor=3")
+    assert "Value must be at least 1" in refused(*words, "--set", "default.replication.factor=0")
     assert not (tmp_path / "data" / "meta.properties").exists(), "nothing was begun"

@@ -1,0 +1,207 @@
+"""A replica of a partition that another broker leads: a log, and what its leader says of it.
+
+The log has what the leader's has, from where it begins to where it ends: batches are taken over as they are. What this
+log has and the leader's has not is cut off by leader epochs (KIP-101, KIP-279): back to where the latest epoch that
+both know ends, in the one that ends it first. Never to the high watermark.
+
+Everything here is done on the event loop, but opening and closing the log. Nobody else uses it meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from broker.cluster.image import NO_LEADER
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from broker.cluster.image import PartitionState
+    from broker.cluster.partition import Partition
+    from broker.log.partition_log import PartitionLog
+    from protocol.messages.fetch import PartitionData
+
+logger = logging.getLogger("headrace.replication")
+
+RETRY_SECONDS = 0.05
+"""After the leader's answer said that one of both is not up to date."""
+FAILED_SECONDS = 1.0
+
+
+class Follower:
+    """`partition` stands for it among the broker's partitions, and is closed. See the module."""
+
+    def __init__(
+        self, partition: Partition, state: PartitionState, open_log: Callable[[Partition], PartitionLog]
+    ) -> None:
+        self.partition = partition
+        self.state = state
+        self.high_watermark = 0
+        """As the leader has said, at most the log's end."""
+        self.not_before = 0.0
+        """When to ask again, after something went wrong."""
+        self.failure: str | None = None
+        self._open_log = open_log
+        self._log: PartitionLog | None = None
+        self._opening: asyncio.Future[PartitionLog] | None = None
+        self._committing: asyncio.Future[None] | None = None
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return f"<Follower {self.name} of broker {self.state.leader}, epoch {self.state.leader_epoch}>"
+
+    @property
+    def name(self) -> str:
+        return f"{self.partition.topic.name}-{self.partition.index}"
+
+    @property
+    def topic_id(self) -> UUID:
+        return self.partition.topic.topic_id
+
+    @property
+    def leader(self) -> int:
+        return NO_LEADER if self.ended or self.failure is not None else self.state.leader
+
+    @property
+    def log(self) -> PartitionLog:
+        """The open log. Raises RuntimeError before `open`."""
+        if self._log is None:
+            raise RuntimeError(f"{self!r} is not open")
+        return self._log
+
+    @property
+    def is_open(self) -> bool:
+        return self._log is not None and not self.ended
+
+    async def open(self, executor: Executor) -> bool:
+        """False if it has ended meanwhile, or cannot be opened: it has failed, or is tried again later."""
+        if self._log is None and not self.ended and self.failure is None:
+            if self._opening is None:
+                loop = asyncio.get_running_loop()
+                self._opening = loop.run_in_executor(executor, self._open_log, self.partition)
+            try:
+                log = await asyncio.shield(self._opening)
+            except Exception as error:  # noqa: BLE001 - of one replica
+                self._opening = None
+                self.fail(f"its log cannot be opened: {error}")
+                return False
+            if self._log is None and not self.ended:
+                self._take(log)
+        return self.is_open
+
+    def _take(self, log: PartitionLog) -> None:
+        log.follow()
+        self._log = log
+        self.high_watermark = min(max(self.high_watermark, log.log_start_offset), log.log_end_offset)
+
+    def follow(self, state: PartitionState) -> None:
+        """Another state of the partition, of which this broker still is a follower."""
+        if state.leader_epoch != self.state.leader_epoch:
+            self.not_before = 0.0
+        self.state = state
+
+    # -- what the leader answers ---------------------------------------------------------------------------
+
+    def answered(self, answer: PartitionData) -> None:
+        """Do what an answer of this epoch's leader says. Raises KafkaError for what it says is wrong, or the disk."""
+        log = self.log
+        code = answer.error_code
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            logger.warning(
+                "%s ends at %d and its leader begins at %d: it goes on from there",
+                self.name,
+                log.log_end_offset,
+                answer.log_start_offset,
+            )
+            log.restart_at(max(answer.log_start_offset, 0))
+            self.high_watermark = min(self.high_watermark, log.log_end_offset)
+            return
+        if code:
+            raise KafkaError(ErrorCode(code), f"the leader of {self.name} has said {ErrorCode(code).name}")
+        diverging = answer.diverging_epoch
+        if diverging is not None and diverging.end_offset >= 0:
+            self._truncate(diverging.epoch, diverging.end_offset)
+            return
+        if answer.records:
+            log.append_copies(answer.records, gaps_to=answer.high_watermark)
+        self.high_watermark = max(self.high_watermark, min(answer.high_watermark, log.log_end_offset))
+        if answer.log_start_offset > log.log_start_offset:
+            log.delete_records(min(answer.log_start_offset, log.log_end_offset))
+
+    def _truncate(self, epoch: int, end_offset: int) -> None:
+        log = self.log
+        own_epoch, own_end = log.epoch_end_offset(epoch)
+        if own_epoch >= 0:
+            end_offset = min(end_offset, own_end)
+        if end_offset < self.high_watermark:
+            logger.warning(
+                "%s is cut to offset %d, below the high watermark %d: an unclean election has taken records back",
+                self.name,
+                end_offset,
+                self.high_watermark,
+            )
+        logger.info("%s is cut from offset %d to %d", self.name, log.log_end_offset, end_offset)
+        log.truncate_to(end_offset)
+        log.follow()
+        self.high_watermark = min(self.high_watermark, log.log_end_offset)
+
+    async def commit(self, executor: Executor) -> None:
+        """Make durable what the topic wants to be, before the leader is told that it is here. Raises KafkaError."""
+        log = self._log
+        if log is not None and log.must_commit:
+            self._committing = asyncio.get_running_loop().run_in_executor(executor, log.commit)
+            try:
+                await asyncio.shield(self._committing)
+            finally:
+                self._committing = None
+
+    def fail(self, reason: str) -> None:
+        """It takes no part any more, until a restart."""
+        if self.failure is None:
+            self.failure = reason
+            logger.error("the replica %s is offline: %s", self.name, reason)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def release(self) -> tuple[PartitionLog | None, int]:
+        """Its log, open, for who leads from now on; None if it was not opened or has failed. And the high watermark."""
+        self.ended = True
+        await self._at_rest()
+        log, self._log = self._log, None
+        if log is not None and log.failure is not None:
+            log.close(clean=False)
+            log = None
+        return log, self.high_watermark
+
+    async def close(self, executor: Executor | None = None, *, clean: bool = True) -> None:
+        """Flush and close the log; what goes wrong leaves its reason in `failure`."""
+        self.ended = True
+        await self._at_rest()
+        log, self._log = self._log, None
+        if log is None:
+            return
+        if log.failure is not None:
+            self.fail(log.failure)
+        clean = clean and self.failure is None
+        try:
+            if executor is None:
+                log.close(clean=clean)
+            else:
+                await asyncio.get_running_loop().run_in_executor(executor, log.close, clean)
+        except Exception as error:  # noqa: BLE001 - of one replica: told
+            self.fail(f"it did not close cleanly: {error}")
+
+    async def _at_rest(self) -> None:
+        """What is under way in threads is over; a log that was being opened is there."""
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+            if self._log is None and not self._opening.cancelled() and self._opening.exception() is None:
+                self._log = self._opening.result()
+                self._log.follow()
+        if self._committing is not None:
+            await asyncio.wait([self._committing])

@@ -1,0 +1,264 @@
+"""A partition with several replicas, which this broker leads.
+
+As `Partition`, with these differences
+- The high watermark is what all of the ISR have (`progress`); an append is published when they have it. What is
+  acknowledged with acks=1 is as durable here as the topic wants it, with acks=all it is below the high watermark.
+- The high watermark of a new leader is what it knew as a follower. Until it has reached the start of this epoch nobody
+  is told where the partition ends (KIP-207): the leader before may have shown more.
+- While the broker's fence is shut, it does not move, and nothing is told of the log: another leader may have gone on.
+
+Followers fetch up to the log's end (`serving`). A change of the ISR is proposed here and written by `replication`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.cluster.controller import ChangeIsr
+from broker.cluster.partition import Partition
+from broker.replication.progress import UNKNOWN, Progress
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.cluster.image import PartitionState
+    from broker.cluster.topic import TopicImage
+    from broker.log.partition_log import PartitionLog
+    from broker.replication.following import Follower
+
+
+class Leading(Protocol):
+    """What leaders need of their broker."""
+
+    @property
+    def broker_id(self) -> int: ...
+
+    @property
+    def lag_seconds(self) -> float:
+        """After which a follower that has not had everything is out of the ISR."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def epochs(self) -> Mapping[int, int]:
+        """Of the brokers that may be in an ISR."""
+
+    def appended(self, partition: ReplicatedPartition) -> None:
+        """Followers may fetch more."""
+
+    def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
+        """Write it down; the partition hears of it by `follow` or `refused`."""
+
+    def leads(self, partition: ReplicatedPartition) -> None: ...
+
+    def leads_no_longer(self, partition: ReplicatedPartition) -> None: ...
+
+
+class Replicating(Leading, Protocol):
+    """What leaders and followers need of their broker (`replication.Replication`)."""
+
+    def follows(self, follower: Follower) -> None:
+        """It is there, or follows another leader or epoch than before."""
+
+    def follows_no_longer(self, follower: Follower) -> None: ...
+
+
+class ReplicatedPartition(Partition):
+    """See the module's contract."""
+
+    __slots__ = ("_leading", "_local_waiters", "progress", "state")
+
+    def __init__(
+        self,
+        topic: TopicImage,
+        index: int,
+        open_log: Callable[[Partition], PartitionLog],
+        *,
+        state: PartitionState,
+        leading: Leading,
+        log: PartitionLog | None = None,
+        high_watermark: int = 0,
+        **rest: Any,
+    ) -> None:
+        """`log`: open, with what was copied into it as a follower, which knew of `high_watermark`."""
+        super().__init__(topic, index, open_log, leader_epoch=state.leader_epoch, **rest)
+        self.state = state
+        self.high_watermark = high_watermark
+        self._leading = leading
+        self._local_waiters: list[asyncio.Future[None]] = []
+        self.progress = Progress(leading.broker_id, state, 0, leading.now())
+        if log is not None:
+            log.assign_epoch(self.leader_epoch)
+            self._log = log
+            self._opened(log)
+            if log.recovery_point < log.log_end_offset:
+                self._unflushed()
+        leading.leads(self)
+
+    def _opened(self, log: PartitionLog) -> None:
+        """In the thread that opens it: nobody waits yet."""
+        self._begin(log)
+        self.high_watermark = min(max(self.high_watermark, log.log_start_offset), log.log_end_offset)
+        self.high_watermark = self._possible_high_watermark(log)
+
+    def _begin(self, log: PartitionLog) -> None:
+        leading = self._leading
+        self.progress = Progress(leading.broker_id, self.state, log.log_end_offset, leading.now())
+        self.progress.own_end = (
+            min(log.recovery_point, log.log_end_offset) if log.must_commit else log.log_end_offset
+        )
+
+    # -- what the store says -------------------------------------------------------------------------------
+
+    def renew(self, state: PartitionState) -> None:
+        """Go on leading, under a later epoch: what is known of followers is of the one before."""
+        self.state = state
+        if self.is_open:
+            self.leader_epoch = state.leader_epoch
+            self.log.assign_epoch(state.leader_epoch)
+            self._begin(self.log)
+        super().lead(state.leader_epoch)
+        self.advance()
+
+    def follow(self, state: PartitionState) -> None:
+        """Replicas or ISR have changed, the epoch has not."""
+        self.state = state
+        self.progress.follow(state, self._leading.now())
+        self.advance()
+
+    def refused(self, change: ChangeIsr) -> None:
+        """A proposal was not carried out, and never will be."""
+        if (change.leader_epoch, change.partition_epoch) == (self.leader_epoch, self.state.partition_epoch):
+            self.progress.proposed = None
+            self.advance()
+
+    # -- the high watermark --------------------------------------------------------------------------------
+
+    @property
+    def in_sync_count(self) -> int:  # type: ignore[override]
+        return self.progress.in_sync_count()
+
+    @property
+    def is_fenced(self) -> bool:  # type: ignore[override]
+        return self._fence is not None and self._fence.is_shut
+
+    @property
+    def is_end_known(self) -> bool:  # type: ignore[override]
+        return self.high_watermark >= self.progress.start_offset
+
+    def _possible_high_watermark(self, log: PartitionLog) -> int:
+        leading = self._leading
+        return min(
+            self.progress.high_watermark(
+                self.high_watermark,
+                log.config.min_insync_replicas,
+                leading.now(),
+                leading.lag_seconds,
+                leading.epochs(),
+            ),
+            log.log_end_offset,
+        )
+
+    def advance(self) -> None:
+        """Publish what all of the ISR have."""
+        if not self.is_open or self.is_fenced:
+            return
+        new = self._possible_high_watermark(self.log)
+        if new > self.high_watermark:
+            self.high_watermark = new
+            self._moved()
+
+    def _replicated(self, offset: int) -> None:
+        progress = self.progress
+        progress.own_end = max(progress.own_end, offset)
+        self._leading.appended(self)
+        self.advance()
+        if self._local_waiters:
+            self._tell_local_waiters()
+
+    def wake(self) -> None:
+        super().wake()
+        self._tell_local_waiters()
+
+    def _tell_local_waiters(self) -> None:
+        waiters, self._local_waiters = self._local_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_acknowledged(self, offset: int, acks: int, timeout_ms: int) -> bool:
+        if acks == 1:
+            return await self._wait_durable(offset, timeout_ms)
+        if not await self.wait_for_high_watermark(offset, timeout_ms):
+            return False
+        needed = self.log.config.min_insync_replicas
+        if self.in_sync_count < needed:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+                f"{self.topic.name}-{self.index} wants min.insync.replicas={needed}; {self.in_sync_count} is in sync,"
+                " now that it is appended",
+            )
+        return True
+
+    async def _wait_durable(self, offset: int, timeout_ms: int) -> bool:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while self.progress.own_end < offset:
+                    self._check_alive()
+                    waiter = asyncio.get_running_loop().create_future()
+                    self._local_waiters.append(waiter)
+                    await waiter
+        except TimeoutError:
+            return self.progress.own_end >= offset
+        return True
+
+    # -- followers -----------------------------------------------------------------------------------------
+
+    def fetched(self, broker: int, broker_epoch: int, offset: int) -> None:
+        """A follower has everything below `offset`, as this leader has it. Raises KafkaError for one that is none."""
+        leading, log = self._leading, self.log
+        if not self.progress.fetched(broker, broker_epoch, offset, log.log_end_offset, leading.now()):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"broker {broker} with epoch {broker_epoch} is no replica of {self.topic.name}-{self.index}",
+            )
+        self.advance()
+        if (
+            self.progress.joining(broker, self.high_watermark)
+            and leading.epochs().get(broker) == broker_epoch
+        ):
+            self._propose(joins=broker)
+
+    def check_lag(self) -> None:
+        """Propose an ISR without those that have been behind for too long."""
+        if not self.is_open:
+            return
+        leading = self._leading
+        behind = self.progress.lagging(self.log.log_end_offset, leading.now(), leading.lag_seconds)
+        if behind:
+            self._propose(leave=behind)
+        self.advance()  # who lags is not waited for any more
+
+    def _propose(self, *, joins: int | None = None, leave: list[int] | None = None) -> None:
+        leading, state = self._leading, self.state
+        epochs = leading.epochs()
+        isr = self.progress.propose(
+            joins=joins, leave=leave, known=lambda broker: epochs.get(broker, UNKNOWN)
+        )
+        leading.propose(
+            self,
+            ChangeIsr(
+                self.topic.name, self.index, leading.broker_id, state.leader_epoch, state.partition_epoch, isr
+            ),
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def close(self, executor: Any = None) -> None:
+        self._leading.leads_no_longer(self)
+        await super().close(executor)
+
+    async def drop(self) -> None:
+        self._leading.leads_no_longer(self)
+        await super().drop()

@@ -1,0 +1,177 @@
+"""What this broker does for partitions with several replicas: as a follower it copies, as a leader it sees to the ISR.
+
+One fetcher for each broker that is followed. Changes of the ISR that leaders propose are written together, each by
+compare-and-set (`broker.cluster.controller.ChangeIsrs`): the leader itself writes them, as of the image that it was
+decided by, and whatever has changed since makes it void. While nobody knows whether one was carried out it is repeated,
+and the leader takes both for possible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Final
+
+from broker.cluster.image import NO_LEADER
+from broker.ports import STORE_LOST
+from broker.replication.fetcher import Fetcher
+from broker.replication.following import Follower
+from broker.replication.leading import ReplicatedPartition
+from protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from broker.background import BackgroundTasks
+    from broker.cluster.controller import ChangeIsr
+    from broker.cluster.image import BrokerImage
+    from broker.cluster.metadata import TopicManager
+    from broker.config import BrokerConfig
+    from broker.net.peers import Peers
+    from broker.ports import Clock
+    from broker.replication.serving import FollowerFetches
+
+logger = logging.getLogger("headrace.replication")
+
+RETRY_SECONDS: Final = 0.2
+PARTITIONS_PER_TURN: Final = 100
+
+
+class Replication:
+    """Of one broker; on its event loop. `start` begins what it does; what leads and follows may be there before."""
+
+    def __init__(
+        self, broker_id: int, config: BrokerConfig, clock: Clock, background: BackgroundTasks
+    ) -> None:
+        self.broker_id = broker_id
+        self.fetches: FollowerFetches
+        self._config = config
+        self._clock = clock
+        self._background = background
+        self._metadata: TopicManager
+        self._peers: Peers | None = None
+        self._executor: Executor
+        self._led: dict[ReplicatedPartition, None] = {}
+        self._fetchers: dict[int, Fetcher] = {}
+        self._fetcher_of: dict[Follower, Fetcher] = {}
+        self._waiting: dict[Follower, None] = {}
+        self._proposals: dict[ReplicatedPartition, ChangeIsr] = {}
+        self._proposed = asyncio.Event()
+        self._brokers: Mapping[int, BrokerImage] = {}
+        self._epochs: Mapping[int, int] = {}
+
+    def start(
+        self, metadata: TopicManager, peers: Peers, executor: Executor, fetches: FollowerFetches
+    ) -> None:
+        self._metadata, self._peers, self._executor, self.fetches = metadata, peers, executor, fetches
+        waiting, self._waiting = self._waiting, {}
+        for follower in waiting:
+            self.follows(follower)
+        self._background.keep(self._write_isrs, "changes of in-sync replicas")
+        self._background.keep(self._look_for_lag, "replicas that lag behind")
+
+    @property
+    def led(self) -> Iterable[ReplicatedPartition]:
+        return self._led
+
+    # -- for leaders (`leading.Leading`) -------------------------------------------------------------------
+
+    @property
+    def lag_seconds(self) -> float:
+        lag_ms: int = self._config["replica.lag.time.max.ms"]
+        return lag_ms / 1000
+
+    def now(self) -> float:
+        return self._clock.monotonic()
+
+    def epochs(self) -> Mapping[int, int]:
+        if self._peers is None:
+            return {}
+        brokers = self._metadata.image.brokers
+        if brokers is not self._brokers:
+            self._brokers = brokers
+            self._epochs = {each.broker_id: each.epoch for each in brokers.values() if not each.leaving}
+        return self._epochs
+
+    def appended(self, partition: ReplicatedPartition) -> None:
+        if self._peers is not None:
+            self.fetches.appended(partition)
+
+    def leads(self, partition: ReplicatedPartition) -> None:
+        self._led[partition] = None
+
+    def leads_no_longer(self, partition: ReplicatedPartition) -> None:
+        self._led.pop(partition, None)
+        self._proposals.pop(partition, None)
+
+    def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
+        self._proposals[partition] = change
+        self._proposed.set()
+
+    async def _write_isrs(self) -> None:
+        while True:
+            await self._proposed.wait()
+            self._proposed.clear()
+            proposals, self._proposals = self._proposals, {}
+            proposals = {each: change for each, change in proposals.items() if not each.closed}
+            if not proposals:
+                continue
+            try:
+                await self._metadata.change_isrs(list(proposals.values()))
+            except (*STORE_LOST, KafkaError) as error:
+                logger.info("in-sync replicas cannot be changed now: %s", error)
+                for partition, change in proposals.items():
+                    if partition in self._led:
+                        self._proposals.setdefault(partition, change)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._proposed.set()
+                continue
+            for partition, change in proposals.items():
+                if not partition.closed:
+                    partition.refused(change)  # unless the state is another one by now
+
+    async def _look_for_lag(self) -> None:
+        while True:
+            await asyncio.sleep(self.lag_seconds / 2)
+            for number, partition in enumerate(list(self._led), 1):
+                if not partition.closed:
+                    partition.check_lag()
+                if not number % PARTITIONS_PER_TURN:
+                    await asyncio.sleep(0)
+
+    # -- for followers -------------------------------------------------------------------------------------
+
+    def follows(self, follower: Follower) -> None:
+        """It is there, or follows another leader or epoch than before."""
+        if self._peers is None:
+            self._waiting[follower] = None
+            return
+        before, leader = self._fetcher_of.get(follower), follower.leader
+        key = follower.topic_id, follower.partition.index
+        if before is not None and before.leader_id != leader:
+            del self._fetcher_of[follower]
+            if before.followers.get(key) is follower:
+                del before.followers[key]
+        if leader == NO_LEADER:
+            return
+        fetcher = self._fetchers.get(leader)
+        if fetcher is None:
+            fetcher = self._fetchers[leader] = Fetcher(
+                leader,
+                broker_id=self.broker_id,
+                broker_epoch=lambda: self._metadata.broker_epoch,
+                peers=self._peers,
+                config=self._config,
+                executor=self._executor,
+            )
+            self._background.keep(fetcher.run, f"what broker {leader} leads")
+        fetcher.followers[key] = follower
+        self._fetcher_of[follower] = fetcher
+        fetcher.changed()
+
+    def follows_no_longer(self, follower: Follower) -> None:
+        self._waiting.pop(follower, None)
+        fetcher = self._fetcher_of.pop(follower, None)
+        key = follower.topic_id, follower.partition.index
+        if fetcher is not None and fetcher.followers.get(key) is follower:
+            del fetcher.followers[key]

@@ -1,0 +1,50 @@
+"""Three brokers with a replica each of every partition keep what they promise under seeded faults.
+
+HEADRACE_SIM_SEED=17 pytest broker/tests/test_replicated_simulation.py     # one seed again
+HEADRACE_SIM_SEEDS=3000 pytest broker/tests/test_replicated_simulation.py  # more of them
+HEADRACE_SIM_SECONDS=3600 pytest -m soak broker/tests/test_replicated_simulation.py
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from broker.testing.histories import told
+from broker.testing.replicated_simulation import simulate_replication
+from broker.testing.simulation import Report
+
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "8"))
+SOAK_FIRST_SEED = 4_000_000
+
+
+def run(seed: int, folder: Path) -> Report:
+    try:
+        report = simulate_replication(seed, folder)
+    except BaseException as error:
+        error.add_note(f"seed {seed} (HEADRACE_SIM_SEED={seed} runs it again)")
+        raise
+    assert not report.problems, (
+        f"seed {seed}, mode {report.mode} (HEADRACE_SIM_SEED={seed} runs it again):\n{told(report.problems)}"
+    )
+    return report
+
+
+@pytest.mark.slow
+def test_replicas_keep_what_was_acknowledged_through_everything(tmp_path: Path) -> None:
+    only = os.environ.get("HEADRACE_SIM_SEED")
+    reports = [run(seed, tmp_path / str(seed)) for seed in (range(SEEDS) if only is None else [int(only)])]
+    assert sum(report.faults for report in reports)
+    assert sum(report.acknowledged for report in reports)
+
+
+@pytest.mark.soak
+def test_soak(tmp_path: Path) -> None:
+    ends = time.monotonic() + float(os.environ.get("HEADRACE_SIM_SECONDS", "600"))
+    seed = int(os.environ.get("HEADRACE_SIM_SEED", SOAK_FIRST_SEED))
+    while time.monotonic() < ends:
+        run(seed, tmp_path / str(seed))
+        seed += 1
