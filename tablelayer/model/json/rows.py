@@ -107,7 +107,7 @@ def find_rows(
     sizes = RowBytes(len(texts))
     every = (*columns, *(Column(-1 - index, name, STRING) for index, name in enumerate(extra)))
     sizes.add(len(texts), RowCost.of(columns).width + _FOUND_BYTES * len(every))
-    fail_unknown = unknown_fields == UnknownFields.FAIL
+    fail_unknown = unknown_fields != UnknownFields.IGNORE
     found = find_fields(texts, every, fail_unknown=fail_unknown)
     return FoundRows(texts.data, found, len(columns), fail_unknown, sizes)
 

@@ -94,6 +94,10 @@ class TopicLake(msgspec.Struct, frozen=True):
                 f"'{value_format}' = 'debezium-json' gives upserts and deletes: say by which columns with"
                 f" '{primary_key}'"
             )
+        if self.unknown_fields is UnknownFields.ADD:
+            raise _invalid(
+                f"'{unknown_fields}' = 'add' is for tables: without '{schema}' every field of a topic becomes a column"
+            )
         if self.schema is None and self.unknown_fields is UnknownFields.FAIL:
             raise _invalid(
                 f"'{unknown_fields}' = 'fail' is for topics with '{schema}': without one every field becomes a column"

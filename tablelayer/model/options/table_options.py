@@ -118,10 +118,11 @@ class TimeUnit(StrEnum):
 
 
 class UnknownFields(StrEnum):
-    """What happens to fields of a produced record that are not columns."""
+    """What happens to fields of a produced record that are not columns. `ADD`: they become columns."""
 
     IGNORE = "ignore"
     FAIL = "fail"
+    ADD = "add"
 
 
 def _delete_behavior(options: Mapping[str, str]) -> DeleteBehavior:
@@ -436,7 +437,9 @@ class TableOptions:
         "table.kafka.unknown-fields",
         one_of(UnknownFields),
         UnknownFields.IGNORE,
-        "What happens to fields of a produced row that are not columns.",
+        "What happens to fields of a produced row that are not columns: `ignore`, `fail` (the batch is refused), or "
+        "`add`, which alters the table by nullable columns of the fields' names, with the types of the schema around "
+        "the record (Kafka Connect's), or else of the values. Not with Avro values.",
         alterable=True,
     )
     kafka_dead_letter_topic = Option(
@@ -577,6 +580,9 @@ def complaint(options: Mapping[str, str]) -> str | None:
         if name in options and wanted is not None and chosen not in wanted:
             allowed = " or ".join(f"'{each}'" for each in wanted)
             return f"option '{name}' is for '{values.name}' = {allowed}; this table has '{chosen}'"
+    unknown = TableOptions.kafka_unknown_fields.name
+    if options.get(unknown) == UnknownFields.ADD and chosen == KafkaValueFormat.AVRO:
+        return f"option '{unknown}' = '{UnknownFields.ADD}' is for values in JSON; this table has '{chosen}'"
     registry = TableOptions.avro_registry.name
     if registry in options and options.get(place.name) == AvroSchemaPlace.RECORD:
         return f"option '{registry}' is of no use with '{place.name}' = '{AvroSchemaPlace.RECORD}': leave one out"

@@ -1,5 +1,5 @@
-"""A table for the records of a topic: columns from the schema that Kafka Connect puts around a record, or else from the
-values of records, and the primary key from the record's key.
+"""A table for the records of a topic, or the columns that a table lacks for them: from the schema that Kafka Connect
+puts around a record, or else from the values of records, and the primary key from the record's key.
 
 A type that has no exact counterpart is the text that the connector writes for it (enums, intervals, geometries).
 """
@@ -17,8 +17,9 @@ from tablelayer.model.json import connect_schema
 from tablelayer.model.json.connect_schema import DECIMAL, VARIABLE_DECIMAL, ConnectSchema
 from tablelayer.model.options.kafka_formats import KafkaValueFormat
 from tablelayer.model.options.table_options import TableOptions
-from tablelayer.model.schema.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema, check_column_name
 from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.evolution import AddColumn
 from tablelayer.model.types import column_types as types
 from tablelayer.model.types.column_types import DataType
 
@@ -55,6 +56,7 @@ _PLAIN = {
     "bytes": types.BYTES,
 }
 _ENVELOPE = frozenset({"schema", "payload"})
+_OP_FIELD = "__op"
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -78,14 +80,7 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
         raise _invalid(
             "none of its records has a row in JSON: an object, or an envelope of Debezium's or Connect's"
         )
-    newest = rows[-1]
-    schema = next(
-        (row.schema for row in reversed(rows) if row.schema is not None and row.schema.fields), None
-    )
-    if schema is not None:
-        found = [(str(field.field), _type_of(field), field.optional) for field in schema.fields]
-    else:
-        found = [(name, kind, True) for name, kind in _inferred(row.values for row in rows).items()]
+    newest, found = rows[-1], _fields(rows)
     keys = tuple(primary_key) or _key_names(samples)
     known = [name for name, _, _ in found]
     missing = [name for name in keys if name not in known]
@@ -103,6 +98,45 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
     elif newest.wrapped:
         options[TableOptions.kafka_value_path.name] = "payload"
     return TableDefinition(path, Schema.of(columns, keys), options=options)
+
+
+def missing_columns(definition: TableDefinition, samples: Iterable[Sample]) -> list[AddColumn]:
+    """The columns that a table lacks for what is in these records: fields with a value or a schema whose names a column
+    can have. What a connector marks deletions with is none."""
+    settings = definition.settings
+    marks = {settings.kafka_deleted_field, _OP_FIELD} if settings.kafka_deleted_field else set()
+    path = settings.kafka_value_path or ()
+    rows = [_row(each) for each in samples]
+    if path and tuple(path) != ("payload",):
+        rows = [None if row is None else _inside(row, path) for row in rows]
+    there = [row for row in rows if row is not None]
+    found = []
+    for name, kind, _ in _fields(there) if there else ():
+        if name in definition.schema or name in marks:
+            continue
+        try:
+            check_column_name(name)
+        except TableError:
+            continue
+        found.append(AddColumn(name, kind, if_not_exists=True))
+    return found
+
+
+def _inside(row: _Row, path: Sequence[str]) -> _Row | None:
+    value: Any = row.values
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return _Row(value, None, row.wrapped, row.is_change) if isinstance(value, dict) else None
+
+
+def _fields(rows: Sequence[_Row]) -> list[tuple[str, DataType, bool]]:
+    """Name, type and whether it may be null, by the newest schema there is, else by the values."""
+    schema = next(
+        (row.schema for row in reversed(rows) if row.schema is not None and row.schema.fields), None
+    )
+    if schema is not None:
+        return [(str(field.field), _type_of(field), field.optional) for field in schema.fields]
+    return [(name, kind, True) for name, kind in _inferred(row.values for row in rows).items()]
 
 
 class _Row(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,11 @@ from tablelayer.model.avro.schema import schema_text
 from tablelayer.model.avro.write import Frame
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
+from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.rows.versions import SchemaVersions
 from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.evolution import changes_to_json
 from tablelayer.server.bucket.dead_letters import write_dead_letters
 from tablelayer.server.bucket.joint_write import Part, write_together
 from tablelayer.server.kafka_face import producers as kafka_face
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.tables")
 
+Decode = Callable[[TableDefinition, kafka_face.Opened], Operations]
+_ADDED_TIMES_MAX = 4
+"""Of one batch: its records may have fields that are found one after the other, and others may alter the table too."""
 _UNREADABLE_TOLD_MAX = 10_000
 _MERGES_REFUSED_MAX = 100
 """Records of a batch that only a merge can refuse: each costs a write that is begun anew."""
@@ -286,7 +291,9 @@ class TableBucket:
         opened = await self.opened(definition, batch)
         if not isinstance(opened, kafka_face.OpenedBatch):
             opened = kafka_face.OpenedBatch(await run(kafka_face.open_batch, batch), {})
-        sifting = Sifting(definition, opened.records, opened.schemas)
+        adds = definition.settings.kafka_unknown_fields is UnknownFields.ADD
+        known = kafka_face.ignoring(definition) if adds else definition
+        sifting = Sifting(known, opened.records, opened.schemas)
         while not await run(sifting.some):
             pass
         # What a merge refuses depends on the rows that are there: it is found by writing.
@@ -312,8 +319,8 @@ class TableBucket:
             try:
                 return await self.write_produced(batch, acks, timeout_ms, refused)
             except RecordErrors as again:
-                known = {each.index for each in refused}
-                if not again.errors or again.errors[0][0] in known:
+                gone = {each.index for each in refused}
+                if not again.errors or again.errors[0][0] in gone:
                     raise
                 if len(refused) - len(sifting.refused) >= _MERGES_REFUSED_MAX:
                     raise
@@ -324,21 +331,61 @@ class TableBucket:
     ) -> AppendInfo:
         """R17.2: log the rows of all buckets or of none, and with them the producer's own sequence here."""
         self.check_open()
-        definition, index = self.definition, self.partition.index
+        definition = self.definition
         header = kafka_face.check_frame(batch)
         duplicate = self.partition.log.check_producer(header)
         if duplicate is not None:
             if acks == -1:
                 await self._all_published(definition, timeout_ms)
             return await self.wait_published(duplicate, acks, timeout_ms)
-        writer, size = Writer.of(header), len(batch)
         opened = await self.opened(definition, batch, refused)
+
+        async def write(decode: Decode) -> AppendInfo:
+            return await self._write_opened(header, opened, decode, len(batch), acks, timeout_ms)
+
+        return await self.with_added_columns(opened, write)
+
+    async def with_added_columns(
+        self, opened: kafka_face.Opened, write: Callable[[Decode], Awaitable[AppendInfo]]
+    ) -> AppendInfo:
+        """Write a producer's batch; where the table adds columns for fields that are none, after it has got them. What
+        cannot be a column (it is null and nobody says of which type) is ignored. A batch that is refused alters
+        nothing.
+        """
+        for _ in range(_ADDED_TIMES_MAX):
+            try:
+                return await write(kafka_face.decode_produced)
+            except RecordErrors as error:
+                definition = self.definition
+                if definition.settings.kafka_unknown_fields is not UnknownFields.ADD or not error.errors:
+                    raise
+            await self.services.run(kafka_face.decode_ignoring, definition, opened)  # it is not refused
+            columns = await self.services.run(kafka_face.added_columns, definition, opened)
+            if not columns:
+                break
+            names = ", ".join(column.name for column in columns)
+            logger.info("table %s gets columns that its records have: %s", definition.path, names)
+            try:
+                await self.services.catalog.alter_table(definition.path.whole, changes_to_json(columns))
+            except TableError as error:
+                raise as_kafka_error(error, definition) from error
+        return await write(kafka_face.decode_ignoring)
+
+    async def _write_opened(
+        self,
+        header: BatchHeader,
+        opened: kafka_face.Opened,
+        decode: Decode,
+        size: int,
+        acks: int,
+        timeout_ms: int,
+    ) -> AppendInfo:
+        definition, index = self.definition, self.partition.index
+        writer = Writer.of(header)
         try:
             if definition.bucket_count == 1 or not definition.bucket_key:
-                return await self.write_rows(
-                    lambda now: kafka_face.decode_produced(now, opened), writer, size, acks, timeout_ms
-                )
-            operations = await self.services.run(kafka_face.decode_produced, definition, opened)
+                return await self.write_rows(lambda now: decode(now, opened), writer, size, acks, timeout_ms)
+            operations = await self.services.run(decode, definition, opened)
             by_bucket = await self.services.run(split, definition, operations)
             own = by_bucket.get(index)
             if own is not None and len(by_bucket) == 1:

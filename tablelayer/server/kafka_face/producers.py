@@ -6,6 +6,8 @@ executor threads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +20,18 @@ from protocol.records.decode import RecordColumns
 from protocol.records.header import BatchHeader, read_header, verify_crc
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
-from tablelayer.model.options.table_options import MAX_BUCKET_COUNT
+from tablelayer.model.options.table_options import MAX_BUCKET_COUNT, TableOptions, UnknownFields
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.derived import Sample, missing_columns
+from tablelayer.model.table.evolution import AddColumn
 from tablelayer.model.table.partitions import check_rows_of_partition
 from tablelayer.server.kafka_face.avro import Schemas, schema_ids
 from tablelayer.server.kafka_face.transcode import from_kafka
 from tablelayer.server.merge.engines import Operations
 from tablelayer.server.merge.writes import Writer, admit
 
+_SAMPLES = 200
+"""Records that are looked at at once for fields that are no columns."""
 _FORWARDED_PARTITIONS = MAX_BUCKET_COUNT
 _WHOLE_TABLES = 1 << 62
 PRODUCER_IDS = (1 << 50) - 1
@@ -107,6 +113,10 @@ class OpenedBatch(msgspec.Struct, frozen=True):
     sent_as: npt.NDArray[np.int64] | None = None
 
 
+Opened = memoryview | OpenedBatch
+"""A producer's batch, as it came or as it is decoded."""
+
+
 def avro_ids(definition: TableDefinition, batch: memoryview) -> tuple[RecordColumns, list[int]]:
     """The records of a batch of Avro values, and the ids of schemas in them. Raises KafkaError."""
     records = open_batch(batch)
@@ -156,6 +166,35 @@ def _decoded(definition: TableDefinition, batch: memoryview | OpenedBatch) -> Op
         raise refused_record(definition, error) from None
     except TableError as error:
         raise _refused(definition, int(deletes.argmax()), error.message) from None
+
+
+def ignoring(definition: TableDefinition) -> TableDefinition:
+    """The table as one that ignores fields that are no columns."""
+    options = {**definition.options, TableOptions.kafka_unknown_fields.name: UnknownFields.IGNORE.value}
+    return replace(definition, options=options)
+
+
+def decode_ignoring(definition: TableDefinition, batch: Opened) -> Operations:
+    """As `decode_produced` of a table that ignores fields that are no columns."""
+    return decode_produced(ignoring(definition), batch)
+
+
+def added_columns(definition: TableDefinition, batch: Opened) -> list[AddColumn]:
+    """The columns that the table lacks for the first records that need any."""
+    records = batch.records if isinstance(batch, OpenedBatch) else open_batch(batch)
+    for begin in range(0, len(records), _SAMPLES):
+        samples = (
+            Sample.of(None, _value(records, at)) for at in range(begin, min(begin + _SAMPLES, len(records)))
+        )
+        found = missing_columns(definition, samples)
+        if found:
+            return found
+    return []
+
+
+def _value(records: RecordColumns, at: int) -> bytes | None:
+    start, length = int(records.value_start[at]), int(records.value_length[at])
+    return None if length < 0 else records.payload[start : start + length].tobytes()
 
 
 def refused_record(definition: TableDefinition, error: RowError) -> RecordErrors:

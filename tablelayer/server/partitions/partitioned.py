@@ -17,11 +17,12 @@ import numpy as np
 from broker.cluster.hooks import FetchedRecords
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import BatchHeader
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.partitions import partitions_of_rows
-from tablelayer.server.bucket.bucket import as_kafka_error, no_rows
+from tablelayer.server.bucket.bucket import Decode, as_kafka_error, no_rows
 from tablelayer.server.bucket.joint_write import Part, write_together
 from tablelayer.server.bucket.log_bucket import LogBucket
 from tablelayer.server.kafka_face import producers as kafka_face
@@ -50,14 +51,30 @@ class PartitionedBucket(LogBucket):
         duplicate = self.partition.log.check_producer(header)
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
-        writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
         opened = await self.opened(definition, batch, refused)
+
+        async def write(decode: Decode) -> AppendInfo:
+            return await self._write_opened(header, opened, decode, len(batch), acks, timeout_ms)
+
+        return await self.with_added_columns(opened, write)
+
+    async def _write_opened(
+        self,
+        header: BatchHeader,
+        opened: kafka_face.Opened,
+        decode: Decode,
+        size: int,
+        acks: int,
+        timeout_ms: int,
+    ) -> AppendInfo:
+        definition = self.definition
+        writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
         try:
-            operations = await self.services.run(kafka_face.decode_produced, definition, opened)
+            operations = await self.services.run(decode, definition, opened)
             parts = await self.services.run(_split, definition, operations, self.partition.index)
             await self._write_partitions(definition, parts, writer, acks, timeout_ms)
             own = made_for(definition, Operations(no_rows(definition)))
-            return await self.write_rows(own, Writer.of(header), len(batch), acks, timeout_ms)
+            return await self.write_rows(own, Writer.of(header), size, acks, timeout_ms)
         except TableError as error:
             raise as_kafka_error(error, definition) from error
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import ErrorCode
-from tablelayer.model.errors import RowError
+from tablelayer.model.errors import RowError, TableError
 from tablelayer.server.kafka_face.transcode import from_kafka
 from tablelayer.tests.server.tables import Table, Tables, tables
 from tablelayer.tests.server.test_kafka_face import consume, produce
@@ -517,3 +517,76 @@ async def test_units_follow_the_renaming_of_their_column(tmp_path: Path) -> None
         assert row["w"] == datetime.datetime(2023, 11, 14, 22, 13, 20)
         with pytest.raises(AssertionError, match="is named by option"):
             await renamed.alter("DROP w")
+
+
+# -- columns that the source has got ------------------------------------------------------------------------
+
+ADDING = {"table.kafka.unknown-fields": "add"}
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("kind", ["plain", "enveloped", "debezium", "flat"])
+async def test_r17_14_columns_that_the_source_has_got_are_added(
+    tmp_path: Path, kind: str, buckets: int
+) -> None:
+    parameters = {"scale": "2", "connect.decimal.precision": "9"}
+    price = field("price", "bytes", "org.apache.kafka.connect.data.Decimal", parameters=parameters)
+    fields = [field("id", "int64"), price, field("at", "int64", _TIME + "Timestamp")]
+    row = {"id": 2, "price": base64.b64encode((1250).to_bytes(2, "big")).decode(), "at": 1_700_000_000_123}
+    plain = {"id": 2, "price": 12.5, "at": "noon", "none": None, "`": 1, "deep": {"x": 1}}
+    given, record, wanted = {
+        "plain": ({}, (2, plain), {"price": "DOUBLE", "at": "STRING", "deep": "STRING"}),
+        "enveloped": (
+            {"table.kafka.value-path": "payload"},
+            (2, flat(row, *fields)),
+            {"price": "DECIMAL(9, 2)", "at": "TIMESTAMP(3)"},
+        ),
+        "debezium": (DEBEZIUM, created(row, *fields), {"price": "DECIMAL(9, 2)", "at": "TIMESTAMP(3)"}),
+        "flat": (
+            {"table.kafka.deleted-field": "__deleted"},
+            (2, {**plain, "__deleted": "false", "__op": "c"}),
+            {"price": "DOUBLE", "at": "STRING", "deep": "STRING"},
+        ),
+    }[kind]
+    columns = "id BIGINT NOT NULL, v STRING, PRIMARY KEY (id) NOT ENFORCED"
+    async with tables(tmp_path) as world:
+        made = await world.create(columns, given={**given, **ADDING}, buckets=buckets)
+        await sent(made, record)
+        now = await made.latest()
+        assert {column.name: str(column.type) for column in now.schema.columns[2:]} == wanted
+        assert all(column.nullable for column in now.schema.columns[2:])
+        (found,) = await Table(world.broker, now).lookup({"id": 2})
+        assert found is not None
+        assert {str(found["price"]), str(found["at"])} <= {
+            "12.5",
+            "12.50",
+            "noon",
+            "2023-11-14 22:13:20.123000",
+        }
+        await sent(made, record)
+        assert (await made.latest()).schema.schema_id == now.schema.schema_id, "once"
+
+
+async def test_r17_14_a_batch_that_is_refused_alters_nothing(tmp_path: Path) -> None:
+    async with tables(tmp_path) as world:
+        made = await world.create("id BIGINT, v INT", given=ADDING)
+        answer = await produce(made, (None, {"id": 1, "more": 1}), (None, {"id": 2, "v": "x"}))
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert "column 'v'" in answer.error_message
+        assert (await made.latest()).schema.names == ["id", "v"]
+        late = [(None, {"id": n, **({"late": n} if n == 700 else {"null": None})}) for n in range(701)]
+        await sent(made, *late)
+        now = await made.latest()
+        assert now.schema.names == ["id", "v", "late"]
+        values = [json.loads(value or b"") for _, _, value, _ in await consume(Table(world.broker, now))]
+        assert [each["late"] for each in values[-2:]] == [None, 700]
+        refused = await produce(
+            await made.alter("SET ('table.kafka.unknown-fields' = 'fail')"), (None, {"id": 1, "x": 1})
+        )
+        assert refused.error_code == ErrorCode.INVALID_RECORD
+
+
+async def test_r17_14_adding_is_for_json(tmp_path: Path) -> None:
+    async with tables(tmp_path) as world:
+        with pytest.raises(TableError, match="is for values in JSON"):
+            await world.create("id BIGINT", given={**ADDING, "table.kafka.value-format": "avro"})

@@ -52,6 +52,7 @@ def test_a_table_as_spark_says_it() -> None:
         ("id",),
     )
     assert (made.bucket_count, made.comment, made.options["table.log.ttl"]) == (4, "bought", "7 d")
+    assert not any(name.startswith("option.") or name == "owner" for name in made.options)
     assert (made.schema.column("id").comment, made.schema.column("state").default) == ("it's", "new")
     for name in ("primary-key", "primary.key"):
         named = create(column("a", "long", nullable=False), column("b", "long"), properties={name: "a"})
