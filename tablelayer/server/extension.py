@@ -42,8 +42,10 @@ from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from uuid import UUID
 
     from broker.cluster.hooks import PartitionHooks
+    from broker.cluster.image import TopicEntry
     from broker.cluster.partition import Partition
     from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
@@ -116,6 +118,9 @@ class TableExtension:
         self._process = ProcessApi()
         self._staged: StagedCommits | None = None
         self._staged_expired_at = 0.0
+        self._looked_for_staged = False
+        self._gained: set[UUID] = set()
+        """Tables whose first bucket has come here: what was decided about their staged rows is this broker's now."""
         self._loading = asyncio.Lock()
         self._handlers: Handlers | None = None
 
@@ -227,8 +232,21 @@ class TableExtension:
             self.lake_subjects.tiered_offset,
             self.catalog,
         )
+        if not context.metadata.is_alone:
+            context.metadata.followers.append(self._followed)
         collector = TableCollector(context, self.catalog, self.lake_subjects, self._services.refusals)
         context.metrics.add(TABLE_METRICS, collector.collect)
+
+    def _followed(self, before: TopicEntry | None, entry: TopicEntry) -> None:
+        assert self._services is not None
+        own_id, topic = self._services.context.identity.broker_id, entry.topic
+        if (
+            before is not None
+            and before.state(0).leader != entry.state(0).leader == own_id
+            and is_table(topic.config)
+        ):
+            self._gained.add(topic.topic_id)
+            self._looked_for_staged = False
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         if not (is_table(topic.config) or is_partition(topic.config)):
@@ -347,10 +365,16 @@ class TableExtension:
     async def _look_after_staged(self, context: BrokerContext) -> None:
         """Complete commits that a stop has interrupted; now and then forget what nobody will commit."""
         if self._staged is None:
-            if not await context.store.children(_STAGED_NODES):
+            if self._looked_for_staged:
+                return  # whoever stages something here loads them
+            is_left = await context.store.children(_STAGED_NODES)
+            self._looked_for_staged = True
+            if not is_left:
                 return
             await self._load_handlers()
         assert self._staged is not None
+        while self._gained:
+            await self._staged.load_table(self._gained.pop())
         self._staged.resume_in(context.background.start)
         now = context.clock.monotonic()
         if now >= self._staged_expired_at + _STAGED_CHECK_SECONDS:

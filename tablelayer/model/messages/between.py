@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.schema import ApiMessage, Struct, array, int32, int64, string
+from uuid import UUID
+
+from protocol.schema import ApiMessage, Struct, array, binary, int32, int64, string, struct, uuid
 from tablelayer.model.messages.answers import TableResponse
 
 
@@ -33,3 +35,60 @@ class DescribeEndsResponse(TableResponse, key=10080, kind="response", versions="
     """In the order of the request."""
 
     partitions: list[FoundEnd] = array(FoundEnd)
+
+
+class StagedPlace(Struct):
+    """A bucket of the table; of a partitioned table the bucket of a partition, by its id. ``count`` of chunks."""
+
+    partition_id: UUID = uuid()
+    bucket: int = int32()
+    count: int = int32()
+
+
+class StagedOfAttempt(Struct):
+    attempt: str = string()
+    places: list[StagedPlace] = array(StagedPlace)
+
+
+class CountStagedRequest(ApiMessage, key=10090, kind="request", versions="0", flexible="0+"):
+    """How much attempts have staged with the broker. The batch is about to be committed: it is not idle."""
+
+    table_id: UUID = uuid()
+    writer: str = string()
+    batch_id: int = int64()
+    attempts: list[str] = array(string)
+
+
+class CountStagedResponse(TableResponse, key=10090, kind="response", versions="0", flexible="0+"):
+    """Without the attempts of which there is nothing."""
+
+    attempts: list[StagedOfAttempt] = array(StagedOfAttempt)
+
+
+class ApplyStagedRequest(ApiMessage, key=10091, kind="request", versions="0", flexible="0+"):
+    """Write what is decided for a bucket that the broker leads. ``ledger``: the decision, as the coordination store has
+    it. ``place.count``: so many chunks are known to be written.
+    """
+
+    table_id: UUID = uuid()
+    ledger: bytes = binary()
+    place: StagedPlace = struct(StagedPlace)
+
+
+class ApplyStagedResponse(TableResponse, key=10091, kind="response", versions="0", flexible="0+"):
+    """So many chunks of the bucket are written, all of them."""
+
+    written: int = int32()
+
+
+class DropStagedRequest(ApiMessage, key=10092, kind="request", versions="0", flexible="0+"):
+    """What the broker has of these attempts is not needed any more; without attempts, of batches up to this one."""
+
+    table_id: UUID = uuid()
+    writer: str = string()
+    batch_id: int = int64()
+    attempts: list[str] = array(string)
+
+
+class DropStagedResponse(TableResponse, key=10092, kind="response", versions="0", flexible="0+"):
+    pass

@@ -258,6 +258,24 @@ class TableApis:
                 whole(Operation.DESCRIBE),
             ),
             declare(
+                m.CountStagedRequest,
+                m.CountStagedResponse,
+                lambda by: by.staged.count,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
+                m.ApplyStagedRequest,
+                m.ApplyStagedResponse,
+                lambda by: by.staged.apply,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
+                m.DropStagedRequest,
+                m.DropStagedResponse,
+                lambda by: by.staged.drop,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
                 m.DescribeEndsRequest,
                 m.DescribeEndsResponse,
                 lambda by: by.lake.ends,

@@ -42,7 +42,7 @@ class Handlers:
         self.partitions = PartitionHandlers(catalog, rights)
         self.write = WriteHandlers(targets)
         self.read = ReadHandlers(services, targets, scans)
-        self.staged = StagedHandlers(rights, staged)
+        self.staged = StagedHandlers(services, rights, staged)
         self.refused = RefusedHandlers(services.refusals, catalog, rights)
         self.rights = RightsHandlers(catalog, grants)
         self.lake = LakeHandlers(services, rights, lake, subjects)

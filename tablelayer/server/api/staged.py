@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from broker.requests.declaration import RequestContext
 from broker.security.rights import Operation
+from tablelayer.model.messages import between as b
 from tablelayer.model.messages import staged as m
 from tablelayer.server.rights.table_rights import TableRights
+from tablelayer.server.services import Services
 from tablelayer.server.staged.commits import StagedCommits
 from tablelayer.server.staged.staging import Chunk, Place
 
 
 class StagedHandlers:
-    def __init__(self, rights: TableRights, staged: StagedCommits) -> None:
+    def __init__(self, services: Services, rights: TableRights, staged: StagedCommits) -> None:
+        self._services = services
         self._rights = rights
         self._staged = staged
 
     async def stage(self, context: RequestContext, request: m.StageRowsRequest) -> m.StageRowsResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
         targets = None if request.target_columns is None else tuple(request.target_columns)
-        if self._staged.is_decided(request.table_id, request.writer, request.batch_id):
+        if await self._staged.is_decided(request.table_id, request.writer, request.batch_id):
             return m.StageRowsResponse(decided=True)
         for chunk in request.chunks:
             await self._staged.stage(
@@ -48,6 +51,39 @@ class StagedHandlers:
         await self._staged.abort(request.table_id, request.writer, request.batch_id, request.attempts)
         return m.AbortStagedResponse()
 
+    async def count(self, context: RequestContext, request: b.CountStagedRequest) -> b.CountStagedResponse:
+        """For the broker that is about to decide, as what follows."""
+        await self._staged.touch(request.table_id, request.writer, request.batch_id)
+        staged = await self._services.run(
+            self._staged.count, request.table_id, request.writer, request.batch_id, request.attempts
+        )
+        return b.CountStagedResponse(
+            attempts=[
+                b.StagedOfAttempt(
+                    attempt=attempt,
+                    places=[_told(place, count) for place, count in counts.items()],
+                )
+                for attempt, counts in staged.items()
+                if counts
+            ]
+        )
 
-def _place(part: m.StagedChunk | m.StagedCount) -> Place:
+    async def apply(self, context: RequestContext, request: b.ApplyStagedRequest) -> b.ApplyStagedResponse:
+        written = await self._staged.apply(
+            request.table_id, bytes(request.ledger), _place(request.place), request.place.count
+        )
+        return b.ApplyStagedResponse(written=max(written.values()))
+
+    async def drop(self, context: RequestContext, request: b.DropStagedRequest) -> b.DropStagedResponse:
+        await self._staged.drop(request.table_id, request.writer, request.batch_id, request.attempts)
+        return b.DropStagedResponse()
+
+
+def _told(place: Place, count: int) -> b.StagedPlace:
+    if isinstance(place, int):
+        return b.StagedPlace(bucket=place, count=count)
+    return b.StagedPlace(partition_id=place[0], bucket=place[1], count=count)
+
+
+def _place(part: m.StagedChunk | m.StagedCount | b.StagedPlace) -> Place:
     return (part.partition_id, part.bucket) if part.partition_id.int else part.bucket

@@ -23,6 +23,10 @@ What is decided says how many chunks there are for each place. Where some are go
 `durability=process` had not put on the disk; somebody removed them), the batch is never taken for done: its commit, and
 all that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
 
+Of several brokers, each has the chunks of the buckets that it leads. The one that leads the table's first bucket
+decides: it counts what the others have, saves the decision, and has each write what is its own (`others.py`). When it
+is gone, whoever leads that bucket next goes on, from the decision in the store.
+
 State: one ledger of some hundred bytes for each (writer, table); those of single batches are kept for a day, those of
 streams for 90 days after their last commit. Staged rows that are never committed go after a day, or sooner when space
 is short (`staged_space`).
@@ -43,7 +47,6 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import asdict, replace
 
-from broker.cluster.image import NO_LEADER
 from broker.cluster.nodes import OwnedNodes
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE
@@ -52,6 +55,7 @@ from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.kafka_face.producers import forwarded_producer_id
 from tablelayer.server.merge.writes import Writer
+from tablelayer.server.staged.others import OtherBrokers, Staged
 from tablelayer.server.staged.space import StagedSpace
 from tablelayer.server.staged.staging import (
     Chunk,
@@ -149,6 +153,7 @@ class StagedCommits:
         self._nodes = OwnedNodes(services.context.store, _ROOT)
         self._ledgers: dict[tuple[UUID, str], Ledger] = {}
         self._locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
+        self._others = OtherBrokers(services.context)
         self._unfinished: set[tuple[UUID, str]] = set()
         self._resuming = False
         self._space = StagedSpace(area.root, services.limits, area.drop_batch, area.disk, area.clock)
@@ -156,15 +161,27 @@ class StagedCommits:
     async def load(self) -> None:
         """Read what is in the store. Call once, before anything else."""
         for table in await self._nodes.children():
-            for name in await self._nodes.children(table):
-                await self._restore(UUID(table), f"{table}/{name}")
+            await self.load_table(UUID(table))
+
+    async def load_table(self, table_id: UUID) -> None:
+        """Read what is in the store of a table: this broker may have to go on with it."""
+        for name in await self._nodes.children(str(table_id)):
+            await self._restore(table_id, f"{table_id}/{name}")
 
     # -- what writers ask --------------------------------------------------------------------------------
 
-    def is_decided(self, table_id: UUID, writer: str, batch_id: int) -> bool:
-        """Whether staging for this batch is in vain: it, or a later one, is decided."""
+    async def is_decided(self, table_id: UUID, writer: str, batch_id: int) -> bool:
+        """Whether staging for this batch is in vain: it, or a later one, is decided, by whichever broker."""
         ledger = self._ledgers.get((table_id, writer))
+        if not self._others.are_none:
+            node = await self._services.context.store.get(f"{_ROOT}/{_name(table_id, writer)}")
+            ledger = None if node is None else Ledger.from_json(node.data)
         return ledger is not None and ledger.batch_id >= batch_id
+
+    async def _read_on(self, table_id: UUID, writer: str) -> None:
+        """Another broker may have decided."""
+        if not self._others.are_none:
+            await self._restore(table_id, _name(table_id, writer))
 
     async def stage(
         self,
@@ -180,7 +197,6 @@ class StagedCommits:
         """Check a chunk and store it, for the host `client`. Raises TableError or KafkaError."""
         check_names(writer, batch_id, [attempt])
         assert definition.table_id is not None
-        self._check_one_broker(definition)
         hooks = self._bucket_of(*self._resolved(definition, place))
         await self._services.run(hooks.check_write, chunk.batch, chunk.targets)
         path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
@@ -188,18 +204,6 @@ class StagedCommits:
         async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
             await self._services.run(
                 _append, self._area, path, number, chunk, durable, self._space, client, self._decided
-            )
-
-    def _check_one_broker(self, definition: TableDefinition) -> None:
-        """A batch is written by the broker that has all of its chunks. Raises TableError."""
-        metadata = self._services.context.metadata
-        entry = metadata.entry(definition.path.topic)
-        led = set() if entry is None else {state.leader for state in entry.states()} - {NO_LEADER}
-        if len(led) > 1 or (definition.is_partitioned and len(metadata.image.brokers) > 1):
-            raise TableError(
-                TableErrorCode.INVALID_TABLE,
-                f"the buckets of {definition.path} are led by several brokers: rows that are staged first and committed"
-                " as a whole are not offered there yet; ordinary writes are",
             )
 
     def _decided(self) -> set[Path]:
@@ -249,21 +253,22 @@ class StagedCommits:
         table_id = definition.table_id
         assert table_id is not None
         async with self._lock(table_id, writer):
+            self._others.check_decides(definition)
+            await self._read_on(table_id, writer)
             ledger = self._ledgers.get((table_id, writer))
             if ledger is not None and not ledger.done:
                 ledger = await self._write(definition, ledger)
             if ledger is not None and ledger.batch_id >= batch_id:
-                await self._services.run(self._area.drop_batches, table_id, writer, batch_id)
+                await self._drop(table_id, writer, batch_id)
                 return
             chunks: Counter[Place] = Counter()
             for _, counts in attempts:
                 chunks.update(counts)
             for place in chunks:
                 self._resolved(definition, place)
-            await self._services.run(
-                self._space.touch, self._area.path(table_id, writer, batch_id, "", 0).parent
-            )
-            await self._services.run(self._check_complete, table_id, writer, batch_id, attempts)
+            await self.touch(table_id, writer, batch_id)
+            staged = await self._staged(definition, writer, batch_id, names)
+            self._check_complete(batch_id, attempts, staged)
             context = self._services.context
             producer_id = ledger.producer_id if ledger is not None else await context.allocate_producer_id()
             decided = Ledger(
@@ -284,20 +289,60 @@ class StagedCommits:
         """These attempts will not be committed. Without effect on a batch that is decided."""
         check_names(writer, batch_id, attempts)
         async with self._lock(table_id, writer):
-            if not self.is_decided(table_id, writer, batch_id):
+            if not await self.is_decided(table_id, writer, batch_id):
                 await self._services.run(self._area.drop_attempts, table_id, writer, batch_id, attempts)
+                await self._others.drop(table_id, writer, batch_id, attempts)
 
+    async def _drop(self, table_id: UUID, writer: str, batch_id: int) -> None:
+        """What was staged for batches up to this one."""
+        await self._services.run(self._area.drop_batches, table_id, writer, batch_id)
+        await self._others.drop(table_id, writer, batch_id, ())
+
+    async def _staged(
+        self, definition: TableDefinition, writer: str, batch_id: int, attempts: Sequence[str]
+    ) -> Staged:
+        """Chunks by attempt and place, of each place with its leader. Raises KafkaError if a leader does not say."""
+        table_id = definition.table_id
+        assert table_id is not None
+        found = await self._services.run(self.count, table_id, writer, batch_id, attempts)
+        topics = [definition.path.topic]
+        if definition.is_partitioned:
+            topics = [each.path.topic for each in self._services.catalog.partitions(definition)]
+        told = await self._others.counted(topics, table_id, writer, batch_id, attempts)
+        if not told:
+            return found
+        for broker_id, theirs in told.items():
+            for attempt, counts in theirs.items():
+                for place, count in counts.items():
+                    if self._others.leader_of(self._topic_of(definition, place), place) == broker_id:
+                        found.setdefault(attempt, {})[place] = count
+        return found
+
+    def _topic_of(self, definition: TableDefinition, place: Place) -> str | None:
+        """None for a partition that is gone."""
+        if isinstance(place, int):
+            return definition.path.topic
+        partition = self._partition(place[0])
+        return None if partition is None else partition.path.topic
+
+    def count(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> Staged:
+        """What is staged with this broker. Blocking."""
+        return {
+            attempt: {
+                place: self._area.count(self._area.path(table_id, writer, batch_id, attempt, place))
+                for place in self._area.places(table_id, writer, batch_id, attempt)
+            }
+            for attempt in attempts
+        }
+
+    @staticmethod
     def _check_complete(
-        self,
-        table_id: UUID,
-        writer: str,
-        batch_id: int,
-        attempts: Sequence[tuple[str, Mapping[Place, int]]],
+        batch_id: int, attempts: Sequence[tuple[str, Mapping[Place, int]]], staged: Staged
     ) -> None:
         for attempt, counts in attempts:
-            for place in {**counts, **dict.fromkeys(self._area.places(table_id, writer, batch_id, attempt))}:
-                count = counts.get(place, 0)
-                there = self._area.count(self._area.path(table_id, writer, batch_id, attempt, place))
+            found = staged.get(attempt, {})
+            for place in {**counts, **found}:
+                count, there = counts.get(place, 0), found.get(place, 0)
                 if there != count:
                     raise TableError(
                         TableErrorCode.STAGED_ROWS_MISSING,
@@ -308,16 +353,14 @@ class StagedCommits:
 
     # -- writing what is decided ---------------------------------------------------------------------------
 
-    def _check_kept(self, table_id: UUID, ledger: Ledger, places: Sequence[Place]) -> None:
-        """Raises TableError STAGED_ROWS_MISSING unless all that was decided is still there. Blocking."""
+    async def _check_kept(self, definition: TableDefinition, ledger: Ledger, places: Sequence[Place]) -> None:
+        """Raises TableError STAGED_ROWS_MISSING unless all that was decided is still there."""
         if ledger.chunks is None:
             return
+        staged = await self._staged(definition, ledger.writer, ledger.batch_id, ledger.attempts)
         for place in places:
             decided = ledger.chunks.get(place, 0)
-            there = sum(
-                self._area.count(self._area.path(table_id, ledger.writer, ledger.batch_id, attempt, place))
-                for attempt in ledger.attempts
-            )
+            there = sum(counts.get(place, 0) for counts in staged.values())
             if there != decided:
                 raise _gone(ledger, place, there, decided)
 
@@ -326,7 +369,7 @@ class StagedCommits:
         assert table_id is not None
         written = dict(ledger.written)
         places = self._places(definition, ledger)
-        await self._services.run(self._check_kept, table_id, ledger, places)
+        await self._check_kept(definition, ledger, places)
         gate = asyncio.Semaphore(_PLACES_AT_ONCE)
 
         async def write(place: Place) -> None:
@@ -344,7 +387,7 @@ class StagedCommits:
         done = following(ledger, max(written.values(), default=0), self._services.context.clock.time_ms())
         await self._save(table_id, done)
         self._unfinished.discard((table_id, ledger.writer))
-        await self._services.run(self._area.drop_batches, table_id, ledger.writer, ledger.batch_id)
+        await self._drop(table_id, ledger.writer, ledger.batch_id)
         return done
 
     def _places(self, definition: TableDefinition, ledger: Ledger) -> list[Place]:
@@ -394,9 +437,15 @@ class StagedCommits:
         written: dict[Place, int],
     ) -> None:
         """Write the chunks for one place, a bucket of `definition`, that are not there yet; counts all of them in
-        `written`.
+        `written`. Another broker does so that leads it.
         """
         bucket = place if isinstance(place, int) else place[1]
+        leader = self._others.leader_of(definition.path.topic, place)
+        if leader is not None:
+            if ledger.chunks is not None and not ledger.chunks.get(place, 0):
+                return
+            await self._others.apply(leader, table_id, ledger.to_json(), place, written)
+            return
         # The producer id is the ledger's alone, so any source partition will do.
         producer_id = forwarded_producer_id(ledger.producer_id, 0)
         chunks = self._chunks(table_id, ledger, place)
@@ -434,6 +483,36 @@ class StagedCommits:
             else:
                 return
 
+    async def apply(self, table_id: UUID, data: bytes, place: Place, noted: int) -> dict[Place, int]:
+        """Another broker has decided: write what this one has for a bucket that it leads, of which `noted` chunks are
+        known to be written. Gives how many are now. Raises what a bucket raises, and NOT_LEADER_OR_FOLLOWER.
+        """
+        ledger = Ledger.from_json(data)
+        self._ledgers[table_id, ledger.writer] = ledger
+        definition = self._definition_of(table_id if isinstance(place, int) else place[0])
+        written = {place: noted}
+        async with self._lock(table_id, f"{ledger.writer}\0{place_text(place)}"):
+            if self._others.leader_of(definition.path.topic, place) is not None:
+                raise KafkaError(
+                    ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {place_text(place)} is led by another broker"
+                )
+            await self._write_bucket(table_id, definition, ledger, place, written)
+        return written
+
+    async def drop(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
+        """Another broker says that this is not needed any more."""
+        if attempts:
+            await self._services.run(self._area.drop_attempts, table_id, writer, batch_id, attempts)
+        else:
+            await self._services.run(self._area.drop_batches, table_id, writer, batch_id)
+            ledger = self._ledgers.get((table_id, writer))
+            if ledger is not None and not ledger.done and not self._others.are_none:
+                await self._restore(table_id, _name(table_id, writer))
+
+    async def touch(self, table_id: UUID, writer: str, batch_id: int) -> None:
+        """It is about to be committed."""
+        await self._services.run(self._space.touch, self._area.path(table_id, writer, batch_id, "", 0).parent)
+
     # -- in the background ---------------------------------------------------------------------------------
 
     def resume_in(self, start_task: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
@@ -455,7 +534,11 @@ class StagedCommits:
             definition = self._definition_of(table_id)
         except TableError:
             return  # dropped; `expire` clears up
+        if not self._others.decides(definition):
+            return  # whoever leads its first bucket does; it is read again when that is here
         async with self._lock(table_id, writer):
+            await self._read_on(table_id, writer)
+            self._unfinished.discard((table_id, writer))
             ledger = self._ledgers.get((table_id, writer))
             if ledger is None or ledger.done:
                 return
@@ -475,9 +558,20 @@ class StagedCommits:
     async def expire(self, exists: Callable[[UUID], bool]) -> None:
         """Forget dropped tables, writers that were silent for long, and rows that nobody committed."""
         now = self._services.context.clock.time_ms()
+        if not self._others.are_none:
+            for table_id in await self._services.run(self._area.tables):
+                await self.load_table(table_id)  # what others have decided of what is here
         for (table_id, writer), ledger in list(self._ledgers.items()):
             if exists(table_id) and not (ledger.done and now - ledger.updated_ms > ledger.kept_ms):
                 continue
+            if not self._others.are_none and exists(table_id):
+                if not self._others.decides(self._definition_of(table_id)):
+                    del self._ledgers[table_id, writer]
+                    continue
+                await self._read_on(table_id, writer)
+                ledger = self._ledgers[table_id, writer]
+                if now - ledger.updated_ms <= ledger.kept_ms:
+                    continue  # another broker has gone on with it
             lock = self._lock(table_id, writer)
             if lock.locked():
                 continue  # the writer is back, or still writes: next time

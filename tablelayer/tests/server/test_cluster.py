@@ -1,21 +1,23 @@
-"""Tables whose buckets several brokers lead: each serves its own, and what needs all in one place is refused."""
+"""Tables whose buckets several brokers lead: each serves its own, and what needs all of them goes over all of them."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from broker.security.rights import Operation, ResourceType
 from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker
 from broker.tests.security.people import SECURED, allow, client
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.client.connection import AsyncConnection
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.extension import TableExtension
+from tablelayer.server.staged.others import OtherBrokers
 from tablelayer.tests.server.tables import Row, Table, Tables
 from tablelayer.tests.server.test_kafka_face import produce
-from tablelayer.tests.server.test_staged_writes import stage
+from tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
 
 BUCKETS = 4
 
@@ -101,13 +103,122 @@ async def test_columns_that_one_broker_grants_and_takes_back_are_so_at_all_of_th
         await is_answered_with(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
-async def test_what_needs_all_buckets_in_one_place_is_refused_with_the_reason(tmp_path) -> None:
-    async with direct_cluster(tmp_path, 2, extensions) as cluster:
-        table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
-        (mine, *_) = own_buckets(table.broker, "default.t")
-        staged = await stage(table, 1, "a", {mine: [[{"k": 1}]]})
-        assert staged.error_code == TableErrorCode.INVALID_TABLE
-        assert "led by several brokers" in staged.error_message
+class Spread:
+    """A table of three brokers to stage rows for: with the leader of each bucket."""
+
+    def __init__(self, cluster: DirectCluster, opened: dict[int, Table]) -> None:
+        self.opened = opened
+        entry = opened[1].broker.context.metadata.entry("default.t")
+        assert entry is not None
+        self.leaders = [state.leader for state in entry.states()]
+        self.deciding = opened[self.leaders[0]]
+
+    async def stage(self, batch_id: int, attempt: str, chunks: Chunks) -> list[int]:
+        answers = []
+        for bucket, listed in chunks.items():
+            table = self.opened[self.leaders[bucket]]
+            answers.append((await stage(table, batch_id, attempt, {bucket: listed})).error_code)
+        return answers
+
+    async def rows(self) -> dict[int, list[Any]]:
+        return {
+            bucket: [row["n"] for _, row in await self.opened[leader].changelog(bucket=bucket)]
+            for bucket, leader in enumerate(self.leaders)
+        }
+
+
+EACH: Chunks = {bucket: [[{"n": bucket}], [{"n": bucket + 10}]] for bucket in range(BUCKETS)}
+ALL = {bucket: [bucket, bucket + 10] for bucket in range(BUCKETS)}
+NOTHING: dict[int, list[int]] = {bucket: [] for bucket in range(BUCKETS)}
+
+
+async def test_rows_that_several_brokers_have_staged_are_committed_once_and_as_a_whole(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        spread = Spread(cluster, await created(cluster, "n BIGINT"))
+        assert set(spread.leaders) == {1, 2, 3}
+        assert await spread.stage(0, "a", EACH) == [0] * BUCKETS
+        assert await spread.stage(0, "twin", EACH) == [0] * BUCKETS
+        elsewhere = spread.opened[spread.leaders[0] % 3 + 1]
+        assert (await commit(elsewhere, 0, {"a": EACH})).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        more = {**EACH, BUCKETS - 1: [*EACH[BUCKETS - 1], [{"n": 99}]]}
+        missing = await commit(spread.deciding, 0, {"a": more})
+        assert missing.error_code == TableErrorCode.STAGED_ROWS_MISSING
+        fewer = {bucket: EACH[bucket] for bucket in range(BUCKETS - 1)}
+        assert (
+            await commit(spread.deciding, 0, {"a": fewer})
+        ).error_code == TableErrorCode.STAGED_ROWS_MISSING
+        assert await spread.rows() == NOTHING
+        for _ in range(2):
+            assert (await commit(spread.deciding, 0, {"a": EACH})).error_code == 0
+            assert await spread.rows() == ALL
+        for leader, table in spread.opened.items():
+            again = await stage(table, 0, "late", {spread.leaders.index(leader): [[{"n": 5}]]})
+            assert (again.error_code, again.decided) == (0, True), "whoever has decided"
+        assert await spread.stage(1, "b", EACH) == [0] * BUCKETS
+        assert (await commit(spread.deciding, 1, {"b": EACH})).error_code == 0
+        assert await spread.rows() == {bucket: 2 * values for bucket, values in ALL.items()}
+        for number in cluster.brokers:
+            left = sorted((tmp_path / str(number)).rglob("*.0")) + sorted(
+                (tmp_path / str(number)).rglob("b.*")
+            )
+            assert not [path for path in left if "staged" in path.parts], "nobody keeps what is committed"
+
+
+async def test_a_commit_that_was_broken_off_is_completed_with_the_same_rows(tmp_path, monkeypatch) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        spread = Spread(cluster, await created(cluster, "n BIGINT"))
+        assert await spread.stage(0, "a", EACH) == [0] * BUCKETS
+        apply, calls = OtherBrokers.apply, []
+
+        async def broken(self, leader, *arguments):
+            calls.append(leader)
+            if len(calls) == 2:
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "cut off")
+            await apply(self, leader, *arguments)
+
+        monkeypatch.setattr(OtherBrokers, "apply", broken)
+        broken_off = await commit(spread.deciding, 0, {"a": EACH})
+        assert broken_off.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        monkeypatch.undo()
+        assert sorted(len(values) for values in (await spread.rows()).values())[0] == 0
+        assert await spread.stage(0, "other", EACH) == [0] * BUCKETS
+        assert (await commit(spread.deciding, 0, {"other": EACH})).error_code == 0, "the first one counts"
+        assert await spread.rows() == ALL
+
+
+async def test_what_was_decided_is_completed_when_the_broker_that_decided_is_back(
+    tmp_path, monkeypatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        spread = Spread(cluster, await created(cluster, "n BIGINT"))
+        assert await spread.stage(0, "a", EACH) == [0] * BUCKETS
+
+        async def gone(self, *_):
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "cut off")
+
+        monkeypatch.setattr(OtherBrokers, "apply", gone)
+        assert (await commit(spread.deciding, 0, {"a": EACH})).error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        monkeypatch.undo()
+        decided_by = spread.leaders[0]
+        await cluster.stop(decided_by)
+        await cluster.start(decided_by)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
+        spread.opened[decided_by] = await tables_at(cluster, decided_by).open()
+        async with asyncio.timeout(20):
+            while await spread.rows() != ALL:  # noqa: ASYNC110 - a task of a broker writes them
+                await asyncio.sleep(0.05)
+
+
+async def test_nothing_is_decided_while_a_leader_is_away(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        spread = Spread(cluster, await created(cluster, "n BIGINT"))
+        assert await spread.stage(0, "a", EACH) == [0] * BUCKETS
+        away = next(leader for leader in spread.leaders if leader != spread.leaders[0])
+        await cluster.stop(away)
+        refused = await commit(spread.deciding, 0, {"a": EACH})
+        assert refused.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        node = await spread.deciding.broker.context.store.children(f"/staged/{spread.deciding.table_id}")
+        assert node == []
 
 
 async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(tmp_path) -> None:
