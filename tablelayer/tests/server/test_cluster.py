@@ -157,6 +157,12 @@ async def test_rows_that_several_brokers_have_staged_are_committed_once_and_as_a
         assert await spread.stage(1, "b", EACH) == [0] * BUCKETS
         assert (await commit(spread.deciding, 1, {"b": EACH})).error_code == 0
         assert await spread.rows() == {bucket: 2 * values for bucket, values in ALL.items()}
+        small = {0: [[{"n": 77}]]}
+        assert await spread.stage(2, "c", small) == [0]
+        assert (await commit(spread.deciding, 2, {"c": small})).error_code == 0
+        assert (
+            await stage(elsewhere, 2, "late", {spread.leaders.index(spread.leaders[0] % 3 + 1): [[]]})
+        ).decided
         for number in cluster.brokers:
             left = sorted((tmp_path / str(number)).rglob("*.0")) + sorted(
                 (tmp_path / str(number)).rglob("b.*")
