@@ -72,16 +72,53 @@ def message_of(
     `order`: which of the values each row is of, instead of one after the other. Raises DecodeError for a damaged row,
     ValueError for 2 GiB of texts in a column.
     """
+    if len(values) > _FEW:
+        return message_of_arrays([pa.array(values, pa.binary())], schema, columns, order)
+    there = [value or b"" for value in values]
+    data = np.frombuffer(b"".join(there), np.uint8) if any(there) else _NO_BYTES
+    sizes = [-1 if value is None else len(value) for value in values]
+    starts, lengths = np.array([[0, *accumulate(map(len, there))][: len(values)], sizes], np.int64)
+    return _message(data.ctypes.data + starts, lengths, schema, columns, order)
+
+
+def message_of_arrays(
+    arrays: Sequence[pa.BinaryArray],
+    schema: Schema,
+    columns: Sequence[int] | None = None,
+    order: Indices | None = None,
+) -> memoryview | None:
+    """The same of the values of arrays, one array behind the other."""
+    addresses, sizes = [], []
+    for array in arrays:
+        offsets, data = variable_values(array)
+        lengths = np.diff(offsets).astype(np.int64)
+        valid = validity(array)
+        if valid is not None:
+            lengths[~valid] = -1
+        addresses.append(data.ctypes.data + offsets[:-1].astype(np.int64))
+        sizes.append(lengths)
+    if len(arrays) == 1:
+        return _message(addresses[0], sizes[0], schema, columns, order)
+    return _message(np.concatenate(addresses), np.concatenate(sizes), schema, columns, order)
+
+
+def _message(
+    addresses: Indices,
+    lengths: Indices,
+    schema: Schema,
+    columns: Sequence[int] | None,
+    order: Indices | None,
+) -> memoryview | None:
+    """Of rows that lie at these addresses, in memory that the caller keeps; length -1: there is none."""
     plan = _plan_of(schema, columns)
     if plan is None:
         return None
-    source, begins, lengths = _laid_out(values)
     if order is not None:
-        begins, lengths = begins[order], lengths[order]
+        addresses, lengths = addresses[order], lengths[order]
     count, width = len(lengths), len(plan.columns)
     nodes = np.empty((width, 2), np.int64)
     buffers = np.zeros((plan.buffer_count, 2), np.int64)
-    found = _measure(source, begins, lengths, plan.size, schema.schema_id, plan.columns, nodes, buffers)
+    found = _measure(addresses, lengths, plan.size, schema.schema_id, plan.columns, nodes, buffers)
     if found < 0:
         kind, row = -found % _KINDS, -found // _KINDS
         if kind == _OTHER_SCHEMA:
@@ -92,25 +129,8 @@ def message_of(
     head = build_metadata(count, nodes, buffers, -1, found)
     out = np.zeros(len(head) + found, np.uint8)
     out[: len(head)] = np.frombuffer(head, np.uint8)
-    _fill(source, begins, lengths, plan.size, plan.columns, nodes, buffers, out[len(head) :])
+    _fill(addresses, lengths, plan.size, plan.columns, nodes, buffers, out[len(head) :])
     return out.data
-
-
-def _laid_out(values: Sequence[bytes | None]) -> tuple[Bytes, Indices, Indices]:
-    """The bytes of all values, and of each where it begins and its length, -1 where there is no row."""
-    if len(values) > _FEW:
-        array = pa.array(values, pa.binary())
-        offsets, data = variable_values(array)
-        begins, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
-        valid = validity(array)
-        if valid is not None:
-            lengths[~valid] = -1
-    else:
-        there = [value or b"" for value in values]
-        data = np.frombuffer(b"".join(there), np.uint8)
-        sizes = [-1 if value is None else len(value) for value in values]
-        begins, lengths = np.array([[0, *accumulate(map(len, there))][:-1], sizes], np.int64)
-    return data if len(data) else _NO_BYTES, begins, lengths
 
 
 def _plan_of(schema: Schema, columns: Sequence[int] | None) -> _Plan | None:
@@ -169,8 +189,7 @@ def warm() -> None:
 
 @njit(cache=True, nogil=True)
 def _measure(
-    source: Bytes,
-    begins: Indices,
+    addresses: Indices,
     lengths: Indices,
     size: int,
     schema_id: int,
@@ -180,8 +199,7 @@ def _measure(
 ) -> int:
     """Check the rows, and say in `nodes` (values, nulls) and `buffers` (position, length) what their columns take. The
     size of the body; or below 0 what is wrong with which row: -(8 * row + kind)."""
-    count = len(begins)
-    data = source.ctypes.data
+    count = len(addresses)
     for column in range(len(columns)):
         nodes[column, 0] = count
         nodes[column, 1] = 0
@@ -192,7 +210,7 @@ def _measure(
             for column in range(len(columns)):
                 nodes[column, 1] += 1
             continue
-        at = data + begins[row]
+        at = addresses[row]
         if length < 2:
             return -(_KINDS * row + _CUT_SHORT)
         if np.int64(byte_at(at, 0)) | (np.int64(byte_at(at, 1)) << 8) != schema_id:
@@ -238,8 +256,7 @@ def _measure(
 
 @njit(cache=True, nogil=True)
 def _fill(
-    source: Bytes,
-    begins: Indices,
+    addresses: Indices,
     lengths: Indices,
     size: int,
     columns: Table,
@@ -248,8 +265,7 @@ def _fill(
     out: Bytes,
 ) -> None:
     """Fill the buffers of a body of zeros from rows that `_measure` has found sound."""
-    count = len(begins)
-    data, body = source.ctypes.data, out.ctypes.data
+    count, body = len(addresses), out.ctypes.data
     buffer = 0
     for column in range(len(columns)):
         bit, place = columns[column, _BIT], columns[column, _POSITION]
@@ -258,7 +274,7 @@ def _fill(
             valid = body + buffers[buffer, 0]
             for row in range(count):
                 if lengths[row] >= 0:
-                    null = (np.int64(byte_at(data + begins[row], 2 + (bit >> 3))) >> (bit & 7)) & 1
+                    null = (np.int64(byte_at(addresses[row], 2 + (bit >> 3))) >> (bit & 7)) & 1
                     if not null:
                         target = valid + (row >> 3)
                         put_byte(target, byte_at(target, 0) | (1 << (row & 7)))
@@ -268,7 +284,7 @@ def _fill(
             end = np.int64(0)
             for row in range(count):
                 if lengths[row] >= 0:
-                    at = data + begins[row]
+                    at = addresses[row]
                     begin = np.int64(0)
                     if before != _FIRST:
                         begin = _end_at(at + before)
@@ -281,7 +297,7 @@ def _fill(
         for row in range(count):
             if lengths[row] < 0:
                 continue
-            at = data + begins[row] + place
+            at = addresses[row] + place
             if width == 8:
                 put_word(values + 8 * row, word_at(at, 0))
             elif width == 4:

@@ -33,7 +33,7 @@ from tablelayer.model.rows.keys import encode_few_keys, encode_keys
 from tablelayer.model.rows.stored import decode_rows, encode_rows
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.server.stored_message import message_of
+from tablelayer.server.stored_message import message_of_arrays
 
 Indices = npt.NDArray[np.int64]
 TakeNumbers = Callable[[int], Indices]
@@ -168,11 +168,11 @@ def merge(
     if operations.kept:
         images = _with_kept(rules, engine, images, operations.kept, stored, before, old)
     indices, change_types = _emit(old, updated, inserted, deleted, full_image=rules.full_image)
-    encoded: list[bytes] | None = None
+    encoded: pa.BinaryArray | None = None
     if len(indices) == count and inserted.all():
         changelog = images
     elif len(indices) and int(indices.max()) >= count:
-        encoded = encode_rows(images, schema).to_pylist()
+        encoded = encode_rows(images, schema)
         changelog = stored.behind(images, encoded, indices)
     else:
         changelog = images.take(pa.array(indices))
@@ -189,10 +189,9 @@ class _Stored:
 
     def __init__(self, schema: Schema, values: list[bytes | None]) -> None:
         self._schema = schema
-        self._values = values
-        self.exists: Mask = np.ones(len(values), np.bool_)
-        if None in values:
-            self.exists = np.fromiter([value is not None for value in values], np.bool_, len(values))
+        self._values = pa.array(values, pa.binary())
+        valid = validity(self._values)
+        self.exists: Mask = np.ones(len(values), np.bool_) if valid is None else valid
         self._rows: pa.RecordBatch | None = None
 
     @property
@@ -206,17 +205,17 @@ class _Stored:
             return self._rows.column(index)
         return self._decoded([index]).column(0)
 
-    def behind(self, images: pa.RecordBatch, encoded: list[bytes], indices: Indices) -> pa.RecordBatch:
+    def behind(self, images: pa.RecordBatch, encoded: pa.BinaryArray, indices: Indices) -> pa.RecordBatch:
         """The rows with these indices into `images`, which are `encoded` too, with the stored ones behind them."""
-        message = message_of([*encoded, *self._values], self._schema, None, indices)
+        message = message_of_arrays([encoded, self._values], self._schema, None, indices)
         if message is None:
             return pa.concat_batches([images, self.rows]).take(pa.array(indices))
         return decode_ipc(message, self._schema.arrow())
 
     def _decoded(self, columns: list[int] | None) -> pa.RecordBatch:
-        message = message_of(self._values, self._schema, columns)
+        message = message_of_arrays([self._values], self._schema, columns)
         if message is None:
-            return decode_rows(pa.array(self._values, pa.binary()), self._schema, columns)
+            return decode_rows(self._values, self._schema, columns)
         arrow = self._schema.arrow()
         return decode_ipc(
             message, arrow if columns is None else pa.schema([arrow.field(index) for index in columns])
@@ -285,16 +284,15 @@ def _to_store(
     schema: Schema,
     groups: _Groups,
     images: pa.RecordBatch,
-    encoded: list[bytes] | None,
+    encoded: pa.BinaryArray | None,
     after: Mask,
     changed: Mask,
     standing: Indices | None,
 ) -> tuple[list[bytes], list[bytes | None]]:
     """Keys and values in key order. `encoded`: the images, if they are encoded already."""
     if groups.previous is None and bool(changed.all()) and bool(after.all()):
-        if encoded is not None:
-            return groups.keys, [encoded[row] for row in groups.order.tolist()]
-        return groups.keys, encode_rows(images, schema).take(pa.array(groups.order)).to_pylist()
+        encoded = encode_rows(images, schema) if encoded is None else encoded
+        return groups.keys, encoded.take(pa.array(groups.order)).to_pylist()
     touched = np.zeros(len(groups.keys), np.bool_)
     touched[groups.of_row[changed]] = True
     last = groups.last_rows[touched]
@@ -303,7 +301,7 @@ def _to_store(
     if encoded is None:
         rows = iter(encode_rows(images.take(pa.array(source)), schema).to_pylist())
     else:
-        rows = iter([encoded[row] for row in source.tolist()])
+        rows = iter(encoded.take(pa.array(source)).to_pylist())
     keys = list(compress(groups.keys, touched.tolist()))
     return keys, [next(rows) if keep else None for keep in kept.tolist()]
 
