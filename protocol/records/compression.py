@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import cramjam
 import numpy as np
@@ -45,6 +45,10 @@ _LZ4_STORED: Final = 1 << 31
 _LZ4_SIZE: Final = Struct("<I")
 _LZ4_FLAGS_POSITION: Final = 4
 _LZ4_HAS_CONTENT_SIZE: Final = 0x08
+_LZ4_HAS_CONTENT_CHECKSUM: Final = 0x04
+_LZ4_HAS_BLOCK_CHECKSUMS: Final = 0x10
+_LZ4_HAS_DICTIONARY: Final = 0x01
+_LZ4_FRAME_MIN: Final = 11
 _NO_ROOM: Final = "failed to write whole buffer"
 
 
@@ -132,6 +136,38 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
             if capacity >= max_bytes:
                 raise _too_large(compression, max_bytes) from None
         capacity = min(max_bytes, 4 * capacity)
+
+
+class Lz4Frame(NamedTuple):
+    """What stands around the blocks of one LZ4 frame."""
+
+    blocks: int
+    has_checksums: bool
+    """Of blocks or of the content."""
+
+
+def lz4_frame(data: Buffer, blocks_max: int) -> Lz4Frame | None:
+    """The shape of data that is one whole LZ4 frame of at most so many blocks; None for anything else. Nothing is
+    decompressed: a step for each block. Source: LZ4 frame format 1.6."""
+    view = memoryview(data)
+    size = len(view)
+    if size < _LZ4_FRAME_MIN or bytes(view[:_LZ4_FLAGS_POSITION]) != _LZ4_HEADER[:_LZ4_FLAGS_POSITION]:
+        return None
+    flags = view[_LZ4_FLAGS_POSITION]
+    after_block = 4 if flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0
+    after_frame = 4 if flags & _LZ4_HAS_CONTENT_CHECKSUM else 0
+    position = _LZ4_FLAGS_POSITION + 3
+    position += (8 if flags & _LZ4_HAS_CONTENT_SIZE else 0) + (4 if flags & _LZ4_HAS_DICTIONARY else 0)
+    for blocks in range(blocks_max + 1):
+        if position + _LZ4_SIZE.size > size:
+            return None
+        (length,) = _LZ4_SIZE.unpack_from(view, position)
+        position += _LZ4_SIZE.size
+        if not length:
+            is_whole = position + after_frame == size
+            return Lz4Frame(blocks, bool(after_block or after_frame)) if is_whole else None
+        position += (length & ~_LZ4_STORED) + after_block
+    return None
 
 
 def _too_large(compression: Compression, max_bytes: int) -> DecompressedTooLarge:

@@ -3,13 +3,14 @@
 import random
 import tracemalloc
 
+import cramjam
 import numpy as np
 import pytest
 
 from protocol.errors import DecodeError
 from protocol.records import check
 from protocol.records.check import Effort, TakesTime, check_batch, columns_within, load
-from protocol.records.compression import Compression, DecompressedTooLarge, compress
+from protocol.records.compression import Compression, DecompressedTooLarge, compress, lz4_frame
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import HEADER_SIZE, read_header
@@ -166,3 +167,34 @@ def test_without_the_kernel_many_records_are_a_threads(monkeypatch):
     checked(build_batch([Record(None, b"v")] * 10_001))
     assert check.is_loaded()
     checked(batch, effort=Effort())
+
+
+def test_the_shape_of_an_lz4_frame_is_known_without_opening_it():
+    for size in (0, 1, 70_000, 700_000):
+        data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        ours = bytes(compress(Compression.LZ4, data))
+        assert lz4_frame(ours, 64) == (-(-size // (64 << 10)), False)
+        theirs = bytes(cramjam.lz4.compress(data))
+        shape = lz4_frame(theirs, 64)
+        assert shape is not None
+        assert shape.has_checksums
+        for frame in (ours, theirs):
+            assert lz4_frame(frame + frame, 64) is None
+            assert lz4_frame(frame + b"\0", 64) is None
+            assert all(
+                lz4_frame(frame[:end], 64) is None for end in range(max(0, len(frame) - 40), len(frame))
+            )
+    assert lz4_frame(bytes(compress(Compression.LZ4, bytes(700_000))), 10) is None
+    assert lz4_frame(bytes(compress(Compression.ZSTD, bytes(700))), 10) is None
+
+
+def test_a_large_batch_with_lz4_is_opened_at_once_unless_it_is_many_frames(monkeypatch):
+    monkeypatch.setattr(check, "_kernel", load())
+    records = [Record(None, random.Random(n).randbytes(500) + bytes(500)) for n in range(900)]
+    plain = build_batch(records)
+    body = bytes(plain[HEADER_SIZE:])
+    lz4 = build_batch(records, compression=Compression.LZ4)
+    checked(with_payload(lz4, bytes(compress(Compression.LZ4, body))), effort=Effort())
+    empty = bytes(compress(Compression.LZ4, b""))
+    with pytest.raises(TakesTime):
+        checked(with_payload(lz4, bytes(compress(Compression.LZ4, body)) + 4_000 * empty), effort=Effort())
