@@ -42,6 +42,7 @@ from tablelayer.client.errors import (
 from tablelayer.client.metrics import ClientMetrics, RequestMetrics
 from tablelayer.client.read.part_scan import ScanBatch
 from tablelayer.client.read.reader import Extremes, LookupResult
+from tablelayer.client.result import SqlResult
 from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.client.table.scan import AsyncScan
 from tablelayer.client.table.table import AsyncTable
@@ -77,6 +78,7 @@ __all__ = [
     "Scan",
     "ScanBatch",
     "SettingsError",
+    "SqlResult",
     "Table",
     "TableDefinition",
     "TableError",

@@ -13,6 +13,8 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from html import escape
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -26,10 +28,13 @@ from tablelayer.client.admin.kafka import (
 from tablelayer.client.admin.security import AsyncSecurityAdmin
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.connection import connect_async
+from tablelayer.client.errors import ClientError
 from tablelayer.client.metrics import ClientMetrics
 from tablelayer.client.read.part_scan import ScanBatch
-from tablelayer.client.read.reader import AnyMoment
+from tablelayer.client.read.reader import AnyMoment, nullable_schema
+from tablelayer.client.result import SqlResult
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+from tablelayer.client.shown import definition_html, definition_text
 from tablelayer.client.table.scan import AsyncScan, PartitionOffsets, Start, Until
 from tablelayer.client.table.staging import AsyncStagedWriter
 from tablelayer.client.table.table import FEW_KEYS, AsyncTable
@@ -59,6 +64,10 @@ class _LoopThread:
         return (
             not self._stopped and self._pid == os.getpid() and threading.current_thread() is not self._thread
         )
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end in the loop and wait; an interrupt (Ctrl-C) of the caller cancels it."""
@@ -146,6 +155,16 @@ def _asks(
     return ask
 
 
+def _session(connection: Connection) -> Any:
+    """SQL stands on the client, and is found when it is asked for. Raises ClientError where it is not installed."""
+    try:
+        return import_module("tablelayer.sql.session").Session(connection)
+    except ModuleNotFoundError as error:
+        raise ClientError(
+            f"SQL needs {error.name}, which is not installed: pip install headrace instead of headrace-client"
+        ) from error
+
+
 class Connection:
     """A client of one cluster. Make one with `connect`; close it, or use it in `with`."""
 
@@ -168,6 +187,8 @@ class Connection:
         self.admin = Admin(self._connection.admin, self._loop)
         self.kafka = KafkaAdmin(self._connection.kafka, self._loop)
         self.security = SecurityAdmin(self._connection.security, self._loop)
+        self._session: Any = None
+        self._session_made = threading.Lock()
 
     @property
     def bootstrap(self) -> str:
@@ -190,6 +211,38 @@ class Connection:
         from tablelayer.client.admin.ddl import execute  # sqlglot takes half a second to import
 
         execute(self.admin, statement)
+
+    def sql(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:
+        """Carry out SQL: `connection.sql("SELECT name FROM fruit WHERE id = ?", [1]).to_pandas()`.
+
+        Everything that `headrace sql` takes, by the same engine. `params` stand for `?` in order, or by name for
+        `:name` and `$name`; they are values, never parts of the statement. Of several statements the answer is the last
+        one's. Tables without a database are in the one that a `USE` before named, at first `default`; views last as
+        long as the connection.
+
+        Raises DdlError (a TableError) that points at a word, TableError, DataError, and SqlError (a ClientError) for
+        what DuckDB refuses; ClientError where SQL is not installed (`headrace-client` alone).
+        """
+        answer: SqlResult = self._sql_session().query(query, params)
+        return answer
+
+    def sql_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Carry out a statement for each of many rows of values for its `?`; how many rows were written. An INSERT of
+        one row writes them all at once. Errors as `sql`.
+        """
+        return int(self._sql_session().query_many(statement, rows))
+
+    def _sql_session(self) -> Any:
+        with self._session_made:
+            if self._session is None:
+                self._session = _session(self)
+            return self._session
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self.bootstrap}{', closed' if self._loop.is_stopped else ''}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self)[1:-1])}</p>"
 
     def call(
         self,
@@ -314,6 +367,32 @@ class Table(_Waiting):
         """The Arrow schema of the table's rows."""
         return self._inner.arrow_schema
 
+    def __repr__(self) -> str:
+        return definition_text(self.definition)
+
+    def _repr_html_(self) -> str:
+        return definition_html(self.definition)
+
+    def __len__(self) -> int:
+        """How many rows there are now: `count()`."""
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The rows as they come (Arrow's PyCapsule interface): `polars.DataFrame(table)`, `pyarrow.table(table)`."""
+        schema = nullable_schema(self.definition.schema.columns)
+        pieces = (pa.RecordBatch.from_arrays(piece.columns, schema=schema) for piece in self.batches())
+        return pa.RecordBatchReader.from_batches(schema, pieces).__arrow_c_stream__(requested_schema)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    close = _waits(AsyncTable.close)
     refresh = _waits(AsyncTable.refresh)
     append = _waits(AsyncTable.append)
     upsert = _waits(AsyncTable.upsert)
@@ -424,6 +503,12 @@ class StagedWriter(_Waiting):
     def decided(self) -> bool:
         """The batch is committed already: what is written is counted and dropped."""
         return self._inner.decided
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     write = _waits(AsyncStagedWriter.write)
     finish = _waits(AsyncStagedWriter.finish)

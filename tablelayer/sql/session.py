@@ -7,7 +7,7 @@ which are names for queries and are gone with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from tablelayer.client import Connection
 from tablelayer.client.admin.ddl import define
+from tablelayer.client.result import SqlResult
 from tablelayer.model.ddl import (
     AlterUser,
     CopyFrom,
@@ -59,6 +60,7 @@ from tablelayer.model.options.table_options import DECLARED
 from tablelayer.sql.answer import Answer
 from tablelayer.sql.catalog import columns_of
 from tablelayer.sql.files import copy_from, copy_to
+from tablelayer.sql.parameters import Parameters, bind
 from tablelayer.sql.rights import run_rights
 from tablelayer.sql.select import of_duckdb, plan
 from tablelayer.sql.sources import Known
@@ -83,6 +85,44 @@ class Session:
         """
         for statement in parse(sql, self.database, self.views):
             yield self._run(statement)
+
+    def query(self, sql: str, parameters: Parameters | None = None) -> SqlResult:
+        """Carry out the statements of a text; the answer of the last one. Errors as `run` and `bind`."""
+        last = Answer()
+        for answer in self.run(sql if parameters is None else bind(sql, parameters)):
+            last = answer
+        if last.definition is not None:
+            last = Answer(rows=columns_of(last.definition))
+        if last.schema is None:
+            return SqlResult(None, iter(()), text=last.text, row_count=last.row_count)
+        return SqlResult(last.schema, last.batches())
+
+    def query_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """A statement for each of many rows of parameters; how many rows were written. Those of an INSERT of one row
+        are written at once."""
+        if not rows:
+            return 0
+        marks = [f"\ue000{index}\ue000" for index in range(len(rows[0]))]
+        statements = parse(bind(sql, marks), self.database, self.views)
+        insert = statements[0] if len(statements) == 1 else None
+        if isinstance(insert, Insert) and len(insert.rows) == 1:
+            values = insert.rows[0]
+            places = [
+                marks.index(value) if isinstance(value, str) and value in marks else None for value in values
+            ]
+            if sum(place is not None for place in places) == len(marks):
+                uneven = next((row for row in rows if len(row) != len(marks)), None)
+                if uneven is not None:
+                    bind(sql, uneven)  # which says what is wrong
+                filled = tuple(
+                    tuple(
+                        value if place is None else row[place]
+                        for value, place in zip(values, places, strict=True)
+                    )
+                    for row in rows
+                )
+                return self._writes.insert(Insert(insert.path, insert.columns, filled))
+        return sum(self.query(sql, row).row_count or 0 for row in rows)
 
     def _run(self, statement: Statement) -> Answer:
         carry_out = _CARRIED_OUT.get(type(statement))
