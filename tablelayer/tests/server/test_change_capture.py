@@ -18,6 +18,8 @@ import pytest
 
 from protocol.errors import ErrorCode
 from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.table.definition import TablePath
+from tablelayer.model.table.derived import Sample, derive
 from tablelayer.server.kafka_face.transcode import from_kafka
 from tablelayer.tests.server.tables import Table, Tables, tables
 from tablelayer.tests.server.test_kafka_face import consume, produce
@@ -590,3 +592,71 @@ async def test_r17_14_adding_is_for_json(tmp_path: Path) -> None:
     async with tables(tmp_path) as world:
         with pytest.raises(TableError, match="is for values in JSON"):
             await world.create("id BIGINT", given={**ADDING, "table.kafka.value-format": "avro"})
+
+
+# -- MySQL's connector --------------------------------------------------------------------------------------
+
+MYSQL_FIELDS = [
+    field("id", "int32", optional=False),
+    field("big", "int64"),
+    field("price", "bytes", "org.apache.kafka.connect.data.Decimal",
+          parameters={"scale": "2", "connect.decimal.precision": "10"}),
+    field("flag", "int16"),
+    field("made", "int64", _TIME + "Timestamp"),
+    field("changed", "int64", _TIME + "MicroTimestamp"),
+    field("seen", "string", _TIME + "ZonedTimestamp"),
+    field("due", "int32", _TIME + "Date"),
+    field("at", "int64", _TIME + "MicroTime"),
+    field("born", "int32", _TIME + "Year"),
+    field("size", "string", "io.debezium.data.Enum", parameters={"allowed": "s,m,l"}),
+    field("tags", "string", "io.debezium.data.EnumSet", parameters={"allowed": "a,b"}),
+    field("doc", "string", "io.debezium.data.Json"),
+    field("bits", "bytes", "io.debezium.data.Bits", parameters={"length": "12"}),
+    field("photo", "bytes"),
+]  # fmt: skip
+MYSQL_ROW = {
+    "id": 1004, "big": 9223372036854775807, "price": base64.b64encode((-1250).to_bytes(3, "big", signed=True)).decode(),
+    "flag": 1, "made": 1_700_000_000_000, "changed": 1_700_000_000_123_456, "seen": "2024-02-29T12:34:56Z",
+    "due": 19_782, "at": -3_600_000_000 + 86_400_000_000, "born": 2024, "size": "m", "tags": "a,b", "doc": '{"x": 1}',
+    "bits": "Dwk=", "photo": "AP8=",
+}  # fmt: skip
+
+
+def mysql_event(op: str, before: Any, after: Any) -> dict[str, Any]:
+    """With the source block of Debezium's MySQL connector, whose fields its documentation lists."""
+    source = {
+        "version": "3.4.0.Final", "connector": "mysql", "name": "shop", "ts_ms": 1_700_000_000_000, "snapshot": "false",
+        "db": "inventory", "sequence": None, "table": "orders", "server_id": 223344,
+        "gtid": "24DA167-0C0C-11E8-8442-00059A3C7B00:3", "file": "mysql-bin.000003", "pos": 484, "row": 0, "thread": 7,
+        "query": None,
+    }  # fmt: skip
+    payload = {"before": before, "after": after, "source": source, "op": op, "ts_ms": 1, "transaction": None}
+    return enveloped(payload, *MYSQL_FIELDS)
+
+
+async def test_events_of_mysqls_connector_fill_a_table_of_their_own_schema(tmp_path: Path) -> None:
+    key = {
+        "schema": {"type": "struct", "fields": [field("id", "int32", optional=False)]},
+        "payload": {"id": 1004},
+    }
+    event = mysql_event("c", None, MYSQL_ROW)
+    sample = Sample.of(json.dumps(key).encode(), json.dumps(event).encode())
+    derived = derive(TablePath("default", "t"), [sample])
+    kinds = {column.name: str(column.type) for column in derived.schema.columns}
+    assert derived.schema.primary_key == ("id",)
+    assert (kinds["born"], kinds["made"], kinds["seen"]) == ("INT", "TIMESTAMP(3)", "TIMESTAMP_LTZ(6)")
+    assert (kinds["size"], kinds["bits"], kinds["price"]) == ("STRING", "BYTES", "DECIMAL(10, 2)")
+    async with tables(tmp_path) as world:
+        made = await world.create_as(derived)
+        changed = {**MYSQL_ROW, "size": "l", "doc": None}
+        await sent(made, (key, event), (key, mysql_event("u", MYSQL_ROW, changed)))
+        (row,) = await made.lookup({"id": 1004})
+        assert row == {
+            "id": 1004, "big": 9223372036854775807, "price": Decimal("-12.50"), "flag": 1,
+            "made": datetime.datetime(2023, 11, 14, 22, 13, 20), "born": 2024, "size": "l", "tags": "a,b", "doc": None,
+            "changed": datetime.datetime(2023, 11, 14, 22, 13, 20, 123456), "due": datetime.date(2024, 2, 29),
+            "seen": datetime.datetime(2024, 2, 29, 12, 34, 56, tzinfo=datetime.UTC), "at": datetime.time(23),
+            "bits": b"\x0f\x09", "photo": b"\x00\xff",
+        }  # fmt: skip
+        await sent(made, (key, mysql_event("d", changed, None)), (key, None))
+        assert await made.lookup({"id": 1004}) == [None]
