@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import foreign_clients
+from apps.report import applications
 from foreign.programs import PROGRAMS, Program, ToolMissingError, command
 from foreign.report import PATH, render
 from foreign.tap import Tap, advertised_by
@@ -51,7 +52,7 @@ def tapped(tmp_path_factory, request):
     assert "Traceback" not in process.log(), process.log()
     assert code == 0
     if os.environ.get("HEADRACE_WRITE_COMPATIBILITY"):
-        PATH.write_text(render(advertised, tap.outcomes, tap.usages))
+        PATH.write_text(render(advertised, tap.outcomes, tap.usages) + applications())
 
 
 def play(tapped, program: Program, scenario: str, *arguments: object) -> list[list[str]]:

@@ -8,7 +8,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ STORE = {"s3.access-key-id": "a", "s3.secret-access-key": "open-sesame"}
 class Folder:
     """`Lakes` of one table with three rows."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Mapping[str, str] = STORE) -> None:
         (folder / "metadata").mkdir()
         catalog = HadoopFolder(folder)
         schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "v", StringType()))
@@ -46,7 +46,7 @@ class Folder:
         table = Table(("shop", "orders"), metadata, place, load_file_io({}, place), catalog)
         table.append(pa.table({"id": [1, 2, 3], "v": ["a", "b", None]}))
         place = table.metadata_location
-        self.table = LoadedTable(place, json.loads(Path(place).read_text()), STORE)
+        self.table = LoadedTable(place, json.loads(Path(place).read_text()), store)
 
     def tables(self) -> dict[str, list[str]]:
         return {"shop": ["orders"], "a b/c": ["broken"]}

@@ -1,0 +1,29 @@
+"""The applications' part of COMPATIBILITY.md; the rest is the foreign clients' (`foreign/report.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+PATH = Path(__file__).resolve().parent.parent / "COMPATIBILITY.md"
+TITLE = "## Applications"
+HEAD = f"""{TITLE}
+
+Installed from their registries and run against a server; what each does, apps/README.md says.
+
+|application|version|what|outcome|
+|-|-|-|-|
+"""
+
+
+def applications() -> str:
+    """That part as it stands; empty if there is none."""
+    _, title, text = PATH.read_text().partition(f"\n{TITLE}")
+    return title + text
+
+
+def write_applications(outcomes: Mapping[str, tuple[str, str, str]]) -> None:
+    """Replace that part by (version, what, outcome) of each application."""
+    before = PATH.read_text().partition(f"\n{TITLE}")[0].rstrip("\n")
+    rows = "".join(f"|{name}|{'|'.join(words)}|\n" for name, words in outcomes.items())
+    PATH.write_text(f"{before}\n\n{HEAD}{rows}")
