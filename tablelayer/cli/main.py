@@ -241,6 +241,51 @@ def sql(
 
 
 @app.command()
+def console(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
+    ] = "127.0.0.1:9380",
+    basic_auth_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="USER:PASSWORD that browsers have to give (HTTP basic)."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The token that programs have to give (HTTP bearer).")
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="A name by which browsers ask for it, behind a proxy, say; repeatable.",
+        ),
+    ] = None,
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Let it produce, write rows and reset groups too.")
+    ] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Run the web console until Ctrl-C or SIGTERM: a page, and a REST interface (/openapi.json) below it.
+
+    What it may is what its own connection may (--config client.properties). It changes nothing without --allow-writes,
+    and listens on more than this machine with credentials only. It needs: pip install 'headrace[console]'
+
+    \b
+      headrace console
+      headrace --config admin.properties console --listen 0.0.0.0:9380 --basic-auth-file who.txt --allow-writes
+    """
+    from tablelayer.cli.console import run_console
+
+    run_console(
+        server,
+        listen,
+        basic_auth_file=basic_auth_file,
+        token_file=token_file,
+        hosts=host or [],
+        allow_writes=allow_writes,
+    )
+
+
+@app.command()
 def top(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option("-n", min=1, help="Stop after so many looks.")] = None,

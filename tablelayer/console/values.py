@@ -1,0 +1,81 @@
+"""Values of Arrow and of Kafka's records as JSON that a browser reads without losing any of it.
+
+Whole numbers beyond 2**53 are texts, as are decimals and what is no number (NaN, Infinity); bytes that are not UTF-8
+are base64 and say so.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+
+_EXACT: Final = 2**53
+TEXT_MAX: Final = 64 << 10
+"""Of a record's key or value, or of a value of a row: a browser shows no more."""
+
+
+def plain(value: Any) -> Any:
+    """A Python value of Arrow's as what JSON has."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if -_EXACT <= value <= _EXACT else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_MAX else f"{value[:TEXT_MAX]}..."
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return str(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(bytes(value)[:TEXT_MAX]).decode()
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return str(value)
+
+
+def rows_of(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
+    """Columns with their types, and rows as lists."""
+    names = table.schema.names
+    columns = [[_value(each) for each in table.column(index)] for index in range(len(names))]
+    return {
+        "columns": [
+            {"name": name, "type": str(table.schema.field(index).type)} for index, name in enumerate(names)
+        ],
+        "rows": [list(row) for row in zip(*columns, strict=True)] if names else [],
+    }
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return plain(scalar.as_py())
+    except (ValueError, OverflowError):
+        return (
+            str(scalar.cast(pa.string())) if scalar.is_valid else None
+        )  # a time that Python has no value for
+
+
+def text_of(data: bytes | None) -> dict[str, Any] | None:
+    """A record's key or value: {"text", "encoding", "size"}, cut to TEXT_MAX bytes; None for null."""
+    if data is None:
+        return None
+    part = data[:TEXT_MAX]
+    try:
+        text, encoding = part.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError as error:
+        if len(part) < len(data) and error.start >= len(part) - 3:  # cut in the middle of a character
+            text, encoding = part[: error.start].decode("utf-8"), "utf-8"
+        else:
+            text, encoding = base64.b64encode(part).decode(), "base64"
+    return {"text": text, "encoding": encoding, "size": len(data)}
