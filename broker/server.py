@@ -73,12 +73,14 @@ from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
+from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS, LoopMeter
 from broker.metrics.model import Metrics
 from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from broker.net.connection_rates import ConnectionRates
 from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.net.peers import Address, Peers
+from broker.net.poller import measure_turns
 from broker.net.sockets import SystemSockets
 from broker.ports import (
     AgeClock,
@@ -420,6 +422,8 @@ class Broker:
         if self._measured:
             network.answerer = meter = RequestMeter(self.dispatcher, declarations)
             metrics.add((REQUEST_SECONDS,), meter.collect)
+            if measure_turns(loop, turns := LoopMeter()):
+                metrics.add((TURN_SECONDS, TURN_CPU_SECONDS), turns.collect)
 
         if sasl.mechanisms:
             network.answerer = SaslDoor(

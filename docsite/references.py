@@ -19,6 +19,7 @@ from broker.groups.group_configs import GROUP_CONFIGS
 from broker.kafka_configs import KAFKA_CONFIGS
 from broker.log.topic_configs import TOPIC_CONFIGS
 from broker.metrics.collect import BROKER_METRICS
+from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from broker.metrics.model import markdown_rows as metric_rows
 from broker.metrics.requests import REQUEST_SECONDS
 from tablelayer.cli.main import app
@@ -124,7 +125,10 @@ def table_options() -> str:
 
 
 def metrics() -> str:
-    declared = sorted((*BROKER_METRICS, REQUEST_SECONDS, *TABLE_METRICS), key=lambda each: each.name)
+    declared = sorted(
+        (*BROKER_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
+        key=lambda each: each.name,
+    )
     return "\n".join(
         [
             "# Metrics",

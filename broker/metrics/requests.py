@@ -43,7 +43,9 @@ REQUEST_SECONDS: Final = Metric(
 )
 
 
-class _Times:
+class Times:
+    """A histogram in the making."""
+
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
@@ -54,6 +56,10 @@ class _Times:
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.total += seconds
 
+    @property
+    def value(self) -> HistogramValue:
+        return HistogramValue(BOUNDS, tuple(self.counts), self.total)
+
 
 class RequestMeter:
     """An Answerer (`broker.net.reply`) that measures another one."""
@@ -61,7 +67,7 @@ class RequestMeter:
     def __init__(self, answerer: Answerer, declarations: Iterable[ApiDeclaration]) -> None:
         self._answerer = answerer
         self._names = {each.key: each.request.__name__.removesuffix("Request") for each in declarations}
-        self._times = {key: _Times() for key in self._names}
+        self._times = {key: Times() for key in self._names}
 
     def __call__(self, peer: Peer, frame: bytes | memoryview) -> Answer:
         began = perf_counter()
@@ -76,7 +82,7 @@ class RequestMeter:
 
     @staticmethod
     def _finish(
-        times: _Times,
+        times: Times,
         began: float,
         finish: Callable[[asyncio.Future[Any]], list[Part] | None],
         outcome: asyncio.Future[Any],
@@ -88,5 +94,4 @@ class RequestMeter:
         """APIs that nobody has called are left out."""
         for key, times in self._times.items():
             if any(times.counts):
-                value = HistogramValue(BOUNDS, tuple(times.counts), times.total)
-                gathering.put(REQUEST_SECONDS, value, self._names[key])
+                gathering.put(REQUEST_SECONDS, times.value, self._names[key])

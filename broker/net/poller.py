@@ -18,13 +18,21 @@ import selectors
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from broker.ports import Poller, Watcher
 
 logger = logging.getLogger("headrace.net")
 
 Result = TypeVar("Result")
+
+
+class TurnMeter(Protocol):
+    """How long turns of the loop take: what is done between two waits, while everybody else waits."""
+
+    def begins(self) -> None: ...
+
+    def ends(self) -> None: ...
 
 
 if sys.platform == "linux":
@@ -44,6 +52,8 @@ if sys.platform == "linux":
             self._keys: dict[int, selectors.SelectorKey] = {}  # the event loop's own
             self._owners: dict[int, Watcher] = {}
             self._watched: dict[int, Callbacks] = {}
+            self.meter: TurnMeter | None = None
+            """Told of each turn; nothing is measured without one."""
 
         # -- connections -----------------------------------------------------------------------------------
 
@@ -116,9 +126,14 @@ if sys.platform == "linux":
                 timeout = math.ceil(timeout * 1e3) * 1e-3  # epoll counts milliseconds: never wake too early
             else:
                 timeout = 0
-            watched = self._watched
+            watched, meter = self._watched, self.meter
+            if meter is not None:
+                meter.ends()
+            ready_now = self._epoll.poll(timeout, _EVENTS_PER_ROUND)
+            if meter is not None:
+                meter.begins()
             others: list[tuple[selectors.SelectorKey, int]] = []
-            for fd, events in self._epoll.poll(timeout, _EVENTS_PER_ROUND):
+            for fd, events in ready_now:
                 callbacks = watched.get(fd)
                 if callbacks is None:  # the loop's own, or one that another has just closed
                     key = self._keys.get(fd)
@@ -187,6 +202,14 @@ def make_poller(loop: asyncio.AbstractEventLoop) -> Poller:
     if sys.platform == "linux" and isinstance(loop, ServerLoop):
         return loop.sockets
     return LoopPoller(loop)
+
+
+def measure_turns(loop: asyncio.AbstractEventLoop, meter: TurnMeter) -> bool:
+    """Have a meter told of the loop's turns from now on. False: this kind of loop cannot tell."""
+    if sys.platform == "linux" and isinstance(loop, ServerLoop):
+        loop.sockets.meter = meter
+        return True
+    return False
 
 
 def run_server(main: Coroutine[Any, Any, Result]) -> Result:

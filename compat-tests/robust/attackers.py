@@ -1,11 +1,14 @@
 """Everything that strangers, and clients with few rights, do to a broker to disturb it, all at once.
 
-    python attackers.py PLAIN_PORT TLS_PORT SEED
+    python attackers.py PLAIN_PORT TLS_PORT SEED [burn]
 
 begins when a line `go` comes on its standard input, pauses at `stop`, and ends with it; after each `stop` it writes how
 often each kind of attack was made, as JSON. One process with one event loop, paced: `PER_SECOND` says how much of each
-kind, so that what is measured beside it is what the broker does, not who gets the processor. It is `nice` for the same
-reason: attackers have machines of their own.
+kind.
+
+Attackers have machines of their own; here they are `nice`, and with `burn` they burn as much processor time when they
+pause as they used while they attacked (`Burner`): what is measured beside them with and without attacks differs by what
+the broker does then, not by who gets the processor.
 
 Attackers come from many addresses (127.0.0.2 and so on). HEADRACE_ATTACK_TIMES multiplies what there is of each kind.
 """
@@ -50,6 +53,7 @@ ADDRESSES = 40
 ANSWER_SECONDS_MAX = 20.0
 HELD_MAX = 150
 """Connections that are held open at a time, of each kind that holds some."""
+BURST_SECONDS = 0.01
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(32))
 PER_SECOND = {
     "half-open handshakes": 10,
@@ -365,9 +369,31 @@ class Attackers:
             self.forget(kind)
 
 
-async def main(plain_port: int, tls_port: int, seed: int) -> None:
-    with contextlib.suppress(OSError):
-        os.nice(15)
+class Burner:
+    """Burns processor time, as much in a second as was used per second while there were attacks."""
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._began = (0.0, 0.0)
+
+    def attacks_begin(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def attacks_end(self) -> None:
+        began, cpu_began = self._began
+        self.share = min(1.0, (time.process_time() - cpu_began) / (time.perf_counter() - began))
+
+    async def burn(self) -> None:
+        while True:
+            until = time.process_time() + BURST_SECONDS * self.share
+            while time.process_time() < until:
+                sum(range(1000))
+            await asyncio.sleep(BURST_SECONDS * (1 - self.share))
+
+
+async def main(plain_port: int, tls_port: int, seed: int, burns: bool) -> None:
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # whatever who has started it runs in
+    os.setpriority(os.PRIO_PROCESS, 0, 15)
     attackers = Attackers(plain_port, tls_port, seed)
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -377,18 +403,27 @@ async def main(plain_port: int, tls_port: int, seed: int) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     attacking: asyncio.Task[None] | None = None
     stop = asyncio.Event()
+    burner = Burner()
+    burning: asyncio.Task[None] | None = None
     while line := await reader.readline():
         if line.strip() == b"go":
+            if burning is not None:
+                burning.cancel()
             stop.clear()
+            burner.attacks_begin()
             attacking = asyncio.ensure_future(attackers.attack_until(stop))
         elif attacking is not None:
             stop.set()
             await attacking
             attacking = None
-            told = {"made": dict(attackers.made), "odd": dict(attackers.odd)}
+            burner.attacks_end()
+            burning = asyncio.ensure_future(burner.burn()) if burns else None
+            told = {"made": dict(attackers.made), "odd": dict(attackers.odd), "core": burner.share}
             sys.stdout.write(json.dumps(told) + "\n")
             sys.stdout.flush()
+    if burning is not None:
+        burning.cancel()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*map(int, sys.argv[1:4])))
+    asyncio.run(main(*map(int, sys.argv[1:4]), burns="burn" in sys.argv))

@@ -135,7 +135,7 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
                 raise _malformed(compression, error) from None
             if capacity >= max_bytes:
                 raise _too_large(compression, max_bytes) from None
-        capacity = min(max_bytes, 4 * capacity)
+        capacity = max_bytes
 
 
 class Lz4Frame(NamedTuple):

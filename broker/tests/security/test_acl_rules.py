@@ -97,6 +97,7 @@ def test_the_index_says_what_the_rules_say(acls, gone, asked) -> None:
 
 
 @given(st.lists(acls_, max_size=12), questions)
+@example([acl("a", kind=PREFIXED)], ("User:ann", "*", Operation.READ, TOPIC, "ab"))
 def test_what_is_listed_as_allowed_is_all_that_is_before_denials(acls, question) -> None:
     *who_and_what, name = question
     rules = AclRules(acls)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError, EncodeError
+from protocol.records import compression
 from protocol.records.compression import Compression, compress, decompress
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch, encode_batch
@@ -165,6 +166,25 @@ def test_f7_the_check_notices_a_missing_bound(codec, monkeypatch):
     monkeypatch.setitem(globals(), "decompress", unbounded)
     with pytest.raises(pytest.fail.Exception):
         test_f7_a_decompression_bomb_stops_at_the_bound(codec)
+
+
+@pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4, Compression.ZSTD])
+def test_f7_a_bomb_is_opened_twice_at_most(codec, monkeypatch):
+    """Once as far as most batches go, and once to the bound."""
+    bomb = compress(codec, bytes(64 << 20))
+    rooms = []
+
+    class Counting:
+        @staticmethod
+        def decompress_into(data, output, real=compression._STREAMS[codec]):
+            rooms.append(len(output))
+            return real.decompress_into(data, output)
+
+    monkeypatch.setitem(compression._STREAMS, codec, Counting)
+    with pytest.raises(DecodeError, match="more than the allowed"):
+        decompress(codec, bomb, max_bytes=60 << 20)
+    assert len(rooms) == 2
+    assert rooms[1] == 60 << 20
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])

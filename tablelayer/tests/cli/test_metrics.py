@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.metrics.collect import BROKER_METRICS
+from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from broker.metrics.model import markdown_rows
 from broker.metrics.requests import REQUEST_SECONDS
 from tablelayer.client import connect
@@ -39,7 +40,10 @@ def scrape(server):
 
 def test_the_page_lists_every_metric_with_its_words():
     lines = PAGE.read_text().splitlines()
-    declared = sorted((*BROKER_METRICS, REQUEST_SECONDS, *TABLE_METRICS), key=lambda each: each.name)
+    declared = sorted(
+        (*BROKER_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
+        key=lambda each: each.name,
+    )
     expected = markdown_rows(declared)
     assert [line for line in lines if line.startswith("| `headrace_")] == expected, "\n".join(expected)
 
@@ -80,6 +84,9 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     assert before["headrace_request_duration_seconds_count", "PutRows"] >= 3
     assert before["headrace_request_duration_seconds_sum", "PutRows"] > 0
     assert before["headrace_request_duration_seconds_bucket", "PutRows", "+Inf"] >= 3
+    for turns in ("headrace_event_loop_turn_seconds", "headrace_event_loop_turn_cpu_seconds"):
+        assert before[f"{turns}_count",] >= 30, "no request is answered without a turn"
+        assert before[f"{turns}_sum",] > 0
     assert before["process_resident_memory_bytes",] > 0
     counters = [key for key in before if key[0].endswith(("_total", "_count"))]
     assert all(again[key] >= before[key] for key in counters)

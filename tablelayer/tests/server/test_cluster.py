@@ -82,25 +82,28 @@ async def test_columns_that_one_broker_grants_and_takes_back_are_so_at_all_of_th
             await second.append([{"id": 1, "v": "secret"}], bucket=elsewhere)
         ).error_code == ErrorCode.NONE
         ann = client(second.broker, "ann")
-        request = m.LimitScanRequest(
-            table_id=second.table_id,
-            columns=[second.definition.schema.column("id").id],
-            limit=5,
-            buckets=[elsewhere],
-        )
-        granted = {"database": "default", "table": "t", "principal": "User:ann", "columns": ["id"]}
+        schema = second.definition.schema
 
-        async def is_answered_with(code: int) -> None:
+        def granted(column: str) -> dict[str, Any]:
+            return {"database": "default", "table": "t", "principal": "User:ann", "columns": [column]}
+
+        async def is_answered_with(code: int, column: str = "id") -> None:
+            request = m.LimitScanRequest(
+                table_id=second.table_id, columns=[schema.column(column).id], limit=5, buckets=[elsewhere]
+            )
             async with asyncio.timeout(20):
                 while (await ann.send(request)).error_code != code:  # noqa: ASYNC110 - another broker's
                     await asyncio.sleep(0.005)
 
         await allow(first.broker, Operation.DESCRIBE, ResourceType.TOPIC, "default.t")
         await is_answered_with(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        assert (await first.broker.send(m.GrantColumnsRequest(**granted))).error_code == ErrorCode.NONE
+        for column in ("id", "v"):
+            answer = await first.broker.send(m.GrantColumnsRequest(**granted(column)))
+            assert answer.error_code == ErrorCode.NONE
+            await is_answered_with(ErrorCode.NONE, column)
+        assert (await first.broker.send(m.RevokeColumnsRequest(**granted("v")))).columns == ["v"]
+        await is_answered_with(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "v")
         await is_answered_with(ErrorCode.NONE)
-        assert (await first.broker.send(m.RevokeColumnsRequest(**granted))).columns == ["id"]
-        await is_answered_with(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 class Spread:
