@@ -117,12 +117,13 @@ def _codes(answer: Any) -> Iterator[ErrorCode]:
 class SpreadTransactions:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
         self.transactions: list[Transaction] = []
+        self._replicas = replicas
         self._numbers: dict[str, dict[int, Outcome]] = {}
 
     async def prepare(self, simulation: Simulation) -> None:
-        topic = CreatableTopic(name=TOPIC, num_partitions=BROKERS, replication_factor=1)
+        topic = CreatableTopic(name=TOPIC, num_partitions=BROKERS, replication_factor=self._replicas)
         request = CreateTopicsRequest(topics=[topic], timeout_ms=5_000)
         while True:
             answer = await simulation.asked(await simulation.anybody("admin"), request, 5)

@@ -13,19 +13,31 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.cluster_simulation import simulate_cluster
+from broker.testing.cluster_simulation import ClusterSimulation, simulate_cluster
 from broker.testing.cluster_transactions import SpreadTransactions
 from broker.testing.histories import Outcome, told
+from broker.testing.replicated_simulation import ReplicatedSimulation
 
 SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "8"))
 SOAK_FIRST_SEED = 7_000_000
 OPERATIONS = 150
 
 
-def run(seed: int, folder: Path) -> SpreadTransactions:
-    spread = SpreadTransactions()
+class Replicated(ReplicatedSimulation):
+    """The journals and the topic have a replica at each broker: their leaders change with every fault."""
+
+    def broker_config(self) -> dict[str, str]:
+        return super().broker_config() | {"transaction.state.log.replication.factor": "3"}
+
+
+def run(seed: int, folder: Path, replicas: int = 1) -> SpreadTransactions:
+    spread = SpreadTransactions(replicas)
+    kind = ClusterSimulation if replicas == 1 else Replicated
+    mode = None if replicas == 1 else ("kill", "power")[seed % 2]
     try:
-        report = simulate_cluster(seed, folder, operations=OPERATIONS, workloads=lambda: [spread])
+        report = simulate_cluster(
+            seed, folder, operations=OPERATIONS, mode=mode, workloads=lambda: [spread], kind=kind
+        )
     except BaseException as error:
         error.add_note(f"seed {seed} (HEADRACE_SIM_SEED={seed} runs it again)")
         raise
@@ -36,10 +48,15 @@ def run(seed: int, folder: Path) -> SpreadTransactions:
 
 
 @pytest.mark.slow
-def test_a_transaction_over_several_brokers_is_whole_through_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_transaction_over_several_brokers_is_whole_through_everything(
+    tmp_path: Path, replicas: int
+) -> None:
     only = os.environ.get("HEADRACE_SIM_SEED")
-    seeds = range(SEEDS) if only is None else [int(only)]
-    outcomes = [each.outcome for seed in seeds for each in run(seed, tmp_path / str(seed)).transactions]
+    seeds = range(SEEDS // replicas) if only is None else [int(only)]
+    outcomes = [
+        each.outcome for seed in seeds for each in run(seed, tmp_path / str(seed), replicas).transactions
+    ]
     assert outcomes.count(Outcome.OK) > len(seeds)
     assert outcomes.count(Outcome.FAILED)
 
@@ -49,5 +66,5 @@ def test_soak(tmp_path: Path) -> None:
     ends = time.monotonic() + float(os.environ.get("HEADRACE_SIM_SECONDS", "600"))
     seed = int(os.environ.get("HEADRACE_SIM_SEED", SOAK_FIRST_SEED))
     while time.monotonic() < ends:
-        run(seed, tmp_path / str(seed))
+        run(seed, tmp_path / str(seed), 1 + 2 * (seed % 2))
         seed += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import os
 import select
 import signal
@@ -136,6 +137,13 @@ def test_tables_are_written_and_read_through_any_broker(brokers):
         assert [table.lookup_one({"id": number}) for number in (0, 77, 499)] == [
             rows[number] for number in (0, 77, 499)
         ]
+        producer = KafkaProducer(bootstrap_servers=[one.address], acks="all", enable_idempotence=True)
+        for number in range(1000):  # a Kafka client knows nothing of buckets
+            value = json.dumps({"id": number, "v": "from Kafka"}).encode()
+            producer.send("default.k", value, partition=number % 2)
+        producer.close()
+        assert table.count() == 1000
+        assert {table.lookup_one({"id": number})["v"] for number in range(0, 1000, 50)} == {"from Kafka"}
 
 
 def test_a_killed_broker_is_missed_and_leads_again_when_it_is_back(brokers):

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from protocol.schema import ApiMessage, Struct, array, binary, int32, int64, string, struct, uuid
+from protocol.schema import (
+    ApiMessage,
+    Struct,
+    array,
+    binary,
+    boolean,
+    int16,
+    int32,
+    int64,
+    string,
+    struct,
+    uuid,
+)
 from tablelayer.model.messages.answers import TableResponse
 
 
@@ -91,4 +103,70 @@ class DropStagedRequest(ApiMessage, key=10092, kind="request", versions="0", fle
 
 
 class DropStagedResponse(TableResponse, key=10092, kind="response", versions="0", flexible="0+"):
+    pass
+
+
+class KeptCells(Struct):
+    """Cells of a column that stay as they are stored: a byte for each row."""
+
+    column: int = int32()
+    cells: bytes = binary()
+
+
+class PrepareRowsRequest(ApiMessage, key=10093, kind="request", versions="0", flexible="0+"):
+    """Rows that were produced to another broker, for a bucket that this one leads: check them, and hold the bucket for
+    as long as it takes to do the same everywhere, which is some seconds at most. ``rows`` is an Arrow stream in the
+    schema of that id; ``deletes`` a byte for each row, ``sent_as`` eight, little-endian. The rest is who writes.
+    """
+
+    topic: str = string()
+    bucket: int = int32()
+    schema_id: int = int32()
+    rows: bytes = binary()
+    deletes: bytes | None = binary(nullable="0+", default=None)
+    sent_as: bytes | None = binary(nullable="0+", default=None)
+    kept: list[KeptCells] = array(KeptCells)
+    producer_id: int = int64()
+    producer_epoch: int = int16()
+    base_sequence: int = int32()
+    sequence_count: int = int32()
+
+
+class PrepareRowsResponse(TableResponse, key=10093, kind="response", versions="0", flexible="0+"):
+    """``is_busy``: others write to the bucket, ask again. ``row`` and ``column``: what the error is about, -1 for none.
+    ``base_offset`` is set for what is there already; otherwise ``ticket`` is for what is prepared.
+    """
+
+    is_busy: bool = boolean()
+    row: int = int32(default=-1)
+    column: str | None = string(nullable="0+", default=None)
+    reason: str = string()
+    ticket: UUID = uuid()
+    base_offset: int = int64(default=-1)
+    last_offset: int = int64(default=-1)
+
+
+class LogRowsRequest(ApiMessage, key=10094, kind="request", versions="0", flexible="0+"):
+    """Log what is prepared; ``release``: let go of it instead."""
+
+    ticket: UUID = uuid()
+    release: bool = boolean()
+
+
+class LogRowsResponse(TableResponse, key=10094, kind="response", versions="0", flexible="0+"):
+    base_offset: int = int64(default=-1)
+    last_offset: int = int64(default=-1)
+
+
+class AwaitRowsRequest(ApiMessage, key=10095, kind="request", versions="0", flexible="0+"):
+    """Wait for what ``acks`` demands of what the bucket has below ``end_offset``; -1 is where its log ends now."""
+
+    topic: str = string()
+    bucket: int = int32()
+    end_offset: int = int64()
+    acks: int = int16()
+    timeout_ms: int = int32()
+
+
+class AwaitRowsResponse(TableResponse, key=10095, kind="response", versions="0", flexible="0+"):
     pass

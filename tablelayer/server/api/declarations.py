@@ -258,6 +258,24 @@ class TableApis:
                 whole(Operation.DESCRIBE),
             ),
             declare(
+                m.PrepareRowsRequest,
+                m.PrepareRowsResponse,
+                lambda by: by.forwarded.prepare,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
+                m.LogRowsRequest,
+                m.LogRowsResponse,
+                lambda by: by.forwarded.log,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
+                m.AwaitRowsRequest,
+                m.AwaitRowsResponse,
+                lambda by: by.forwarded.wait,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
                 m.CountStagedRequest,
                 m.CountStagedResponse,
                 lambda by: by.staged.count,

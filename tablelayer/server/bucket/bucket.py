@@ -32,6 +32,7 @@ from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.evolution import changes_to_json
 from tablelayer.server.bucket.dead_letters import write_dead_letters
 from tablelayer.server.bucket.joint_write import Part, write_together
+from tablelayer.server.bucket.remote_bucket import RemoteBucket, wait_elsewhere
 from tablelayer.server.kafka_face import producers as kafka_face
 from tablelayer.server.kafka_face.pieces import Answer, Consumption
 from tablelayer.server.kafka_face.refusals import REFUSALS
@@ -416,11 +417,9 @@ class TableBucket:
         metadata = self.services.context.metadata
         leader = metadata.leader(topic, bucket)
         if leader is not None and leader.broker_id != self.services.context.identity.broker_id:
-            raise KafkaError(
-                ErrorCode.POLICY_VIOLATION,
-                f"rows of bucket {bucket} of {topic} are on broker {leader.broker_id}, and are not handed on from this"
-                " one yet: write them with the table client, or produce each to the partition of its own bucket",
-            )
+            there = metadata.partition(topic, bucket)
+            remote = RemoteBucket(self.services, there, leader.broker_id, definition, rows, writer)
+            return Part(remote, made_for(definition, rows), writer, rows.rows.nbytes)
         other: object = metadata.partition(topic, bucket).hooks
         if not isinstance(other, TableBucket):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
@@ -448,13 +447,21 @@ class TableBucket:
     async def wait_part(self, part: Part, info: AppendInfo, acks: int, timeout_ms: int) -> None:
         await part.bucket.wait_published(info, acks, timeout_ms)
 
+    async def _published_elsewhere(self, partition: Partition, timeout_ms: int) -> None:
+        topic, bucket = partition.topic.name, partition.index
+        leader = self.services.context.metadata.leader(topic, bucket)
+        if leader is None:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"bucket {bucket} of {topic} has no leader now")
+        await wait_elsewhere(self.services, leader.broker_id, partition, -1, -1, timeout_ms)
+
     async def _all_published(self, definition: TableDefinition, timeout_ms: int) -> None:
         """Wait until what is in the logs of the other buckets by now is visible: some of it came with the batch whose
         repetition is about to be acknowledged."""
         for bucket in range(definition.bucket_count):
             partition = self.services.context.partition(self._topic.name, bucket)
             if partition.closed:
-                continue  # another broker's: nothing of the batch went there
+                await self._published_elsewhere(partition, timeout_ms)
+                continue
             end = partition.log.log_end_offset
             if not await partition.wait_for_high_watermark(end, timeout_ms):
                 raise KafkaError(

@@ -7,14 +7,15 @@ stays, and the error is one that Kafka's clients repeat the batch for: each part
 the producer's own, so that the repetition adds what is missing and nothing twice. A producer without idempotence has
 no identity; what it repeats is written again, as in Kafka.
 
-Buckets are taken in one order everywhere, so two requests never wait for each other.
+Buckets are taken in one order everywhere, so two requests never wait for each other. Those that another broker leads
+are taken and prepared there (`remote_bucket.py`); that broker may be lost after the first append, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,7 +57,7 @@ class JointBucket(Protocol):
 
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> Any: ...
 
-    def log_prepared(self, prepared: Any, size: int) -> AppendInfo: ...
+    def log_prepared(self, prepared: Any, size: int) -> AppendInfo | Awaitable[AppendInfo]: ...
 
     async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo: ...
 
@@ -92,7 +93,8 @@ async def write_together(budget: WriteBudget, parts: Sequence[Part]) -> list[App
                     infos.append(repeat)
                     continue
                 try:
-                    infos.append(part.bucket.log_prepared(write, part.size))
+                    info = part.bucket.log_prepared(write, part.size)
+                    infos.append(info if isinstance(info, AppendInfo) else await info)
                 except Exception as error:
                     if not logged:
                         raise

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
+
+import pyarrow as pa
+import pytest
 
 from broker.security.rights import Operation, ResourceType
 from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker
 from broker.tests.security.people import SECURED, allow, client
 from protocol.errors import ErrorCode, KafkaError
+from protocol.records.encode import Record, build_batch
 from tablelayer.client.connection import AsyncConnection
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.server.bucket.remote_bucket import RemoteBucket
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.staged.others import OtherBrokers
 from tablelayer.tests.server.tables import Row, Table, Tables
-from tablelayer.tests.server.test_kafka_face import produce
 from tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
 
 BUCKETS = 4
@@ -59,17 +64,139 @@ async def test_each_broker_serves_the_buckets_that_it_leads(tmp_path) -> None:
         assert [column.name for column in (await opened[2].latest()).schema.columns] == ["a", "b"]
 
 
-async def test_rows_of_a_kafka_client_for_another_brokers_bucket_are_refused_for_good(tmp_path) -> None:
+def identified(values: list[Row], sequence: int, producer_id: int = 5) -> bytes:
+    records = [Record(None, json.dumps(value).encode(), (), 1000) for value in values]
+    return build_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+
+
+async def all_rows(opened: dict[int, Table]) -> list[Row]:
+    found = []
+    for table in opened.values():
+        for bucket in own_buckets(table.broker, "default.t"):
+            found += [
+                row for change, row in await table.changelog(bucket=bucket) if change in ("+I", "+A", "+U")
+            ]
+    return sorted(found, key=lambda row: row["k"])
+
+
+@pytest.mark.parametrize("columns", ["k INT, v STRING, PRIMARY KEY (k)", "k INT, v STRING"])
+async def test_rows_of_a_kafka_client_go_to_their_buckets_whoever_leads_them(tmp_path, columns: str) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        keyed = {} if "PRIMARY" in columns else {"bucket_key": ("k",)}
+        opened = await created(cluster, columns, **keyed)
+        rows: list[Row] = [{"k": number, "v": f"v{number}"} for number in range(40)]
+        table = opened[1]
+        (mine, *_) = own_buckets(table.broker, "default.t")
+        batch = identified(rows, 0)
+        first = await table.broker.produce("default.t", batch, partition=mine)
+        assert first.error_code == ErrorCode.NONE, first.error_message
+        assert await all_rows(opened) == rows
+        again = await table.broker.produce("default.t", batch, partition=mine)
+        assert (again.error_code, again.base_offset) == (ErrorCode.NONE, first.base_offset)
+        assert await all_rows(opened) == rows, "a repeated batch has no second effect anywhere"
+        ends = [{each: t.broker.context.partition("default.t", each).log.log_end_offset
+                 for each in own_buckets(t.broker, "default.t")} for t in opened.values()]  # fmt: skip
+        bad = [*rows[:20], {"k": "no number", "v": "v"}, *rows[21:]]
+        refused = await table.broker.produce("default.t", identified(bad, 40), partition=mine)
+        assert refused.error_code == ErrorCode.INVALID_RECORD
+        assert ends == [{each: t.broker.context.partition("default.t", each).log.log_end_offset
+                         for each in own_buckets(t.broker, "default.t")} for t in opened.values()]  # fmt: skip
+        more: list[Row] = [{"k": number, "v": "w"} for number in range(40, 60)]
+        answer = await table.broker.produce("default.t", identified(more, 40), partition=mine)
+        assert answer.error_code == ErrorCode.NONE
+        assert await all_rows(opened) == [*rows, *more]
+
+
+async def test_what_another_broker_refuses_is_refused_everywhere_and_told_by_its_record(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        columns = "k INT, v INT, PRIMARY KEY (k)"
+        given = {"table.merge-engine": "aggregation", "fields.v.agg": "sum"}
+        opened = await created(cluster, columns, given=given)
+        table = opened[1]
+        (mine, *_) = own_buckets(table.broker, "default.t")
+        rows: list[Row] = [{"k": number, "v": 1} for number in range(20)]
+        assert (await table.broker.produce("default.t", identified(rows, 0), partition=mine)).error_code == 0
+        before = await all_rows(opened)
+        for bad in range(20):
+            much = [{"k": number, "v": 2**31 - 1 if number == bad else 1} for number in range(20)]
+            refused = await table.broker.produce("default.t", identified(much, 20), partition=mine)
+            assert refused.error_code == ErrorCode.INVALID_RECORD
+            assert [each.batch_index for each in refused.record_errors] == [bad], "whichever broker found it"
+        assert await all_rows(opened) == before
+        assert (await table.broker.produce("default.t", identified(rows, 20), partition=mine)).error_code == 0
+        assert [row["v"] for row in (await all_rows(opened)) if row["v"] == 2] == [2] * 20
+
+
+async def test_a_batch_that_was_broken_off_is_completed_by_its_repetition(tmp_path, monkeypatch) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        opened = await created(cluster, "k INT, v STRING", bucket_key=("k",))
+        table = opened[1]
+        (mine, *_) = own_buckets(table.broker, "default.t")
+        rows: list[Row] = [{"k": number, "v": "x"} for number in range(40)]
+        log, calls = RemoteBucket.log_prepared, []
+
+        async def broken(self, *arguments):
+            calls.append(self.place)
+            if len(calls) == 2:
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "cut off")
+            return await log(self, *arguments)
+
+        monkeypatch.setattr(RemoteBucket, "log_prepared", broken)
+        answer = await table.broker.produce("default.t", identified(rows, 0), partition=mine)
+        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR, "which clients repeat"
+        assert 0 < len(await all_rows(opened)) < 40
+        monkeypatch.undo()
+        answer = await table.broker.produce("default.t", identified(rows, 0), partition=mine)
+        assert answer.error_code == ErrorCode.NONE
+        assert await all_rows(opened) == rows
+
+
+async def test_a_batch_waits_for_no_broker_that_is_away_and_leaves_nothing_behind(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2, extensions) as cluster:
         opened = await created(cluster, "k INT, v STRING, PRIMARY KEY (k)")
         table = opened[1]
         (mine, *_) = own_buckets(table.broker, "default.t")
-        rows: list[Row] = [{"k": number, "v": "x"} for number in range(20)]
-        codes = {(await produce(table, (None, row), partition=mine)).error_code for row in rows}
-        assert codes == {ErrorCode.NONE, ErrorCode.POLICY_VIOLATION}
-        refused = await produce(table, *((None, row) for row in rows), partition=mine)
-        assert refused.error_code == ErrorCode.POLICY_VIOLATION
-        assert "are on broker 2" in refused.error_message
+        rows: list[Row] = [{"k": number, "v": "x"} for number in range(40)]
+        await cluster.stop(2)
+        answer = await table.broker.produce("default.t", identified(rows, 0), partition=mine)
+        assert answer.error_code in (ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert await all_rows({1: table}) == []
+        await cluster.start(2)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        opened[2] = await tables_at(cluster, 2).open()
+        async with asyncio.timeout(20):
+            while (await table.broker.produce("default.t", identified(rows, 0), partition=mine)).error_code:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await all_rows(opened) == rows
+
+
+async def test_rows_that_are_held_for_nobody_are_let_go_of(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tablelayer.server.bucket.held_rows.HELD_SECONDS", 600.0)
+    async with direct_cluster(tmp_path, 1, extensions) as cluster:
+        table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
+        sink = pa.BufferOutputStream()
+        rows = pa.RecordBatch.from_pylist([{"k": 1}], schema=table.definition.schema.arrow())
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_batch(rows)
+        request = m.PrepareRowsRequest(
+            topic="default.t", bucket=0, schema_id=table.definition.schema.schema_id,
+            rows=sink.getvalue().to_pybytes(), producer_id=-1, producer_epoch=-1, base_sequence=-1,
+        )  # fmt: skip
+        first = await table.broker.send(request)
+        assert first.error_code == 0
+        assert first.ticket.int
+        assert (await table.broker.send(request)).is_busy
+        handlers = tables_at(cluster, 1).extension._handlers
+        assert handlers is not None
+        handlers.forwarded._held._lost(first.ticket)  # its time is over
+        second = await table.broker.send(request)
+        assert second.ticket.int
+        late = await table.broker.send(m.LogRowsRequest(ticket=first.ticket))
+        assert late.error_code == ErrorCode.REQUEST_TIMED_OUT
+        assert (await table.broker.send(m.LogRowsRequest(ticket=second.ticket, release=True))).error_code == 0
+        third = await table.broker.send(request)
+        logged = await table.broker.send(m.LogRowsRequest(ticket=third.ticket))
+        assert (logged.error_code, logged.base_offset) == (0, 0), "of the others nothing is there"
 
 
 async def test_columns_that_one_broker_grants_and_takes_back_are_so_at_all_of_them(tmp_path) -> None:

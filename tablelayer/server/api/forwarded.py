@@ -1,0 +1,73 @@
+"""Rows that another broker was sent for a bucket that this one leads, from a message to the bucket and back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msgspec.structs import replace
+
+from broker.log.partition_log import AppendInfo
+from broker.requests.declaration import RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model.errors import RowError
+from tablelayer.model.messages import between as m
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.server.bucket.bucket import TableBucket
+from tablelayer.server.bucket.held_rows import HeldRows
+from tablelayer.server.bucket.remote_bucket import rows_of
+from tablelayer.server.merge.engines import Operations
+from tablelayer.server.merge.writes import Writer
+from tablelayer.server.services import Services
+
+
+class ForwardedHandlers:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._held = HeldRows(services)
+
+    def _bucket(self, topic: str, bucket: int) -> TableBucket:
+        """Raises KafkaError."""
+        hooks: object = self._services.context.partition(topic, bucket).hooks
+        if not isinstance(hooks, TableBucket):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} of {topic} is not led here")
+        return hooks
+
+    async def prepare(self, context: RequestContext, request: m.PrepareRowsRequest) -> m.PrepareRowsResponse:
+        bucket = self._bucket(request.topic, request.bucket)
+        if request.schema_id not in bucket.versions():
+            await self._services.context.metadata.refreshed()  # the table was altered a moment ago
+        rows = await self._services.run(rows_of, request)
+        writer = Writer(
+            request.producer_id, request.producer_epoch, request.base_sequence, request.sequence_count
+        )
+        source = partial(_of_schema, rows, request.schema_id)
+        try:
+            outcome = await self._held.prepare(bucket, source, writer, rows.rows.nbytes)
+        except RowError as error:
+            return m.PrepareRowsResponse(row=error.index, column=error.column, reason=error.reason)
+        if outcome is None:
+            return m.PrepareRowsResponse(is_busy=True)
+        if isinstance(outcome, AppendInfo):
+            return m.PrepareRowsResponse(base_offset=outcome.base_offset, last_offset=outcome.last_offset)
+        return m.PrepareRowsResponse(ticket=outcome)
+
+    async def log(self, context: RequestContext, request: m.LogRowsRequest) -> m.LogRowsResponse:
+        if request.release:
+            await self._held.release(request.ticket)
+            return m.LogRowsResponse()
+        info = await self._held.log(request.ticket)
+        return m.LogRowsResponse(base_offset=info.base_offset, last_offset=info.last_offset)
+
+    async def wait(self, context: RequestContext, request: m.AwaitRowsRequest) -> m.AwaitRowsResponse:
+        bucket = self._bucket(request.topic, request.bucket)
+        bucket.check_open()
+        end = request.end_offset if request.end_offset >= 0 else bucket.partition.log.log_end_offset
+        await bucket.wait_published(AppendInfo(end - 1, end - 1, -1, 0), request.acks, request.timeout_ms)
+        return m.AwaitRowsResponse()
+
+
+def _of_schema(rows: Operations, schema_id: int, now: TableDefinition) -> Operations:
+    """Decoded by a broker for the table as it knew it."""
+    if now.schema.schema_id == schema_id:
+        return rows
+    return replace(rows, rows=now.versions.conversion(schema_id).of(rows.rows))
