@@ -79,9 +79,8 @@ class RemoteBucket:
         try:
             await self._prepare()
         except (KafkaError, TableError) as error:
-            self._failure = (
-                error  # told with those of the other buckets: of several bad rows the first one sent
-            )
+            # It is told with those of the other buckets: of several bad rows the first one sent.
+            self._failure = error
         try:
             yield
         finally:
