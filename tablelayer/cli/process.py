@@ -6,6 +6,8 @@ import gc
 import sys
 from contextvars import ContextVar
 
+from protocol.kernel_cache import keep_kernels
+
 is_own: ContextVar[bool] = ContextVar("the process is there for the command alone", default=False)
 
 
@@ -20,6 +22,8 @@ def begin() -> None:
     looking at it takes a fifth of the time of a short command."""
     is_own.set(True)
     gc.disable()
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") != "serve":
+        keep_kernels()  # a server has a better place for them
 
 
 def loaded() -> None:

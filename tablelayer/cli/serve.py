@@ -30,6 +30,7 @@ from broker.metrics.health import Health, Stage
 from broker.net.poller import run_server
 from broker.ports import SystemClock
 from broker.server import Broker
+from protocol.kernel_cache import FOLDER, keep_kernels
 from tablelayer.cli.log_output import ServerLog
 from tablelayer.cli.notify import Supervisor
 from tablelayer.cli.options import DEFAULT_SERVER, LogFormat
@@ -94,6 +95,7 @@ def serve(
     `started`: `perf_counter()` when the process began, for the ready line.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    keep_kernels(data.absolute() / FOLDER)
     leave_pandas_out()
     raise_open_files_limit()
     keep_freed_memory()

@@ -1,0 +1,86 @@
+"""Where compiled kernels are kept when numba finds no place for them.
+
+numba keeps what it has compiled beside the source or in the user's cache, and where it may write neither (a read-only
+root, no home) it raises `no locator available` as soon as a module with kernels is imported. `keep_kernels` gives it a
+folder then, with whatever was compiled before and may be read: what an image brings along is not compiled again.
+
+A cache is code that is run: the folder is one that nobody else may write.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "NUMBA_CACHE_DIR"
+FOLDER: Final = "compiled-kernels"
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_PACKAGES: Final = ("protocol", "broker", "tablelayer")
+
+
+def keep_kernels(folder: Path | None = None) -> Path | None:
+    """Call it before anything imports numba. `folder` (made if need be) is used if there is no other place; without one
+    a temporary folder, which goes with the process. The folder, if it was needed.
+    """
+    given = os.environ.get(VARIABLE)
+    places = [Path(given)] if given else [_ROOT / "protocol" / "__pycache__", _users()]
+    if any(_is_writable(place) for place in places):
+        return None
+    if folder is None or not _is_writable(folder):
+        folder = Path(tempfile.mkdtemp(prefix="headrace-kernels-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o700)
+    for source, name in _compiled(places):
+        target = folder / name / source.name
+        with contextlib.suppress(OSError):  # what cannot be copied is compiled
+            if not target.exists() or target.stat().st_mtime_ns != source.stat().st_mtime_ns:
+                target.parent.mkdir(exist_ok=True)
+                part = target.with_name(f"{target.name}.{os.getpid()}")
+                shutil.copy2(source, part)
+                part.replace(target)
+    os.environ[VARIABLE] = str(folder)
+    numba = sys.modules.get("numba")
+    if numba is not None:
+        numba.config.CACHE_DIR = str(folder)
+    return folder
+
+
+def _users() -> Path:
+    """The user's cache as numba knows it."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "numba"
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def _compiled(places: list[Path]) -> Iterator[tuple[Path, str]]:
+    """Files of numba's that can be read, and the folder each has in a cache of its own."""
+    for place in places:
+        for path in _files(place, "*/*.nb[ic]"):
+            yield path, path.parent.name
+    for package in _PACKAGES:
+        for path in _files(_ROOT / package, "**/__pycache__/*.nb[ic]"):
+            sources = path.parent.parent
+            yield path, f"{sources.name}_{hashlib.sha1(str(sources).encode()).hexdigest()}"
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []

@@ -1,0 +1,66 @@
+"""Kernels where numba may write neither beside the source nor into the user's cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import errno, os, sys, tempfile
+from pathlib import Path
+
+allowed, keeps = Path(sys.argv[1]), sys.argv[2]
+plain = tempfile.TemporaryFile
+
+def without_room(*arguments, dir=None, **named):  # a read-only file system, also for root
+    if dir is not None and allowed not in (Path(dir), *Path(dir).parents):
+        raise OSError(errno.EROFS, "Read-only file system")
+    return plain(*arguments, dir=dir, **named)
+
+tempfile.TemporaryFile = without_room
+from protocol.kernel_cache import keep_kernels
+if keeps == "given":
+    assert keep_kernels(allowed / "kernels") == allowed / "kernels"
+elif keeps == "none":
+    tempfile.tempdir = str(allowed)
+    assert keep_kernels().parent == allowed
+from protocol.records.kernels import frozen
+import protocol.records.gather as gather
+print(os.environ.get("NUMBA_CACHE_DIR", ""))
+"""
+
+
+def run(folder: Path, keeps: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), keeps],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_without_a_place_numba_gives_up(tmp_path: Path) -> None:
+    answer = run(tmp_path, "nothing")
+    assert answer.returncode == 1
+    assert "no locator available" in answer.stderr
+
+
+def test_a_folder_of_their_own_has_what_was_compiled_before(tmp_path: Path) -> None:
+    answer = run(tmp_path, "given")
+    assert answer.returncode == 0, answer.stderr
+    folder = tmp_path / "kernels"
+    assert answer.stdout.strip() == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    compiled = {path.name for path in (ROOT / "protocol" / "records" / "__pycache__").glob("*.nb[ic]")}
+    (copied,) = (each for each in folder.iterdir() if each.name.startswith("records_"))
+    assert {path.name for path in copied.iterdir()} >= compiled
+
+
+def test_without_a_folder_they_go_with_the_process(tmp_path: Path) -> None:
+    answer = run(tmp_path, "none")
+    assert answer.returncode == 0, answer.stderr
+    assert list(tmp_path.iterdir()) == []
