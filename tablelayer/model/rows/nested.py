@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tablelayer.model.arrays.arrays import Mask, bitmap, ends_to_offsets, validity
 from tablelayer.model.errors import RowError
@@ -46,6 +45,8 @@ def entries(array: pa.Array) -> tuple[Indices, list[pa.Array]]:
     elif not pa.types.is_list(arrow_type):
         array = array.cast(pa.list_(arrow_type.value_field))
     flat = array.flatten() if len(array) else pa.array([], array.type.value_type)
+    import pyarrow.compute as pc  # 30 ms, which a server's start does not wait for
+
     lengths = pc.list_value_length(array)
     if lengths.null_count:
         lengths = lengths.fill_null(0)
@@ -100,6 +101,8 @@ _Fault = tuple[int, str, str]
 
 def _first_fault(data_type: DataType, values: pa.Array, place: str) -> _Fault | None:
     if data_type.kind is TypeKind.CHAR and len(values):
+        import pyarrow.compute as pc
+
         long = pc.greater(pc.utf8_length(values), data_type.length).fill_null(False)
         if pc.any(long).as_py():
             row = int(pc.index(long, True).as_py())

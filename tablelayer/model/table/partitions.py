@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.options.table_options import TimeUnit
@@ -51,6 +50,8 @@ def partition_names_of_rows(
     int32[n]. Names are what the values say: one of other characters than a partition's is that of no partition. Raises
     RowError naming the first row with a null.
     """
+    import pyarrow.compute as pc  # 30 ms, which a server's start does not wait for
+
     texts = []
     for name in partition_keys:
         column = rows.column(name)
@@ -81,6 +82,8 @@ def check_rows_of_partition(definition: TableDefinition, rows: pa.RecordBatch) -
     name = definition.path.partition
     if name is None or not rows.num_rows:
         return
+    import pyarrow.compute as pc
+
     for key, value in zip(definition.partition_keys, values_of(name), strict=True):
         wanted = typed_value(definition.schema.column(key), value)
         same = pc.fill_null(pc.equal(rows.column(key), wanted), False)

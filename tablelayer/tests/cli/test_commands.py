@@ -62,6 +62,11 @@ def test_the_client_starts_without_the_compiler():
     assert loaded("tablelayer.client", "numba", "sqlglot", "duckdb", "pandas") == "[]"
 
 
+def test_a_server_starts_without_what_only_tables_need():
+    heavy = ("numba", "rocksdict", "pyarrow.compute", "sqlglot", "pandas", "kazoo", "rich")
+    assert loaded("tablelayer.cli.serve", *heavy) == "[]"
+
+
 def test_a_short_command_loads_what_it_needs_and_collects_garbage_from_then_on(server):
     code = (
         "import gc, sys\nfrom tablelayer.cli.main import main\n"
