@@ -117,6 +117,13 @@ class TimeUnit(StrEnum):
     YEAR = "YEAR"
 
 
+class KeyMismatch(StrEnum):
+    """What happens to a produced record whose key is another row's than its value."""
+
+    FAIL = "fail"
+    IGNORE = "ignore"
+
+
 class UnknownFields(StrEnum):
     """What happens to fields of a produced record that are not columns. `ADD`: they become columns."""
 
@@ -441,6 +448,17 @@ class TableOptions:
         "`add`, which alters the table by nullable columns of the fields' names, with the types of the schema around "
         "the record (Kafka Connect's), or else of the values. Not with Avro values.",
         alterable=True,
+    )
+    kafka_key_mismatch = Option(
+        "table.kafka.key-mismatch",
+        one_of(KeyMismatch),
+        KeyMismatch.FAIL,
+        "What happens to a produced record whose key says another primary key than its value, such as "
+        '`9:{"id": 10}`: `fail` (the batch is refused) or `ignore`, by which the value counts. A tombstone of that '
+        "key would delete another row than the one that was written. Keys that cannot be the table's, and null, are "
+        "not looked at.",
+        alterable=True,
+        primary_key_only=True,
     )
     kafka_dead_letter_topic = Option(
         "table.kafka.dead-letter-topic",

@@ -49,10 +49,11 @@ from tablelayer.model.json.debezium import (
 )
 from tablelayer.model.json.debezium_values import Conventions
 from tablelayer.model.json.path import descend, wrap
+from tablelayer.model.json.python_values import python_value
 from tablelayer.model.json.rows import JsonTexts, Rows, find_rows, json_to_rows, rows_to_json
 from tablelayer.model.json.unavailable import Placeholder
 from tablelayer.model.options.kafka_formats import KafkaValueFormat
-from tablelayer.model.options.table_options import KafkaChangelog, UnknownFields
+from tablelayer.model.options.table_options import KafkaChangelog, KeyMismatch, UnknownFields
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import TypeKind
@@ -270,7 +271,58 @@ def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas 
                     records.payload, start, length, table.schema.columns, known, unknown,
                     lambda at, decode: parts.add(given[at], decode),
                 )  # fmt: skip
-    return parts.write(table)
+    write = parts.write(table)
+    if table.is_primary_key_table and table.settings.kafka_key_mismatch is KeyMismatch.FAIL:
+        _check_keys(records, given, write, table, known)
+    return write
+
+
+_OTHER_KEYS_MAX = 16
+"""Keys of a batch that cannot be the table's, after which the rest is taken for such keys too: each costs another look
+at those behind it."""
+
+
+def _check_keys(
+    records: RecordColumns, given: Indices, write: KafkaWrite, table: TableDefinition, schemas: Schemas
+) -> None:
+    """Raises RowError for the first record whose key says another row than its value."""
+    left = given[records.key_length[given] >= 0]
+    for _ in range(_OTHER_KEYS_MAX):
+        if not len(left):
+            return
+        keys = _Parts(len(records))
+        _add_deletes(keys, records, left, table, schemas)
+        if not keys.failures:
+            _compare_keys(keys, write, table)
+            return
+        bad = min(error.index for error in keys.failures)
+        before = left[left < bad]
+        if len(before):
+            keys = _Parts(len(records))
+            _add_deletes(keys, records, before, table, schemas)
+            _compare_keys(keys, write, table)
+        left = left[left > bad]
+
+
+def _compare_keys(keys: _Parts, write: KafkaWrite, table: TableDefinition) -> None:
+    differing: list[RowError] = []
+    for at, rows in keys.pieces:
+        values = write.rows if len(at) == write.rows.num_rows else write.rows.take(pa.array(at))
+        for column in table.schema.key_columns:
+            said, written = rows.column(column.name), values.column(column.name)
+            unlike = pc.fill_null(pc.not_equal(said, written), True)
+            if pa.types.is_floating(said.type):
+                unlike = pc.and_not(unlike, pc.and_(pc.is_nan(said), pc.is_nan(written)))
+            place = pc.index(unlike, True).as_py()
+            if place >= 0:
+                key, value = (python_value(each[place]) for each in (said, written))
+                reason = (
+                    f"the record's key says {key!s:.60} and its value {value!s:.60}: a tombstone of that key would "
+                    "delete another row ('table.kafka.key-mismatch' = 'ignore' takes such records by their values)"
+                )
+                differing.append(RowError(int(at[place]), column.name, reason))
+    if differing:
+        raise min(differing, key=lambda error: error.index)
 
 
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -314,6 +366,11 @@ class _Parts:
         self._rows.append(rows)
         self._at.append(at)
         self._deletes.append(deletes)
+
+    @property
+    def pieces(self) -> list[tuple[Indices, pa.RecordBatch]]:
+        """The records of each part, and their rows."""
+        return list(zip(self._at, self._rows, strict=True))
 
     def fail(self, error: RowError, at: Indices) -> None:
         self.failures.append(RowError(int(at[error.index]), error.column, error.reason))
