@@ -14,8 +14,16 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
-from broker.kafka_configs import KAFKA_CONFIGS
+from broker.config_key import (
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    at_least,
+    between,
+    nearest_name,
+    unknown_name,
+)
+from broker.kafka_configs import DISPENSABLE, KAFKA_CONFIGS, WITHOUT_EFFECT
 from broker.listeners import LISTENER_CONFIGS, Listener, listener_prefix, listeners_of, without_listener
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from broker.metrics_configs import METRICS_CONFIGS
@@ -457,6 +465,8 @@ class BrokerConfig:
         self._families = [key for name, key in declared.items() if name.endswith("*")]
         self._static = dict(explicit or {})
         self._facts: dict[str, str] = {}
+        self.unused: tuple[str, ...] = ()
+        """What the file sets that has no effect here, each with the reason; see `load`."""
         self.set_dynamic({}, {})
 
     def tell(self, facts: Mapping[str, str]) -> None:
@@ -536,10 +546,48 @@ class BrokerConfig:
         file: Path | None = None,
         extra_keys: Iterable[ConfigKey] = (),
     ) -> BrokerConfig:
-        """The configuration of a file (`.toml`, otherwise Java properties) with `sets` on top."""
-        explicit = dict(read_config_file(file)) if file is not None else {}
-        explicit.update(sets or {})
-        return cls(explicit, extra_keys)
+        """The configuration of a file (`.toml`, otherwise Java properties) with `sets` on top.
+
+        A file of Kafka's, which are properties, is taken whole: what has no effect here is left out, and `unused` says
+        so of all of it. Everything that is wrong with a file is said at once, in one ConfigError; so is what a server
+        must not be without, such as an authorizer that cannot be had.
+        """
+        extra_keys = tuple(extra_keys)
+        if file is None:
+            return cls(sets, extra_keys)
+        found = dict(read_config_file(file))
+        known = cls({}, extra_keys)
+        if found.get("broker.id", "-1") != "-1" and "node.id" not in {*found, *(sets or {})}:
+            found["node.id"] = found.pop("broker.id")
+        unused: dict[str, str] = {}
+        wrong: list[str] = []
+        for name, text in found.items():
+            if name in (sets or {}):
+                continue
+            key = known.key(name)
+            if key is None and file.suffix != ".toml":
+                near = nearest_name(name, known.keys)
+                unused[name] = "no configuration of a broker" + (f"; did you mean {near!r}?" if near else "")
+            elif key is None:
+                wrong.append(str(known.unknown(name)))
+            else:
+                try:
+                    key.parse(text)
+                except ConfigError as error:
+                    if name in DISPENSABLE:
+                        unused[name] = key.doc.rstrip(".")
+                    else:
+                        wrong.append(str(error))
+        if wrong:
+            raise ConfigError("\n".join(wrong if len(wrong) == 1 else [f"{file} cannot be used:", *wrong]))
+        config = cls(
+            {**{n: text for n, text in found.items() if n not in unused}, **(sets or {})}, extra_keys
+        )
+        unused |= {
+            n: known.keys[n].doc.rstrip(".") for n in found if n in WITHOUT_EFFECT and n not in (sets or {})
+        }
+        config.unused = tuple(f"{name}: {unused[name]}" for name in found if name in unused)
+        return config
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

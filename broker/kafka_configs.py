@@ -314,3 +314,16 @@ KAFKA_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         partial(_elsewhere, "node.id, as a configuration or"),
     ),
 )
+
+DISPENSABLE: Final = frozenset(
+    {
+        *(line.split(" ", 1)[0] for line in _MISSED.split("\n")[1:-1]),
+        *("broker.id", "group.coordinator.rebalance.protocols", "log.dir", "log.dirs"),
+        *("kafka.metrics.reporters", "metric.reporters", "replica.selector.class"),
+        *("share.coordinator.state.topic.min.isr", "share.coordinator.state.topic.replication.factor"),
+    }
+)
+"""What a file of Kafka's may set to anything: it is left out, and said to be. What keeps somebody from doing something
+is not among them: a server without it would be more open than its file says."""
+WITHOUT_EFFECT: Final = frozenset(key.name for table, doc in _DOCS.items() for key in _read(table, doc, None))
+"""Taken and shown, and no more."""

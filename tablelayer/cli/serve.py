@@ -21,6 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import typer
+
 from broker.cluster.stores.configured import configured_store
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
@@ -106,6 +108,9 @@ def serve(
             raise ConfigError("--zookeeper and --set zookeeper.connect say different things: leave one out")
         sets = {**sets, "zookeeper.connect": zookeeper}
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
+    if config.unused:
+        listed = "".join(f"\n  {each}" for each in config.unused)
+        typer.echo(f"{config_file}: {len(config.unused)} configurations are not used:{listed}", err=True)
     host, port = address_of(listen, config)
     log = ServerLog(log_format, verbose=verbose)
     broker_made = False

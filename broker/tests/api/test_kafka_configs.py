@@ -71,6 +71,67 @@ replica.lag.time.max.ms=10000
     assert config.layers("num.io.threads") == [("16", STATIC), ("8", 5)]
 
 
+KRAFT = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://:9093
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
+num.network.threads=3
+socket.send.buffer.bytes=102400
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=4
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=3
+metric.reporters=com.example.Reporter
+remote.log.storage.system.enable=true
+confluent.support.metrics.enable=true
+log.retention.hour=7
+"""
+
+
+def test_a_whole_file_of_kafka_s_is_taken_with_one_report_of_what_is_not_used(tmp_path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(KRAFT)
+    config = BrokerConfig.load({"num.network.threads": "4"}, file)
+    assert (config["num.partitions"], config["node.id"], len(config.listeners(("127.0.0.1", 1)))) == (4, 1, 1)
+    assert [each.split(":")[0] for each in config.unused] == [
+        "process.roles", "controller.quorum.bootstrap.servers", "controller.listener.names", "log.dirs",
+        "share.coordinator.state.topic.replication.factor", "metric.reporters", "remote.log.storage.system.enable",
+        "confluent.support.metrics.enable", "log.retention.hour",
+    ]  # fmt: skip
+    reasons = "\n".join(config.unused)
+    assert "log.dirs: The data directory: --data of the command line" in reasons
+    assert "log.retention.hour: no configuration of a broker; did you mean 'log.retention.hours'?" in reasons
+    assert BrokerConfig.load({}, None).unused == ()
+    file.write_text("broker.id=7\n")
+    assert BrokerConfig.load({}, file)["node.id"] == 7
+    assert BrokerConfig.load({"node.id": "8"}, file)["node.id"] == 8
+
+
+def test_what_a_server_must_not_be_without_is_refused_all_at_once(tmp_path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(
+        KRAFT + "authorizer.class.name=com.example.Ranger\nnum.io.threads=many\nsasl.jaas.config=hunter2\n"
+    )
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig.load({}, file)
+    lines = str(refused.value).splitlines()
+    assert lines[0] == f"{file} cannot be used:"
+    for line, name in zip(
+        lines[1:], ("authorizer.class.name", "num.io.threads", "sasl.jaas.config"), strict=True
+    ):
+        assert name in line
+    assert "hunter2" not in str(refused.value)
+    toml = tmp_path / "server.toml"
+    toml.write_text("num.partition = 3\nnum.io.thread = 4\n")
+    with pytest.raises(ConfigError, match=r"(?s)num.partition; did you mean .*num.io.thread; did you mean"):
+        BrokerConfig.load({}, toml)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
