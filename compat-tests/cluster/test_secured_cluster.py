@@ -16,7 +16,7 @@ from broker.testing.certificates import identity
 from broker.testing.zookeeper import free_port, running_zookeeper
 from conftest import ServerProcess, _free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 DEADLINE_SECONDS = 60
 STORE_PASSWORD, ZK_PASSWORD, BROKER_PASSWORD, ANN_PASSWORD = (
     "store-secret",
