@@ -9,8 +9,8 @@ nothing else. `/metrics` is read by those who may (`access.py`), once the broker
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, Final
@@ -39,12 +39,13 @@ class Health:
         """Why the broker is not ready; None: it is. Blocks for at most `seconds`: not on the event loop."""
         if self.stage is not Stage.READY:
             return self.stage
-        turned = threading.Event()
+        turned: Future[None] = Future()
         try:
-            self._loop.call_soon_threadsafe(turned.set)
+            self._loop.call_soon_threadsafe(turned.set_result, None)
+            turned.result(seconds)
         except RuntimeError:  # the loop is closed
             return Stage.STOPPING
-        if not turned.wait(seconds):
+        except TimeoutError:
             return f"the event loop has not come round for {seconds:g} s"
         return None if self.stage is Stage.READY else self.stage
 

@@ -35,6 +35,7 @@ LEFT_OUT = {
     "broker/security/tls/listener_tls.py": "keys and certificates that an operator names, given to OpenSSL in a file",
     "broker/disk_errors.py": "one log of complaints for all of a process; how often it speaks decides nothing",
     "broker/metrics/endpoint.py": "an HTTP server beside the broker, which reads and changes nothing",
+    "broker/metrics/event_loop.py": "how long turns of the loop take, for metrics alone",
     "broker/metrics/model.py": "rests between two parts of a scrape, which changes nothing",
     "broker/metrics/requests.py": "how long requests take, for metrics alone",
     "broker/slices.py": "a default for what has no broker; `broker.server` hands its clock in",

@@ -71,7 +71,7 @@ def test_n2_the_header_of_api_versions_has_no_tags_and_others_have(tmp_path) -> 
         (0, 2, r"ProduceRequest version 2 is not supported; 3 to 13 are"),
         (1, 19, r"FetchRequest version 19 is not supported"),
         (22, 6, r"InitProducerIdRequest version 6"),
-        (24, 4, r"AddPartitionsToTxnRequest version 4 is not supported; 0 to 3 are"),
+        (24, 6, r"AddPartitionsToTxnRequest version 6 is not supported; 0 to 5 are"),
         (5, 0, r"API key 5 \(version 0\) is not known here"),
         (-1, 0, r"API key -1"),
     ],
@@ -93,7 +93,9 @@ def test_n4_n5_what_is_advertised(tmp_path) -> None:
             assert {key: advertised.get(key) for key in MUST} == MUST
             assert list(advertised) == sorted(advertised)
             assert not {55, 57, 64}.intersection(advertised), "these are answered, and only refused"
-            assert advertised[24] == (0, 3), "4 and more are between brokers"
+            assert advertised[24] == (0, 5), (
+                "4 and more are between brokers, which ask for many producers at once"
+            )
             finalized = {f.name: f.max_version_level for f in response.finalized_features}
             assert finalized == {"group.version": 1, "transaction.version": 2}
 

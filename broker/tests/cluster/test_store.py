@@ -278,7 +278,7 @@ def test_configurations_that_another_broker_sets_are_not_lost(tmp_path) -> None:
         for each, (name, text) in zip(configs, broker.items(), strict=True):
             await each.alter(ALL_BROKERS, lambda _, change={name: text}: change)
         for each, (name, text) in zip(groups, group.items(), strict=True):
-            await each.alter("g", {name: text})
+            await each.alter("g", lambda _, change={name: text}: change)
         assert groups[1].explicit("g") == group
         again = BrokerConfigs(store, BrokerConfig(), 2)
         await again.load()

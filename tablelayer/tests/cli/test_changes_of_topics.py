@@ -273,7 +273,7 @@ def test_what_cannot_be_reset(headrace, connection, topic, group):
 def test_a_group_that_is_being_read_with_is_left_alone(headrace, connection, topic, group, server):
     from confluent_kafka import Consumer
 
-    consumer = Consumer({"bootstrap.servers": server, "group.id": group, "auto.offset.reset": "earliest"})
+    consumer = Consumer({"bootstrap.servers": server, "group.id": group, "enable.auto.commit": False})
     consumer.subscribe([topic])
     deadline = time.monotonic() + 30
     while not consumer.assignment():

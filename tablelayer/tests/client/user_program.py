@@ -36,6 +36,7 @@ from tablelayer.client import (
     Scan,
     ScanBatch,
     SettingsError,
+    SqlResult,
     Table,
     TableDefinition,
     TableError,
@@ -72,6 +73,8 @@ def administer(connection: Connection) -> list[str]:
     record: KafkaRecord
     for record in records:
         positions[record.partition] = record.offset + 1
+    columns, positions = kafka.read_batches("clicks", positions)
+    ends = kafka.delete_records("clicks", {partition: -1 for partition, _ in columns})
     leaders: Mapping[int, int] = kafka.describe_topic("clicks").leaders
     free = [left for left, _ in kafka.log_sizes().disks.values()]
     ports = [port for _, port in kafka.brokers().values()]
@@ -85,10 +88,11 @@ def administer(connection: Connection) -> list[str]:
     kafka.delete_group("readers")
     led = [broker.partitions_led for broker in kafka.describe_cluster().brokers if listings]
     ports += [server.broker_id for server in admin.servers() if led]
+    reasons = [each.reason for refused in admin.refused("clicks") for each in refused.records]
     kafka.delete_topic(kafka.list_topics()[0].name)
     states = [kafka.describe_group(listing.group).state for listing in kafka.list_groups()]
     tables = [*admin.list_databases(), *admin.list_tables("shop")]
-    return [*names, *states, *tables, described or "", f"{leaders} {free} {ports}"]
+    return [*reasons, *names, *states, *tables, described or "", f"{leaders} {free} {ports}"]
 
 
 def write(table: Table) -> int:
@@ -177,10 +181,13 @@ def blocking(address: str) -> float:
         other = connection.open_table(table.definition)
         metrics: ClientMetrics = connection.metrics()
         lookups: RequestMetrics = metrics.requests["Lookup"]
+        asked: SqlResult = connection.sql("SELECT * FROM shop.fruit WHERE id = ?", [1])
+        total: int = len(asked) + len(asked.columns)
+        total += connection.sql_many("INSERT INTO shop.fruit (id) VALUES (?)", [[1], [2]])
         ref = TableRef(address, str(other.path))
         with ref.connect() as again:
             again.close()
-        return lookups.seconds + metrics.rows_written + len(other.arrow_schema)
+        return total + lookups.seconds + metrics.rows_written + len(other.arrow_schema)
 
 
 async def asynchronous(address: str) -> int:

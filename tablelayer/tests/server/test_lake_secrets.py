@@ -102,7 +102,7 @@ def test_what_was_kept_from_a_job_is_named_to_it_and_never_shown() -> None:
 
 def test_a_failure_that_quotes_a_credential_is_told_without_it() -> None:
     class Connection:
-        def call(self, request: Any, response: type[Any], *, doing: str) -> Any:
+        def call(self, request: Any, response: type[Any], **_: Any) -> Any:
             self.sent = request
             properties = [m.LakeProperty(key=key, value=value) for key, value in {**SECRETS, **OPEN}.items()]
             return response(properties=properties) if response is m.DescribeLakeResponse else response()
@@ -122,7 +122,7 @@ def test_a_failure_that_quotes_a_credential_is_told_without_it() -> None:
 
 def test_a_job_presents_the_token_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     class Connection:
-        def call(self, request: Any, response: type[Any], *, doing: str) -> Any:
+        def call(self, request: Any, response: type[Any], **_: Any) -> Any:
             self.sent = request
             return response()
 

@@ -24,6 +24,12 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
+from tablelayer.model.messages.between import (
+    ApplyStagedRequest,
+    CountStagedRequest,
+    DescribeEndsRequest,
+    DropStagedRequest,
+)
 from tablelayer.tests.server.tables import Table, Tables, tables
 
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -132,6 +138,7 @@ async def test_every_table_api_is_in_one_of_the_lists(tmp_path: Path) -> None:
             m.DescribeServerRequest,
             m.BeginBackupRequest,
             m.HoldBackupRequest,
+            *(DescribeEndsRequest, CountStagedRequest, ApplyStagedRequest, DropStagedRequest),
         }
         assert all_keys - listed == {each.API_KEY for each in others}
 
