@@ -94,6 +94,7 @@ from broker.ports import (
     SystemThreads,
     Threads,
 )
+from broker.replication.lookout import Lookout
 from broker.replication.replication import Replication
 from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration
@@ -246,10 +247,13 @@ class Broker:
             configs.listeners.append(self._certificates.reload)
             self._background.keep(self._certificates.run, "new certificates")
 
+        self._incarnation = str(self._entropy.uuid())
         is_alone = store.lease_end() == math.inf
         replication = (
             None if is_alone else Replication(config["node.id"], config, self._clock, self._background)
         )
+        if not is_alone:
+            self._directory.note_incarnation(self._incarnation)
         keys = [key for extension in self._extensions for key in extension.topic_configs()]
         self._metadata = TopicManager(
             store=store,
@@ -278,12 +282,13 @@ class Broker:
             },
             registration=Registration(
                 config["node.id"],
-                str(self._entropy.uuid()),
+                self._incarnation,
                 self._clean_start,
                 [(name, *self._advertised(name)) for name in self.listeners],
                 config["broker.rack"],
                 self._directory.was_kept,
                 self._directory.was_synced,
+                previous=self._directory.last_incarnations,
             ),
         )
         undo.push_async_callback(self._metadata.close)
@@ -473,11 +478,15 @@ class Broker:
         self._background.keep(cleaner.run, "log cleaner")
         self._background.keep(flushing.run, "flush logs")
         network.start_listening()
+        if not is_alone:
+            Lookout(config["node.id"], self._metadata, self.context.peers, store, self._background).start()
         logger.info("serving on %s, data in %s", config.layers("listeners")[0][0], self._directory.path)
 
     def _note_life(self) -> None:
         """What the next start can rely on."""
-        self._directory.note_life(synced=LogConfig.parse(self.config.topic_defaults()).flush_messages == 1)
+        self._directory.note_life(
+            self._incarnation, synced=LogConfig.parse(self.config.topic_defaults()).flush_messages == 1
+        )
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> Network:
         """Take the addresses of all listeners. Raises ConfigError."""

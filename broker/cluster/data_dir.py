@@ -43,6 +43,7 @@ _MEMBER = "cluster.member"
 _TEMPORARY = ".tmp"
 _CLEAN = ".kafka_cleanshutdown"
 _LIFE = ".last-life"
+INCARNATIONS_KEPT = 16
 PARTITION_METADATA = "partition.metadata"
 
 
@@ -91,6 +92,8 @@ class DataDirectory:
         """Whatever the last stop was, the machine has gone on since: what was written is there."""
         self.was_synced = noted.get("synced") is True
         """Until the last stop, whatever it was, what was acknowledged by default was on disk."""
+        self.last_incarnations = tuple(map(str, noted.get("incarnations") or ()))
+        """Of the broker, that had the directory before and may still be registered."""
         self.was_clean = disk.size(path / _CLEAN) is not None
         if self.was_clean:
             disk.remove(path / _CLEAN)
@@ -103,11 +106,19 @@ class DataDirectory:
             return {}
         return noted if isinstance(noted, dict) else {}
 
-    def note_life(self, *, synced: bool) -> None:
+    def note_incarnation(self, incarnation: str) -> None:
+        """Of this life, before anybody else is told of it."""
+        self._note(
+            self._noted() | {"incarnations": [*self.last_incarnations, incarnation][-INCARNATIONS_KEPT:]}
+        )
+
+    def note_life(self, incarnation: str, *, synced: bool) -> None:
         """From here on a stop loses nothing while the machine goes on, or nothing at all if what is acknowledged by
         default is `synced`. Not before what the last one has lost is known to everybody whom that concerns.
         """
-        life = {"boot": self._disk.boot_id(), "synced": synced}
+        self._note({"boot": self._disk.boot_id(), "synced": synced, "incarnations": [incarnation]})
+
+    def _note(self, life: dict[str, Any]) -> None:
         if self._noted() != life:
             self._disk.replace(self.path / _LIFE, json.dumps(life).encode(), sync=True)
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from broker.cluster import tree
 from broker.cluster.fence import Fence
-from broker.cluster.image import BrokerImage, ClusterImage
+from broker.cluster.image import BrokerImage, Changes, ClusterImage
 from broker.cluster.membership import Claim, Registration, become_controller, register
 from broker.cluster.nodes import OUTDATED
 from broker.ports import CoordinationStore, CreateNode, SetNode
@@ -77,17 +77,18 @@ class Member:
         """Of its registration, -1 without one."""
         return -1 if self._broker is None else self._broker.epoch
 
-    async def leave(self) -> None:
-        """Tell that it is about to stop: from then on it is led elsewhere what can be. Raises KafkaError."""
+    async def leave(self, changes: Changes) -> None:
+        """Tell that it is about to stop: from then on others lead what they can. The journal of changes, as it was
+        read, has an entry more, at which the controller looks who is registered. Raises KafkaError, and BadVersionError
+        if there were changes since.
+        """
         self._registration = replace(self._registration, leaving=True)
         path = f"{tree.BROKER_IDS}/{self._registration.broker_id}"
         node = await self._store.get(path)
         if node is None or node.owner != self._store.session or node.created != self.epoch:
             raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, "this broker is not registered")
-        try:
-            await self._store.transact([SetNode(path, self._registration.encode(), node.version)])
-        except OUTDATED as error:
-            raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, "this broker is not registered") from error
+        told = SetNode(path, self._registration.encode(), node.version)
+        await self._store.transact([told, tree.changes_operation(changes.followed_by(()))])
 
     async def confirm(self, version: int) -> None:
         """Note up to which change this broker has followed, for who waits for that."""

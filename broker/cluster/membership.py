@@ -23,6 +23,8 @@ from broker.config_key import ConfigError
 from broker.ports import (
     CoordinationStore,
     CreateNode,
+    DeleteNode,
+    Node,
     NodeExistsError,
     SetNode,
     StoreOperation,
@@ -57,6 +59,8 @@ class Registration(msgspec.Struct, frozen=True):
     kept: bool = False
     synced: bool = False
     leaving: bool = False
+    previous: tuple[str, ...] = ()
+    """Incarnations that had this broker's data directory before: their processes have ended."""
 
     def encode(self) -> bytes:
         """What its node holds."""
@@ -79,6 +83,12 @@ async def register(
     if (
         node is None or node.owner != store.session or node.data != data
     ):  # unless it was made, and nobody was told
+        if (
+            node is not None
+            and tree.decode_broker(registration.broker_id, node).incarnation in registration.previous
+        ):
+            await remove(store, path, node)
+            node = await store.get(path)
         if node is not None and wait_seconds:
             logger.warning(
                 "a broker with node.id=%d is registered: waiting until its session is over",
@@ -98,6 +108,19 @@ async def register(
     known = json.dumps({"rack": registration.rack}, separators=(",", ":")).encode()
     await modify(store, f"{tree.KNOWN_BROKERS}/{registration.broker_id}", lambda _: known)
     return tree.decode_broker(registration.broker_id, node), node.owner
+
+
+async def remove(store: CoordinationStore, path: str, node: Node) -> None:
+    """Take out of the store what a process had there that has ended: its registration `node` and whatever else is of
+    the same session. Nothing happens if it is not as it was.
+    """
+    operations: list[StoreOperation] = [DeleteNode(path, node.version)]
+    others = (tree.CONTROLLER, f"{tree.SEEN}/{path.rpartition('/')[2]}")
+    for other, found in zip(others, await store.get_many(others), strict=True):
+        if found is not None and found.owner == node.owner:
+            operations.append(DeleteNode(other, found.version))
+    with contextlib.suppress(*OUTDATED):
+        await store.transact(operations)
 
 
 async def cluster_id(store: CoordinationStore, *, known: str | None, new: str) -> str:

@@ -153,6 +153,8 @@ class TopicManager:
         self.deletion_listeners: list[Callable[[TopicImage], None]] = []
         self.followers: list[Callable[[TopicEntry | None, TopicEntry], None]] = []
         """Told what a topic was and what it is, after this broker's partitions have followed."""
+        self.broker_listeners: list[Callable[[], None]] = []
+        """Told that other brokers are alive than were, or under other epochs; the image has them."""
         self.leadership_listeners: list[Callable[[Leadership], None]] = []
         """Told when this broker begins to lead a partition, leads it under another epoch, or leads it no longer: after
         the partition is what it is then, and before anybody is told of the change.
@@ -502,13 +504,18 @@ class TopicManager:
         """Have others lead what this broker leads, as far as there are any; not longer than so many seconds."""
         with contextlib.suppress(TimeoutError, KafkaError):
             async with asyncio.timeout(seconds):
-                async with self._change:
-                    await self._member.leave()
-                    self._members_changed()  # the controller looks again at who is registered
+                await self._announce_leaving()
                 while not self._has_left():
                     self._installed.clear()
                     await self._installed.wait()
                 await self._member.confirmed(self.image.brokers, self.image.changes.version)
+
+    async def _announce_leaving(self) -> None:
+        while True:
+            async with self._change:
+                await self._catch_up()
+                with contextlib.suppress(*OUTDATED):
+                    return await self._member.leave(self.image.changes)
 
     def _has_left(self) -> bool:
         """Everything that others can lead they lead, by an image that they all have."""
@@ -785,8 +792,12 @@ class TopicManager:
 
     def _install(self, image: ClusterImage) -> None:
         self._installed.set()
+        brokers = self.image.brokers
         self.version = max(self.version + 1, image.version)
         self.image = replace(image, version=self.version)
+        if image.brokers is not brokers and image.brokers != brokers:
+            for listener in self.broker_listeners:
+                listener()
 
     async def _remove(self, topic: TopicImage) -> None:
         name = topic.name

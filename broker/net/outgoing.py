@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from broker.net.frame_receiver import FrameReceiver
@@ -72,11 +73,13 @@ class OutgoingConnection:
         "_writing",
         "closed",
         "name",
+        "when_closed",
     )
 
     def __init__(self, opener: Opener, sock: Stream, name: str) -> None:
         self.name = name
         self.closed = False
+        self.when_closed: Callable[[], object] = lambda: None
         self._opener = opener
         self._sock = sock
         self._fd = sock.fileno()
@@ -226,6 +229,7 @@ class OutgoingConnection:
                     ConnectionResetError(f"the connection to {self.name} has ended: {reason}")
                 )
         self._opener.forget_outgoing(self)
+        self.when_closed()
 
 
 class OutgoingTlsConnection(OutgoingConnection):

@@ -12,6 +12,7 @@ Nothing is repeated here, and nobody is found: who asks knows what may be repeat
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -42,10 +43,12 @@ class Address(msgspec.Struct, frozen=True):
 class PeerLostError(Exception):
     """It could not be asked, or has not answered. `sent`: it may have carried the request out."""
 
-    def __init__(self, message: str, *, sent: bool) -> None:
+    def __init__(self, message: str, *, sent: bool, refused: bool = False) -> None:
+        """`refused`: nobody listens where it was."""
         super().__init__(message)
         self.message = message
         self.sent = sent
+        self.refused = refused
 
 
 class Connector(Protocol):
@@ -68,6 +71,13 @@ class Conversation:
 
     def close(self, reason: str) -> None:
         self.connection.close(reason)
+
+    async def ended(self) -> None:
+        """Wait until the connection has."""
+        ended = asyncio.Event()
+        self.connection.when_closed = ended.set
+        if not self.connection.closed:
+            await ended.wait()
 
     async def ask(self, request: ApiMessage, response: type[ResponseT], version: int) -> ResponseT:
         """Raises ConnectionError. An answer that cannot be read ends the connection."""
@@ -168,11 +178,13 @@ class Peers:
                 connection = await self._network.connect(address.host, address.port)
                 return Conversation(connection, self._client_id)
         except TimeoutError:
-            reason = f"no connection within {CONNECT_SECONDS:g} s"
+            reason, refused = f"no connection within {CONNECT_SECONDS:g} s", False
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason, refused = error.strerror or str(error), error.errno == errno.ECONNREFUSED
         raise PeerLostError(
-            f"broker {broker_id} at {address.host}:{address.port} cannot be asked: {reason}", sent=False
+            f"broker {broker_id} at {address.host}:{address.port} cannot be asked: {reason}",
+            sent=False,
+            refused=refused,
         )
 
     def hang_up(self, broker_id: int, channel: str) -> None:

@@ -67,8 +67,10 @@ class Replication:
         waiting, self._waiting = self._waiting, {}
         for follower in waiting:
             self.follows(follower)
+        metadata.broker_listeners.append(self._brokers_changed)
         self._background.keep(self._write_isrs, "changes of in-sync replicas")
         self._background.keep(self._look_for_lag, "replicas that lag behind")
+        self._background.keep(self._prefer_leaders, "partitions that are not led by their first replica")
 
     @property
     def led(self) -> Iterable[ReplicatedPartition]:
@@ -129,6 +131,22 @@ class Replication:
             for partition, change in proposals.items():
                 if not partition.closed:
                     partition.refused(change)  # unless the state is another one by now
+
+    def _brokers_changed(self) -> None:
+        """Who was about to join an ISR, and is gone, is not waited for any more."""
+        for partition in list(self._led):
+            if not partition.closed:
+                partition.advance()
+
+    async def _prefer_leaders(self) -> None:
+        """The controller sees to it: leaders that went elsewhere while a broker was away come back."""
+        while True:
+            await asyncio.sleep(self._config["leader.imbalance.check.interval.seconds"])
+            if self._config["auto.leader.rebalance.enable"] and self._metadata.is_controller:
+                try:
+                    await self._metadata.elect_leaders(None, unclean=False)
+                except (*STORE_LOST, KafkaError) as error:
+                    logger.info("preferred leaders cannot be elected now: %s", error)
 
     async def _look_for_lag(self) -> None:
         while True:

@@ -55,6 +55,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._now = start
         self._turns = 0
         self._dead: set[str] = set()
+        self._timers = 0
         self._suspended: dict[str, list[asyncio.Handle]] = {}
         self._digest = hashlib.blake2b(digest_size=16)
         self._left: list[asyncio.Task[Any]] = []
@@ -154,6 +155,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = _OwnedTimer(when, callback, args, self, context)
+        self._timers += 1
+        timer.number = self._timers
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
@@ -179,7 +182,16 @@ class _OwnedHandle(asyncio.Handle):
 
 
 class _OwnedTimer(asyncio.TimerHandle):
-    __slots__ = ()
+    """Those of one moment are carried out in the order in which they were asked for."""
+
+    __slots__ = ("number",)
+
+    number: int
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, _OwnedTimer):
+            return NotImplemented
+        return (self._when, self.number) < (other._when, other.number)  # type: ignore[attr-defined]
 
     def _run(self) -> None:
         if self._loop._may_run(self):  # type: ignore[attr-defined]

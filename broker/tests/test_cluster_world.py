@@ -16,7 +16,7 @@ from broker.testing.controllers import ControllerWatch
 from broker.testing.coordination import SimulatedEnsemble
 from broker.testing.direct import values_of
 from broker.testing.loop import SimulatedClock, SimulatedLoop
-from broker.testing.world import LinkLostError, World
+from broker.testing.world import LinkLostError, Member, World
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
@@ -103,18 +103,23 @@ async def in_a_cluster(world: World, scenario: Callable[[], Awaitable[None]]) ->
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_when_the_controller_is_killed_another_takes_over_after_its_session(
-    seed: int, tmp_path: Path
+@pytest.mark.parametrize("silent", [False, True])
+def test_when_the_controller_is_killed_another_takes_over_at_once_and_in_silence_after_its_session(
+    seed: int, silent: bool, tmp_path: Path
 ) -> None:
     async def scenario(world: World, watch: ControllerWatch) -> None:
         async def whole() -> None:
             await until_created(world, "one")
+            await asyncio.sleep(1.0)  # all are connected with each other
             first, epoch = controller(world), max(watch.claims)
-            world.members[first].kill()
+            world.members[first].suspend() if silent else world.members[first].kill()
             killed_at = world.loop.time()
             await until_claimed(watch, epoch)
-            assert world.loop.time() - killed_at > SESSION_SECONDS / 2
+            took = world.loop.time() - killed_at
+            assert took > SESSION_SECONDS / 2 if silent else took < 1.0
             await until_created(world, "two")
+            if silent:
+                world.members[first].resume()
             assert len(set(watch.claims.values())) == len(watch.claims)
 
         await in_a_cluster(world, whole)
@@ -159,6 +164,35 @@ def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
 
     one, again = (run(3, tmp_path / name, scenario) for name in ("one", "again"))
     assert one == again != run(4, tmp_path / "other", scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_process_is_missed_at_once_and_its_next_start_waits_for_nothing(
+    seed: int, tmp_path: Path
+) -> None:
+    async def up(member: Member) -> None:
+        while not await member.start():  # noqa: ASYNC110 - it gives up when it loses the ensemble
+            await asyncio.sleep(0.1)
+
+    async def scenario(world: World, watch: ControllerWatch) -> None:
+        await asyncio.gather(*(up(member) for member in world.members.values()))
+        await until_created(world, "one")
+        await asyncio.sleep(1.0)
+        for node_id in range(3):
+            member = world.members[node_id]
+            member.kill()
+            began = world.loop.time()
+            async with asyncio.timeout(1.0):
+                while str(node_id) in await registered(world):  # noqa: ASYNC110 - of virtual time
+                    await asyncio.sleep(0.01)
+            await up(member)
+            await asyncio.sleep(2.0)
+            member.kill()
+            await up(member)  # before anybody has missed it
+            assert world.loop.time() - began < 2.0 + SESSION_SECONDS / 2
+            await asyncio.sleep(2.0)
+
+    run(seed, tmp_path, scenario)
 
 
 def test_who_changes_topics_without_being_the_controller_is_seen() -> None:

@@ -345,3 +345,69 @@ def _other(server_process_class, tmp_path, zookeeper):
     other.start()
     other.stop()
     return path
+
+
+def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
+    """Idempotent, acks=all, through a kill of the leader and a clean stop of the next one."""
+    address = ",".join(process.address for process in brokers.values())
+    with KafkaAdminClient(bootstrap_servers=address) as admin:
+        admin.create_topics([NewTopic("kept", 1, 3, topic_configs={"min.insync.replicas": "2"})])
+    acknowledged, failed, over = [], [], threading.Event()
+
+    def delivered(error, message):
+        failed.append(error) if error else acknowledged.append((message.offset(), message.value()))
+
+    def produce():
+        settings = {"bootstrap.servers": address, "acks": "all", "enable.idempotence": True, "linger.ms": 2}
+        settings |= {"retry.backoff.max.ms": 100, "topic.metadata.refresh.interval.ms": 500, "log_level": 0}
+        producer, number = Producer(settings), 0
+        while not over.is_set():
+            producer.produce("kept", b"%d" % number, on_delivery=delivered)
+            producer.poll(0.005)
+            number += 1
+        producer.flush(DEADLINE_SECONDS)
+
+    def state():
+        return next(iter(cluster_partitions(brokers, "kept")), {})
+
+    def more():
+        count = len(acknowledged)
+        eventually(lambda: len(acknowledged) > count + 50, "the producer goes on")
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        more()
+        for end in ("kill", "stop"):
+            leader = eventually(state, "it is described")["leader_id"]
+            getattr(brokers[leader], end)()
+            eventually(lambda gone=leader: state().get("leader_id", -1) not in (gone, -1), "another leads")
+            more()
+            brokers[leader].start()
+            eventually(lambda: len(state().get("isr_nodes", ())) == 3, "it is in sync again")
+    finally:
+        over.set()
+        thread.join()
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "g", "enable.partition.eof": True, "log_level": 0}
+    )
+    consumer.assign([TopicPartition("kept", 0, 0)])
+    found = {}
+    while (message := consumer.poll(DEADLINE_SECONDS)) is not None and message.error() is None:
+        found[message.offset()] = message.value()
+    consumer.close()
+    assert failed == []
+    assert [found.get(offset) for offset, _ in acknowledged] == [value for _, value in acknowledged]
+    assert len(set(found.values())) == len(found), "nothing is there twice"
+
+
+def cluster_partitions(brokers, topic):
+    """As whichever broker that is up describes them."""
+    for process in brokers.values():
+        if process.process is not None and process.process.poll() is None:
+            try:
+                with KafkaAdminClient(bootstrap_servers=process.address) as admin:
+                    return admin.describe_topics([topic])[0]["partitions"]
+            except Exception:  # noqa: BLE001 - it starts or stops: another one is asked
+                continue
+    return []

@@ -77,7 +77,7 @@ def test_only_while_the_machine_goes_on_is_what_was_written_there_after_a_kill()
         nonlocal disk
         directory = DataDirectory(path, 0, NEW, disk, SystemClock())
         if is_noted:
-            directory.note_life(synced=synced)
+            directory.note_life("x", synced=synced)
         disk = disk.restart(tear)
         return directory.was_kept, directory.was_synced
 
