@@ -27,6 +27,7 @@ from broker.kafka_configs import DISPENSABLE, KAFKA_CONFIGS, WITHOUT_EFFECT
 from broker.listeners import LISTENER_CONFIGS, Listener, listener_prefix, listeners_of, without_listener
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from broker.metrics_configs import METRICS_CONFIGS
+from broker.remote.configs import REMOTE_CONFIGS
 from broker.replication.configs import REPLICATION_CONFIGS
 from broker.security.acl.configs import AUTHORIZATION_CONFIGS
 from broker.security.quotas.configs import QUOTA_CONFIGS
@@ -159,6 +160,8 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "Check the records of every batch before it is appended, as Apache Kafka does; otherwise its header only. "
         "Costs 4 us and 0.1 ms per MB; of compressed batches decompression, which doubles their CPU time.",
     ),
+    # remote storage (KIP-405)
+    *REMOTE_CONFIGS,
     # compaction
     ConfigKey("log.cleaner.enable", _BOOLEAN, "true", "Compact the topics that ask for it."),
     ConfigKey(

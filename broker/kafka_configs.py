@@ -149,7 +149,6 @@ share.fetch.purgatory.purge.interval.requests INT 1000
 """
 _REMOTE: Final = """
 follower.fetch.last.tiered.offset.enable BOOLEAN* false
-remote.fetch.max.wait.ms INT* 500
 remote.list.offsets.request.timeout.ms LONG* 30000
 remote.log.index.file.cache.total.size.bytes LONG* 1073741824
 remote.log.manager.copier.thread.pool.size INT* 10
@@ -161,7 +160,6 @@ remote.log.manager.fetch.max.bytes.per.second LONG* 9223372036854775807
 remote.log.manager.fetch.quota.window.num INT 11
 remote.log.manager.fetch.quota.window.size.seconds INT 1
 remote.log.manager.follower.thread.pool.size INT* 2
-remote.log.manager.task.interval.ms LONG 30000
 remote.log.manager.thread.pool.size INT 2
 remote.log.metadata.custom.metadata.max.bytes INT 128
 remote.log.metadata.manager.class.name STRING
@@ -169,7 +167,6 @@ remote.log.metadata.manager.class.path STRING
 remote.log.metadata.manager.impl.prefix STRING rlmm.config.
 remote.log.metadata.manager.listener.name STRING
 remote.log.reader.max.pending.tasks INT 100
-remote.log.reader.threads INT* 10
 remote.log.storage.manager.class.name STRING
 remote.log.storage.manager.class.path STRING
 remote.log.storage.manager.impl.prefix STRING rsm.config.
@@ -233,7 +230,6 @@ cordoned.log.dirs LIST* ""
 max.connections.per.ip.overrides STRING* ""
 metadata.log.dir STRING
 queued.max.request.bytes LONG -1
-remote.log.storage.system.enable BOOLEAN false
 transaction.two.phase.commit.enable BOOLEAN false
 """
 
@@ -243,7 +239,7 @@ _DOCS: Final = {
     _CONTROLLERS: "No effect here: there are no controllers; this broker keeps the metadata.",
     _GROUPS: "No effect here: there are no share groups and no streams groups.",
     _LOGIN: "No effect here: this broker logs in nowhere.",
-    _REMOTE: "No effect here: Kafka's remote storage is not there.",
+    _REMOTE: "No effect here: remote storage needs no plugin, no topic of its own and no pool for each kind of work.",
 }
 _NOT_OFFERED: Final = {
     _SECURITY: "Not offered: there is no Kerberos, and nothing of Java is plugged in.",

@@ -110,6 +110,7 @@ from broker.usage import ChargingExecutor
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from broker.remote.manager import RemoteLogManager
     from broker.security.tls.reloading import Certificates
 
 logger = logging.getLogger("headrace.server")
@@ -178,6 +179,7 @@ class Broker:
         self._undo = contextlib.AsyncExitStack()
         self._stopping = False
         self._metadata: TopicManager
+        self._remote: RemoteLogManager | None = None
         self._loaded = False
 
     @property
@@ -265,6 +267,7 @@ class Broker:
                 config.topic_defaults(),
                 keys,
                 strict=config["log.strict.records"],
+                remote_storage=config["remote.log.storage.system.enable"],
                 producer_id_expiration_ms=config["producer.id.expiration.ms"],
             ),
             policies=self._extensions,
@@ -330,6 +333,7 @@ class Broker:
             metrics=self.metrics,
             backups=backups,
         )
+        undo.callback(self._close_remote_log)
         undo.push_async_callback(self._background.cancel)
         undo.callback(backups.stop)
         authorization = Authorization.configured(config, store, self._clock, slices)
@@ -341,6 +345,7 @@ class Broker:
             authorization.authorizer.judged_as = self._judged_as
             self._background.keep(authorization.acls.run, "what others change of the ACLs")
             self.context.authorizer, self.context.acls = authorization.authorizer, authorization.acls
+        self._remote = self._remote_log(store, executor)
         for extension in self._extensions:
             await extension.start(self.context)
             self._background.keep(partial(extension.run, self.context), f"extension {extension.name}")
@@ -463,6 +468,8 @@ class Broker:
             removals,
         )
         self._background.keep(retention.run, "retention")
+        if self._remote is not None:
+            self._background.keep(self._remote.run, "the remote log")
         cleaner = LogCleaner(
             config,
             self._metadata,
@@ -682,7 +689,7 @@ class Broker:
     def _open_log(self, partition: Partition) -> PartitionLog:
         topic, index = partition.topic, partition.index
         new = self._directory.make_partition_dir(topic, index)
-        return PartitionLog.open(
+        log = PartitionLog.open(
             new or self._directory.prepare_partition_dir(topic, index),
             self._metadata.topic_configs.log_config(partition.topic),
             clock=self._clock,
@@ -692,6 +699,46 @@ class Broker:
             is_new=new is not None,
             companions=(PARTITION_METADATA,),
         )
+        if self._remote is not None:
+            partition.remote = self._remote.of(partition, log)
+        return log
+
+    def _remote_log(self, store: CoordinationStore, executor: Executor) -> RemoteLogManager | None:
+        """None without remote storage. Raises ConfigError."""
+        config = self.config
+        if not config["remote.log.storage.system.enable"]:
+            return None
+        location = config["remote.log.storage.directory"]
+        if not location:
+            raise ConfigError(
+                "remote.log.storage.system.enable is true, and remote.log.storage.directory does not say where to: set "
+                "it to a directory or a URL, such as s3://bucket/path"
+            )
+        from broker.objects.files import open_files
+        from broker.remote.manager import RemoteLogManager
+
+        try:
+            files = open_files(location, self._disk, self._entropy)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"remote.log.storage.directory: {error}") from error
+        return RemoteLogManager(
+            config,
+            files,
+            self._metadata,
+            self._extensions,
+            store=store,
+            disk=self._disk,
+            ages=self.context.ages,
+            entropy=self._entropy,
+            threads=self._threads,
+            executor=executor,
+            background=self._background,
+            data_dir=self._directory.path,
+        )
+
+    def _close_remote_log(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
 
     async def _checkpoint_extensions(self, folder: Path) -> None:
         for extension in self._extensions:

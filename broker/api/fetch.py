@@ -14,6 +14,9 @@ a comparison, not an answer.
 A fetch of many partitions rests between them. Another one of its session may come then: the earlier one is superseded,
 and looks at its partitions no more.
 
+Records that are in remote storage only are read there, in threads, for as long as the fetch may wait and at least
+`remote.fetch.max.wait.ms`; those of other partitions are in the same answer.
+
 A read_committed fetch stops at the last stable offset, and is told which aborted transactions its batches
 belong to; it is the client that leaves their records out (KIP-98).
 """
@@ -42,6 +45,7 @@ from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition, PartitionChanges
 from broker.config import BrokerConfig
+from broker.log.errors import InRemoteStorage
 from broker.ports import Clock, Entropy
 from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration, RequestContext
@@ -92,6 +96,7 @@ class FetchApi:
         self._clock = clock
         self._slices = slices
         self._max_bytes: int = config["fetch.max.bytes"]
+        self._config = config
         self._sessions: FetchSessions[_Wanted] = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"], entropy.random
         )
@@ -110,6 +115,11 @@ class FetchApi:
                 charged=Quota.CONSUMER,
             )
         ]
+
+    @property
+    def _remote_wait_ms(self) -> int:
+        wait_ms: int = self._config["remote.fetch.max.wait.ms"]
+        return wait_ms
 
     def stop(self) -> None:
         """Answer everyone who waits with what there is, and let nobody wait any more."""
@@ -168,7 +178,8 @@ class FetchApi:
                 fetch.has_hooks = True
         if not fetch.has_hooks:
             yield from fetch.read()
-            if fetch.is_complete or fetch.request.max_wait_ms <= 0 or self._stopping:
+            is_over = fetch.is_complete or fetch.request.max_wait_ms <= 0 or self._stopping
+            if is_over and not fetch.in_remote_storage:
                 return (yield from self._answer(fetch, version))
         return self._wait(fetch, version)
 
@@ -185,11 +196,15 @@ class FetchApi:
             self._waiting[fetch] = None
             if fetch.has_hooks:
                 await fetch.read_with_hooks(slices.pace())
+            if fetch.in_remote_storage:
+                await fetch.read_remote(max(deadline, loop.time() + self._remote_wait_ms / 1000))
             while not fetch.is_complete and not self._stopping and await fetch.changed(deadline):
                 if fetch.has_hooks:
                     await fetch.read_with_hooks(slices.pace())
                 else:
                     await slices.run(fetch.read())
+                if fetch.in_remote_storage:
+                    await fetch.read_remote(deadline)
             return await slices.run(self._answer(fetch, version))
         finally:
             self._waiting.pop(fetch, None)
@@ -350,6 +365,7 @@ class _Fetch:
         "_seen",
         "by_id",
         "has_hooks",
+        "in_remote_storage",
         "is_follower",
         "listener",
         "request",
@@ -382,6 +398,8 @@ class _Fetch:
         self._callbacks: list[tuple[Partition, Callable[[], None]]] = []
         self._failed: set[_Wanted] = set()
         self.has_hooks = False
+        self.in_remote_storage: list[_Wanted] = []
+        """What was found to be there only, and is not read yet."""
         self.by_id = context.api_version >= FIRST_VERSION_WITH_IDS
         self.is_follower = is_follower(request)
         self._context = context
@@ -489,6 +507,11 @@ class _Fetch:
             self._fail(entry, error.code, error.message)
         return entry not in self._failed
 
+    def _end_of(self, answer: PartitionData) -> int:
+        """What the reader may be shown ends there."""
+        committed = self.request.isolation_level == _READ_COMMITTED
+        return answer.last_stable_offset if committed else answer.high_watermark
+
     def _limits(self, entry: _Wanted) -> tuple[int, bool]:
         """How many bytes the entry may have, and whether it must have a batch."""
         return min(entry.request.partition_max_bytes, self._max_bytes - self._bytes), self._bytes == 0
@@ -498,7 +521,7 @@ class _Fetch:
         assert partition is not None
         answer = entry.told()
         committed = self.request.isolation_level == _READ_COMMITTED
-        up_to = answer.last_stable_offset if committed else answer.high_watermark
+        up_to = self._end_of(answer)
         if entry.request.fetch_offset >= up_to:
             return
         bytes_max, must = self._limits(entry)
@@ -511,6 +534,12 @@ class _Fetch:
                     AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
                     for aborted in partition.log.aborted_transactions(found.start_offset, found.end_offset)
                 ]
+        except InRemoteStorage as error:
+            if partition.remote is None:
+                self._refuse(entry, error)
+            else:
+                self.in_remote_storage.append(entry)
+            return
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
             self._refuse(entry, error)
             return
@@ -518,6 +547,47 @@ class _Fetch:
             answer.records = found.region
             entry.size, entry.record_count = found.size, found.end_offset - found.start_offset
             self._bytes += found.size
+
+    async def read_remote(self, deadline: float) -> None:
+        """Read what is in remote storage only, all at once. What has not come by the deadline is left out of this
+        answer; the next one finds it on its way or there.
+        """
+        wanted, self.in_remote_storage = self.in_remote_storage, []
+        room = self._max_bytes - self._bytes
+        reads: dict[asyncio.Future[None], _Wanted] = {}
+        for entry in wanted:
+            bytes_max = min(entry.request.partition_max_bytes, room)
+            must = not reads and self._bytes == 0
+            if bytes_max > 0 or must:
+                room -= bytes_max
+                reads[asyncio.ensure_future(self._read_remote(entry, max(bytes_max, 0), must))] = entry
+        if not reads:
+            return
+        await asyncio.wait(reads, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+        for read, entry in reads.items():
+            if not read.done():
+                read.cancel()
+            elif not read.cancelled() and (error := read.exception()) is not None:
+                self._refuse(entry, error)
+
+    async def _read_remote(self, entry: _Wanted, bytes_max: int, must: bool) -> None:
+        partition, answer = entry.partition, entry.told()
+        assert partition is not None
+        assert partition.remote is not None
+        committed = self.request.isolation_level == _READ_COMMITTED
+        up_to = self._end_of(answer)
+        found = await partition.read_anywhere(entry.request.fetch_offset, bytes_max, must, up_to)
+        if found.region is None:
+            return
+        records = await partition.remote.run(found.region.read)
+        if committed:
+            answer.aborted_transactions = [
+                AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
+                for aborted in await partition.aborted_transactions(found.start_offset, found.end_offset)
+            ]
+        answer.records = records
+        entry.size, entry.record_count = found.size, found.end_offset - found.start_offset
+        self._bytes += found.size
 
     async def _read_hooks(self, entry: _Wanted) -> None:
         partition = entry.partition
@@ -546,7 +616,7 @@ class _Fetch:
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             logger.error("fetch of %r failed: %s", entry.partition, message)
 
-    def _refuse(self, entry: _Wanted, error: Exception) -> None:
+    def _refuse(self, entry: _Wanted, error: BaseException) -> None:
         if isinstance(error, KafkaError):
             self._fail(entry, error.code, error.message)
         else:

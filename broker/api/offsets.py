@@ -1,7 +1,8 @@
 """ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where partitions begin and end.
 
 ListOffsets for "earliest" and "latest" only reads two attributes: Spark asks twice per poll. For a time it may have to
-open a batch, large ones in a thread. All three rest between partitions, of which a client may name any number.
+open a batch, large ones in a thread, or to look in remote storage. All three rest between
+partitions, of which a client may name any number.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ _SINCE_VERSION = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING: 11,
 }
-_NOT_TIERED = (LATEST_TIERED, EARLIEST_PENDING)
 
 
 class OffsetsApi:
@@ -101,6 +101,13 @@ class OffsetsApi:
                 partition = self._find(topic.name, wanted.partition_index)
                 if partition is None:
                     answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    continue
+                if partition.is_open and partition.remote is not None and _may_be_remote(partition, wanted):
+                    waiting.append(
+                        partial(
+                            _look_up_everywhere, partition, wanted, context.api_version, committed, answer
+                        )
+                    )
                     continue
                 opened = Opened(effort)
                 look_up = partial(_look_up, partition, wanted, context.api_version, committed, answer, opened)
@@ -235,9 +242,19 @@ def _look_up(
     if timestamp == LATEST:
         answer.offset = partition.last_stable_offset if committed else partition.high_watermark
         answer.leader_epoch = partition.leader_epoch
-    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+    elif timestamp == EARLIEST:
         answer.offset = log.log_start_offset
-    elif timestamp not in _NOT_TIERED:  # nothing is, nor waits for it: -1, -1
+    elif timestamp == EARLIEST_LOCAL:
+        answer.offset = log.local_start_offset
+    elif timestamp == LATEST_TIERED:
+        if log.tiered_to > log.log_start_offset:  # else nothing is: -1, -1
+            answer.offset = log.tiered_to - 1
+            answer.leader_epoch = log.epoch_at(log.tiered_to - 1)
+    elif timestamp == EARLIEST_PENDING:
+        if log.config.remote_storage_enable:  # else nothing waits for it: -1, -1
+            answer.offset = max(log.log_start_offset, log.tiered_to)
+            answer.leader_epoch = log.epoch_at(answer.offset)
+    else:
         found = (
             log.max_timestamp(opened)
             if timestamp == MAX_TIMESTAMP
@@ -246,3 +263,40 @@ def _look_up(
         end_offset = partition.last_stable_offset if committed else partition.high_watermark
         if found is not None and found[0] < end_offset:
             answer.offset, answer.timestamp, answer.leader_epoch = found
+
+
+def _may_be_remote(partition: Partition, wanted: ListOffsetsPartition) -> bool:
+    """Whether an offset by time may be one that is in remote storage only."""
+    log = partition.log
+    by_time = wanted.timestamp >= 0 or wanted.timestamp == MAX_TIMESTAMP
+    return by_time and log.local_start_offset > log.log_start_offset
+
+
+async def _look_up_everywhere(
+    partition: Partition,
+    wanted: ListOffsetsPartition,
+    version: int,
+    committed: bool,
+    answer: ListOffsetsPartitionResponse,
+) -> None:
+    """`_look_up` by time, in remote storage first, then in what is local."""
+    try:
+        log, remote = partition.log, partition.remote
+        assert remote is not None
+        local = ListOffsetsPartitionResponse(partition_index=answer.partition_index)
+        _look_up(partition, wanted, version, committed, local, Opened())
+        start_offset = log.log_start_offset
+        if wanted.timestamp == MAX_TIMESTAMP:
+            found = await remote.max_timestamp(start_offset)
+            if found is not None and local.offset >= 0 and local.timestamp > found[1]:
+                found = None
+        else:
+            found = await remote.offset_for_timestamp(wanted.timestamp, start_offset)
+        end_offset = partition.last_stable_offset if committed else partition.high_watermark
+        if found is None or found[0] >= end_offset:
+            found = local.offset, local.timestamp, local.leader_epoch
+        answer.offset, answer.timestamp, answer.leader_epoch = found
+        if version < _FIRST_VERSION_WITH_EPOCH:
+            answer.leader_epoch = -1
+    except KafkaError as error:
+        answer.error_code = error.code

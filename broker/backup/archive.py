@@ -33,6 +33,8 @@ from broker.ports import Disk, DiskFile
 CHUNK_BYTES: Final = 16 << 20
 THREADS: Final = 4
 PROPERTIES: Final = "meta.properties"
+RESTORED_NAME: Final = "restored-from-backup"
+"""In a data directory that was read back: the server that it is of may still run. See `broker.remote.manager`."""
 _VERSION: Final = 1
 _MANIFESTS: Final = "backups"
 _CHUNKS: Final = "chunks"
@@ -311,6 +313,7 @@ def restore(
             progress.files += 1
             progress.bytes += size
             told(progress)
+        disk.replace(making / RESTORED_NAME, f"{manifest.id}\n".encode(), sync=True)
         for folder in sorted(folders, reverse=True):
             disk.sync_directory(folder)
         disk.remove_directory(data_dir)

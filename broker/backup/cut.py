@@ -309,6 +309,7 @@ def _described(at: _OpenLog) -> tuple[int, PartitionCut]:
         segments[-1][0].base_offset if segments else at.end_offset,
         aborted,
         min(log.compacted_to, at.end_offset),
+        tiered_to=min(log.tiered_to, at.end_offset),
     )
     epochs = LeaderEpochs([(epoch, start) for epoch, start in log.epochs if start < at.end_offset])
     texts: dict[str, str] = {}

@@ -82,6 +82,7 @@ from broker.ports import (
     StoreOutcomeUnknownError,
     StoreUnavailableError,
 )
+from broker.remote.configs import is_enabled
 from broker.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 
@@ -818,15 +819,26 @@ class TopicManager:
 
     async def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=name in INTERNAL_TOPICS)
+        self._check_remote_storage({}, config)
         for policy in self._policies:
             config = await policy.validate_topic(name, partitions, config)
         return config
 
     async def _revalidated(self, old: TopicImage, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=old.internal)
+        self.topic_configs.check_change(old.config, config)
+        self._check_remote_storage(old.config, config)
         for policy in self._policies:
             config = await policy.validate_change(old, partitions, config)
         return config
+
+    def _check_remote_storage(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+        """What a follower would copy of a log that is in remote storage is not settled."""
+        if is_enabled(new) and not is_enabled(old) and len(self.image.brokers) > 1:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                "remote.storage.enable is not offered in a cluster of several brokers yet",
+            )
 
     async def _remove_files(self, image: TopicImage) -> None:
         loop = asyncio.get_running_loop()

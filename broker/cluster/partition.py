@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, ClassVar
 from broker import disk_errors
 from broker.cluster.traffic import Traffic
 from broker.disk_errors import DISK_FULL, DISK_LOG, is_disk_full, is_out_of_descriptors
+from broker.log.errors import InRemoteStorage
 from broker.log.validation import AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.check import Effort
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from broker.log.config import LogConfig
     from broker.log.partition_log import AppendInfo, PartitionLog
     from broker.log.slice import LogSlice
+    from broker.log.transaction_index import AbortedTransaction
+    from broker.remote.log import RemoteLog
 
 logger = logging.getLogger("headrace.partition")
 
@@ -96,6 +99,7 @@ class Partition:
         "hooks",
         "index",
         "leader_epoch",
+        "remote",
         "topic",
         "traffic",
     )
@@ -116,6 +120,8 @@ class Partition:
         self.topic = topic
         self.index = index
         self.hooks: PartitionHooks | None = None
+        self.remote: RemoteLog | None = None
+        """What of the log is in remote storage, if anything is or will be; known once the log is open."""
         self.leader_epoch = leader_epoch
         self.high_watermark = 0
         self.failure: str | None = None
@@ -331,6 +337,31 @@ class Partition:
             up_to = self.high_watermark
         return self.log.read(offset, max_bytes, up_to=up_to, min_one_batch=min_one)
 
+    async def read_anywhere(
+        self, offset: int, max_bytes: int, min_one: bool = True, up_to: int | None = None
+    ) -> LogSlice:
+        """The same, from remote storage too: such a region is a `RemoteRegion`, which `remote.run` reads."""
+        try:
+            return self.read(offset, max_bytes, min_one, up_to)
+        except InRemoteStorage:
+            if self.remote is None:
+                raise
+            up_to = self.high_watermark if up_to is None else up_to
+            return await self.remote.read(offset, max_bytes, up_to, min_one)
+
+    async def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Those with records in [start, end), wherever their markers are."""
+        log = self.log
+        if self.remote is None or start_offset >= log.local_start_offset:
+            return log.aborted_transactions(start_offset, end_offset)
+        found, is_complete = await self.remote.aborted_transactions(start_offset, end_offset)
+        if not is_complete:
+            known = {each.last_offset for each in found}
+            local = self.log.aborted_transactions(start_offset, end_offset)
+            found += [each for each in local if each.last_offset not in known]
+        found.sort(key=lambda aborted: aborted.first_offset)
+        return found
+
     def add_waiter(self, callback: Callable[[], None]) -> None:
         """Have `callback` called at each change, until it is removed."""
         self._waiters[callback] = None
@@ -435,6 +466,8 @@ class Partition:
         """Delete old segments below the high watermark and the floor (the hooks', if there are any); gives how many
         went.
         """
+        if self.log.config.remote_storage_enable:
+            return self.log.delete_local_segments(now_ms)
         if self.hooks is not None:
             floor = self.hooks.retention_floor()
         deleted = self.log.delete_old_segments(now_ms, self.high_watermark, floor=floor)

@@ -34,9 +34,12 @@ class TopicConfigs:
         extension_keys: Sequence[ConfigKey] = (),
         *,
         strict: bool = False,
+        remote_storage: bool = False,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     ) -> None:
-        """`strict`: clients' batches are decoded before they are appended (rule B9)."""
+        """`strict`: clients' batches are decoded before they are appended (rule B9). `remote_storage`: the broker has
+        some."""
+        self._remote_storage = remote_storage
         self.broker_defaults = dict(broker_defaults)
         self._strict = strict
         self._expiration_ms = producer_id_expiration_ms
@@ -64,9 +67,29 @@ class TopicConfigs:
                     raise unknown_name("topic", name, known)
                 if name not in self.log_keys:
                     key.parse(text)
-            LogConfig.parse(self._effective(config, internal=internal))
+            parsed = LogConfig.parse(self._effective(config, internal=internal))
+            if parsed.remote_storage_enable and not self._remote_storage:
+                raise ConfigError(
+                    "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote "
+                    "log storage."
+                )
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+    def check_change(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+        """Raises KafkaError(INVALID_CONFIG) if a topic cannot become another one that is legal as such."""
+        before, after = (LogConfig.parse(self._effective(each, internal=False)) for each in (old, new))
+        if (
+            before.remote_storage_enable
+            and not after.remote_storage_enable
+            and not after.remote_log_delete_on_disable
+        ):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                "It is invalid to disable remote storage without deleting remote data. To keep it and copy no more, "
+                "set remote.log.copy.disable=true; to disable remote storage and delete all of it, set "
+                "remote.storage.enable=false,remote.log.delete.on.disable=true.",
+            )
 
     def log_config(self, image: TopicImage) -> LogConfig:
         """What the log of the topic's partitions is opened with."""

@@ -1,8 +1,8 @@
 """Two small files per partition that are our own: what was flushed, and how the log was left.
 
-`recovery-checkpoint`  log start offset, recovery point (everything below it is durable) and, of a log that was
-                       compacted or is a copy of such a one, the offset up to which offsets may be missing; replaced
-                       atomically and synced.
+`recovery-checkpoint`  log start offset, recovery point (everything below it is durable), of a log that was
+                       compacted or is a copy of such a one, the offset up to which offsets may be missing, and of one
+                       that is tiered, up to where it is in remote storage; replaced atomically and synced.
                        Missing or unreadable: the log starts at its first segment, nothing is known durable.
 `clean-shutdown`       there only between a clean close and the next write: all that an open needs to know, so that
                        it scans nothing and opens nothing else. It is believed only if the segment files are
@@ -33,7 +33,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Offsets below `compacted_to` may be missing, and the log does not end before it; below `gaps_to` they may be
     missing too, and the log ends where its batches do (what a follower has copied so far). `aborted` counts the aborted
     transactions of each segment, by its base offset, where there are any: an index of them that is missing could
-    not be told from one without entries.
+    not be told from one without entries. What is below `tiered_to` is in remote storage, and perhaps nowhere else; the
+    log does not end before it.
     """
 
     log_start_offset: int = 0
@@ -41,6 +42,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     aborted: Mapping[int, int] = msgspec.field(default_factory=dict)
     compacted_to: int = 0
     gaps_to: int = 0
+    tiered_to: int = 0
 
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
@@ -60,6 +62,7 @@ def _content(checkpoint: Checkpoint) -> dict[str, Any]:
         "aborted": list(checkpoint.aborted.items()),
         "compacted_to": checkpoint.compacted_to,
         "gaps_to": checkpoint.gaps_to,
+        "tiered_to": checkpoint.tiered_to,
     }
 
 
@@ -83,6 +86,7 @@ def _checkpoint(content: dict[str, Any]) -> Checkpoint:
         aborted,
         int(content.get("compacted_to", 0)),
         int(content.get("gaps_to", 0)),
+        int(content.get("tiered_to", 0)),
     )
 
 

@@ -54,6 +54,11 @@ class LogConfig(msgspec.Struct, frozen=True):
     compression_gzip_level: int = _parsed("compression.gzip.level")
     compression_lz4_level: int = _parsed("compression.lz4.level")
     compression_zstd_level: int = _parsed("compression.zstd.level")
+    remote_storage_enable: bool = _parsed("remote.storage.enable")
+    remote_log_copy_disable: bool = _parsed("remote.log.copy.disable")
+    remote_log_delete_on_disable: bool = _parsed("remote.log.delete.on.disable")
+    local_retention_ms: int = _parsed("local.retention.ms")
+    local_retention_bytes: int = _parsed("local.retention.bytes")
     strict_records: bool = True
     """Look into every batch of a client before it is appended (rule B9); the broker's own `log.strict.records`."""
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
@@ -91,6 +96,16 @@ class LogConfig(msgspec.Struct, frozen=True):
         force_setattr(self, "roll_ms", roll_ms)
 
     @property
+    def local_ms(self) -> int:
+        """What stays local of a tiered log, by age; -1 for all of it."""
+        return self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms
+
+    @property
+    def local_bytes(self) -> int:
+        """What stays local of a tiered log, by size; -1 for all of it."""
+        return self.retention_bytes if self.local_retention_bytes == -2 else self.local_retention_bytes
+
+    @property
     def is_log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
 
@@ -107,4 +122,25 @@ class LogConfig(msgspec.Struct, frozen=True):
                 f"conflict topic config setting min.compaction.lag.ms ({result.min_compaction_lag_ms}) > "
                 f"max.compaction.lag.ms ({result.max_compaction_lag_ms})"
             )
+        result._check_remote()
         return result
+
+    def _check_remote(self) -> None:
+        """Kafka's rules for what is kept where. Raises ConfigError."""
+        if not self.remote_storage_enable:
+            return
+        if self.is_compacted:
+            raise ConfigError(
+                "remote.storage.enable: a compacted topic cannot have its log in remote storage"
+            )
+        for unit, local, whole in (
+            ("ms", self.local_retention_ms, self.retention_ms),
+            ("bytes", self.local_retention_bytes, self.retention_bytes),
+        ):
+            if local == -2 or whole == -1:
+                continue
+            if local == -1 or local > whole:
+                raise ConfigError(
+                    f"local.retention.{unit} is {local}, and retention.{unit} {whole}: no more can be kept locally "
+                    "than at all"
+                )

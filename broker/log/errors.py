@@ -31,6 +31,13 @@ class RecordErrors(KafkaError):  # noqa: N818 - the name other folders know
         self.errors = tuple(errors)
 
 
+class InRemoteStorage(KafkaError):  # noqa: N818 - it says where to read on
+    """Records that are in remote storage only: whoever can wait reads them from there (`Partition.read_anywhere`)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+
 class CleaningError(Exception):
     """The log cannot be cleaned as things are; the text says why and what to do. Nothing was lost."""
 

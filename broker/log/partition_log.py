@@ -42,7 +42,7 @@ from broker.log import recovery, time_lookup
 from broker.log.checkpoint import Checkpoint
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
-from broker.log.errors import CleaningAbandoned, CorruptLogError
+from broker.log.errors import CleaningAbandoned, CorruptLogError, InRemoteStorage
 from broker.log.folder import LogFolder
 from broker.log.preparation import prepare
 from broker.log.producer_state import AppendedBatch, Producer, ProducerState
@@ -109,6 +109,7 @@ class PartitionLog:
         self.recovery_point = recovered.checkpoint.recovery_point
         self.compacted_to = recovered.checkpoint.compacted_to
         self._gaps_to = recovered.checkpoint.gaps_to
+        self.tiered_to = recovered.checkpoint.tiered_to
         self._clock = clock
         self._disk = disk
         self._background = background
@@ -118,7 +119,9 @@ class PartitionLog:
         self._producers = recovered.producers
         self._segments = recovered.segments
         if not self._segments:
-            self._segments.append(self._new_segment(max(self.log_start_offset, self.compacted_to)))
+            self._segments.append(
+                self._new_segment(max(self.log_start_offset, self.compacted_to, self.tiered_to))
+            )
         self._segments[-1].activate()
         self._bases = [segment.base_offset for segment in self._segments]
         self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
@@ -170,6 +173,11 @@ class PartitionLog:
     def log_end_offset(self) -> int:
         """The offset the next record will get."""
         return self._segments[-1].end_offset
+
+    @property
+    def local_start_offset(self) -> int:
+        """What is before, from the log's start on, is in remote storage only (KIP-405)."""
+        return max(self.log_start_offset, min(self.tiered_to, self._bases[0]))
 
     @property
     def size_bytes(self) -> int:
@@ -589,7 +597,8 @@ class PartitionLog:
         """Whole batches from the one that holds `offset`, none that reaches `up_to`, at most `max_bytes`.
 
         With `min_one_batch` the first batch is given even if it is larger. Batches of one segment only, so it
-        may be less than there is. Raises KafkaError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR.
+        may be less than there is. Raises KafkaError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR; and InRemoteStorage
+        below `local_start_offset`.
         """
         self._check_usable()
         end_offset = self.log_end_offset
@@ -601,6 +610,8 @@ class PartitionLog:
             )
         if offset >= up_to or offset == end_offset:
             return LogSlice(offset)
+        if offset < self._bases[0] and offset < self.tiered_to:
+            raise InRemoteStorage(f"{self.directory.name} has offset {offset} in remote storage only")
         try:
             return self._reader.read(offset, max_bytes, min(up_to, end_offset), min_one_batch)
         except (CorruptLogError, DecodeError) as error:
@@ -645,6 +656,10 @@ class PartitionLog:
         self._ready_epoch = -1
         self._epochs.assign(epoch, self.log_end_offset)
 
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch that wrote an offset, -1 if unknown."""
+        return self._epochs.epoch_at(offset)
+
     def epoch_end_offset(self, epoch: int) -> tuple[int, int]:
         """(largest known epoch not above `epoch`, the offset where it ends); (-1, -1) if unknown (KIP-101,
         279)."""
@@ -682,11 +697,45 @@ class PartitionLog:
         return count
 
     def _is_too_old(self, segment: Segment, now_ms: int) -> bool:
-        retention_ms = self.config.retention_ms
+        return self._is_older(segment, now_ms, self.config.retention_ms)
+
+    def _is_older(self, segment: Segment, now_ms: int, retention_ms: int) -> bool:
         if retention_ms < 0:
             return False
         newest = max(segment.largest_timestamp, segment.untimed_append_ms)
         return 0 <= newest < now_ms - retention_ms
+
+    def note_tiered(self, up_to: int) -> None:
+        """Durably say that remote storage has everything below `up_to`; any thread may call it. Raises OSError."""
+        self.tiered_to = max(self.tiered_to, up_to)
+        self._write_checkpoint()
+
+    def delete_local_segments(self, now_ms: int) -> int:
+        """Delete files of segments that remote storage has and local retention no longer covers; gives how many.
+
+        The log begins where it did. The written segment stays, as Kafka's does. Raises KafkaError.
+        """
+        self._check_usable()
+        if self._producers is not None:
+            self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
+        config = self.config
+        excess = self.size_bytes - config.local_bytes if config.local_bytes >= 0 else -1
+        count = 0
+        for segment in self._segments[:-1]:
+            if segment.end_offset > self.tiered_to:
+                break
+            is_passed = segment.end_offset <= self.log_start_offset
+            if not (is_passed or excess >= segment.size or self._is_older(segment, now_ms, config.local_ms)):
+                break
+            excess -= segment.size
+            count += 1
+        if count:
+            self._ready_epoch = -1
+            try:
+                self._remove_first(count, self.log_start_offset, self._discard)
+            except OSError as error:
+                raise self._storage_error("delete old records of", error) from error
+        return count
 
     def delete_records(self, before_offset: int) -> None:
         """Raise the log start to `before_offset`; segments wholly below it go. A lower one changes nothing.
@@ -885,7 +934,9 @@ class PartitionLog:
             if len(segment.aborted)
         }
         recovery_point = min([self.recovery_point, *(segment.base_offset for segment in self._indexes_wait)])
-        return Checkpoint(log_start_offset, recovery_point, aborted, self.compacted_to, self._gaps_to)
+        return Checkpoint(
+            log_start_offset, recovery_point, aborted, self.compacted_to, self._gaps_to, self.tiered_to
+        )
 
     @property
     def _indexes_wait(self) -> list[Segment]:

@@ -243,7 +243,7 @@ class _Recovery:
         while len(segments) > 1 and segments[0].end_offset <= checkpoint.log_start_offset:
             segments.pop(0).remove()
         self._scan(segments, checkpoint)
-        end_offset = segments[-1].end_offset if segments else 0
+        end_offset = segments[-1].end_offset if segments else checkpoint.tiered_to
         compacted_to = checkpoint.compacted_to
         if end_offset < compacted_to:
             # What compaction removed at the log's end was there, and its offsets are never given again.
@@ -260,14 +260,22 @@ class _Recovery:
                 segment.remove()
             segments, end_offset = [], checkpoint.log_start_offset
             compacted_to = min(compacted_to, end_offset)
-        start_offset = max(checkpoint.log_start_offset, segments[0].base_offset if segments else 0)
+        start_offset = checkpoint.log_start_offset
+        if segments and segments[0].base_offset > checkpoint.tiered_to:  # nobody else has what is before
+            start_offset = max(start_offset, segments[0].base_offset)
         epochs = self._recover_epochs(segments, end_offset)
         producers = load_producers(disk, directory, segments, end_offset, self._clock)
         self._recover_transaction_indexes(segments, checkpoint)
         recovery_point = min(checkpoint.recovery_point, end_offset)
         return RecoveredLog(
             segments,
-            Checkpoint(start_offset, recovery_point, compacted_to=compacted_to, gaps_to=checkpoint.gaps_to),
+            Checkpoint(
+                start_offset,
+                recovery_point,
+                compacted_to=compacted_to,
+                gaps_to=checkpoint.gaps_to,
+                tiered_to=checkpoint.tiered_to,
+            ),
             epochs,
             producers,
             self._report,

@@ -33,3 +33,15 @@ class FileRegion:
     def read_at(self, position: int, size: int) -> bytes:
         """At most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
         return self._file.read(max(0, min(size, self.size - position)), self.position + position)
+
+
+class RemoteRegion(FileRegion):
+    """A range of a segment in remote storage: reading it waits for the network, and belongs into a thread of
+    `broker.remote`. There is no descriptor behind it.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, region: FileRegion) -> RemoteRegion:
+        return cls(region._file, region.position, region.size)

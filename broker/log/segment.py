@@ -216,6 +216,10 @@ class Segment:
         self.aborted = aborted
         return True
 
+    def read_transaction_index(self) -> None:
+        """Take the aborted transactions from their file. Raises OSError."""
+        self.aborted = TransactionIndex(self._disk.read(self.transaction_index_path))
+
     def written_as(self, path: Path, size: int, builder: IndexBuilder) -> None:
         """A compacted segment: its file has been written under another name. Raises OSError."""
         self._file = self._disk.open_read_only(path)

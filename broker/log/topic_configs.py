@@ -30,12 +30,6 @@ PRODUCER_ID_EXPIRATION_MS: Final = _DAY_MS
 _REPLICA: Final = re.compile(r"\d+:\d+")
 
 
-def _no_remote_storage(value: bool) -> str | None:
-    if not value:
-        return None
-    return "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
-
-
 def _throttled(role: str, replicas: list[str]) -> str | None:
     if replicas == ["*"] or all(_REPLICA.fullmatch(replica) for replica in replicas):
         return None
@@ -225,25 +219,36 @@ _KEYS: Final = (
         "remote.storage.enable",
         _BOOLEAN,
         "false",
-        "Keep old segments in Kafka's remote storage, which this server has not.",
-        _no_remote_storage,
+        "Copy segments that are not written any more to the broker's remote storage "
+        "(remote.log.storage.system.enable), and read from there what local retention has taken. Not for compacted "
+        "topics, nor for primary-key tables.",
     ),
-    *(
-        ConfigKey(name, _BOOLEAN, "false", f"{what} No topic has Kafka's remote storage here.")
-        for name, what in (
-            ("remote.log.copy.disable", "Copy no more segments to remote storage."),
-            ("remote.log.delete.on.disable", "Delete what was copied when remote storage is switched off."),
-        )
+    ConfigKey(
+        "remote.log.copy.disable",
+        _BOOLEAN,
+        "false",
+        "Copy no more segments to remote storage; what is there stays readable for as long as retention says.",
     ),
-    *(
-        ConfigKey(
-            f"local.retention.{unit}",
-            _LONG,
-            "-2",
-            f"What stays local of a topic with remote storage; -2 is retention.{unit}. No topic has it here.",
-            at_least(-2),
-        )
-        for unit in ("ms", "bytes")
+    ConfigKey(
+        "remote.log.delete.on.disable",
+        _BOOLEAN,
+        "false",
+        "When remote.storage.enable becomes false: delete what was copied, and the log begins with what is local. "
+        "Without it remote.storage.enable cannot become false.",
+    ),
+    ConfigKey(
+        "local.retention.ms",
+        _LONG,
+        "-2",
+        "How long records of a topic with remote storage stay local as well; -2 is retention.ms.",
+        at_least(-2),
+    ),
+    ConfigKey(
+        "local.retention.bytes",
+        _LONG,
+        "-2",
+        "How much of a partition with remote storage stays local as well; -2 is retention.bytes.",
+        at_least(-2),
     ),
 )
 

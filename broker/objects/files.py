@@ -1,21 +1,30 @@
-"""Where snapshots are kept: a directory, or an object store behind a URL.
+"""Where snapshots, backups and the remote log are kept: a directory, or an object store behind a URL.
 
-`open_files` takes a local path, `file://`, what pyarrow reaches by itself (`s3://`, `gs://`, `abfs://`, `hdfs://`), and
-any other URL that fsspec knows, where fsspec is installed (`memory://`, `sftp://`, ...).
+`open_files` takes a local path, `file://`, object stores (`s3://`, `gs://`, `az://` and `abfs://`, by obstore), what
+pyarrow reaches by itself (`hdfs://`), and any other URL that fsspec knows, where fsspec is installed (`memory://`,
+`sftp://`, ...). Endpoints and credentials of object stores are those of the environment (`AWS_ENDPOINT_URL`,
+`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...) or of the machine's role.
 
 What all of them promise: a file is there whole or not at all, whatever is interrupted; names are relative, with `/`;
-removing what is not there is no error. Everything blocks, and raises OSError when the store cannot be reached.
+removing what is not there is no error. Everything blocks, and raises OSError when the store cannot be reached; a write
+that raises may have been done. An object store is asked again a few times by itself (`_RETRIES`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from broker.log.disk import SystemDisk
 from broker.ports import Disk, DiskFile, Entropy, SystemEntropy
+from protocol.one_line import one_line
 
 PIECE_BYTES = 1 << 20
 _PARTIAL = ".partial"
@@ -24,12 +33,18 @@ _PARTIAL = ".partial"
 class RemoteFiles(Protocol):
     """See the module."""
 
-    def put(self, name: str, data: bytes) -> None: ...
+    def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
+        """Bytes, or parts of them one after the other. `create`: FileExistsError if it is there; of two who create it
+        at a time only one does, where the place can promise it (object stores; a directory of one machine).
+        """
 
     def upload(self, name: str, source: Path) -> None: ...
 
     def read(self, name: str) -> bytes:
         """Raises FileNotFoundError."""
+
+    def read_range(self, name: str, position: int, size: int) -> bytes:
+        """Fewer bytes only at the end. Raises FileNotFoundError."""
 
     def download(self, name: str, target: Path) -> None:
         """Raises FileNotFoundError."""
@@ -54,13 +69,20 @@ class LocalFiles:
         self._entropy: Entropy = entropy or SystemEntropy()
         self._durable: set[Path] = set()
         """Folders that this process has synced in the ones above them."""
+        self._lock = threading.Lock()
 
     def __str__(self) -> str:
         return str(self._root)
 
-    def put(self, name: str, data: bytes) -> None:
-        with self._writing(name) as partial:
-            partial.write([data], 0)
+    def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
+        with self._lock if create else contextlib.nullcontext():
+            if create and self._disk.size(self._root / name) is not None:
+                raise FileExistsError(errno.EEXIST, "it is there", name)
+            with self._writing(name) as partial:
+                position = 0
+                for part in _parts(data):
+                    partial.write([part], position)
+                    position += len(part)
 
     def upload(self, name: str, source: Path) -> None:
         with self._writing(name) as partial:
@@ -105,6 +127,13 @@ class LocalFiles:
     def read(self, name: str) -> bytes:
         return self._disk.read(self._root / name)
 
+    def read_range(self, name: str, position: int, size: int) -> bytes:
+        file = self._disk.open_read_only(self._root / name)
+        try:
+            return file.read(size, position)
+        finally:
+            file.close()
+
     def download(self, name: str, target: Path) -> None:
         source = self._disk.open_read_only(self._root / name)
         file = self._system.open(target, create=True)
@@ -134,6 +163,10 @@ class LocalFiles:
         self._disk.remove_tree(self._root / prefix)
 
 
+def _parts(data: bytes | Iterable[bytes]) -> Iterable[bytes]:
+    return [data] if isinstance(data, bytes) else data
+
+
 def _copy(source: DiskFile, target: DiskFile) -> None:
     position = 0
     while piece := source.read(PIECE_BYTES, position):
@@ -151,10 +184,13 @@ class ArrowFiles:
     def __str__(self) -> str:
         return f"{self._filesystem.type_name}:{self._root}"
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
+        if create and name in self.names(name.rpartition("/")[0]):
+            raise FileExistsError(errno.EEXIST, "it is there", name)
         self._make_folder(name)
         with self._filesystem.open_output_stream(self._path(name)) as out:
-            out.write(data)
+            for part in _parts(data):
+                out.write(part)
 
     def upload(self, name: str, source: Path) -> None:
         self._make_folder(name)
@@ -165,6 +201,10 @@ class ArrowFiles:
     def read(self, name: str) -> bytes:
         with self._filesystem.open_input_stream(self._path(name)) as file:
             return bytes(file.read())
+
+    def read_range(self, name: str, position: int, size: int) -> bytes:
+        with self._filesystem.open_input_file(self._path(name)) as file:
+            return bytes(file.read_at(size, position))
 
     def download(self, name: str, target: Path) -> None:
         with self._filesystem.open_input_stream(self._path(name)) as file, target.open("wb") as out:
@@ -195,6 +235,127 @@ class ArrowFiles:
         self._filesystem.create_dir(str((self._root / name).parent), recursive=True)
 
 
+class ObjectFiles:
+    """Objects of an `obstore` store."""
+
+    def __init__(self, store: Any, location: str) -> None:
+        self._store = store
+        self._location = location
+
+    def __str__(self) -> str:
+        return self._location
+
+    def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
+        import obstore
+
+        with _as_os_errors(name):
+            # Only what is sent in one request can be refused for being there already.
+            whole = data if isinstance(data, bytes) else _whole_if_small(data, always=create)
+            obstore.put(self._store, name, whole, mode="create" if create else "overwrite")
+
+    def upload(self, name: str, source: Path) -> None:
+        import obstore
+
+        with _as_os_errors(name):
+            obstore.put(self._store, name, source)
+
+    def read(self, name: str) -> bytes:
+        import obstore
+
+        with _as_os_errors(name):
+            return bytes(obstore.get(self._store, name).bytes())
+
+    def read_range(self, name: str, position: int, size: int) -> bytes:
+        import obstore
+
+        with _as_os_errors(name):
+            return bytes(obstore.get_range(self._store, name, start=position, length=size))
+
+    def download(self, name: str, target: Path) -> None:
+        import obstore
+
+        with _as_os_errors(name), target.open("wb") as out:
+            for piece in obstore.get(self._store, name).stream(min_chunk_size=PIECE_BYTES):
+                out.write(piece)
+
+    def names(self, prefix: str) -> list[str]:
+        import obstore
+
+        with _as_os_errors(prefix):
+            found = obstore.list(self._store, prefix or None, chunk_size=1000)
+            return sorted(each["path"] for some in found for each in some)
+
+    def remove(self, name: str) -> None:
+        import obstore
+
+        with contextlib.suppress(FileNotFoundError), _as_os_errors(name):
+            obstore.delete(self._store, name)
+
+    def remove_folder(self, prefix: str) -> None:
+        import obstore
+
+        names = self.names(prefix)
+        for first in range(0, len(names), _REMOVED_TOGETHER):
+            with contextlib.suppress(FileNotFoundError), _as_os_errors(prefix):
+                obstore.delete(self._store, names[first : first + _REMOVED_TOGETHER])
+
+
+def _whole_if_small(parts: Iterable[bytes], *, always: bool) -> bytes | Iterator[bytes]:
+    """In one piece what can be sent in one request instead of three."""
+    rest, first, size = iter(parts), list[bytes](), 0
+    for part in rest:
+        first.append(part)
+        size += len(part)
+        if size >= _ONE_REQUEST_BYTES and not always:
+            return chain(first, rest)
+    return b"".join(first)
+
+
+_ONE_REQUEST_BYTES = 8 << 20
+_REMOVED_TOGETHER = 1000
+_RETRIES = {
+    "max_retries": 3,
+    "retry_timeout": timedelta(seconds=20),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=2),
+        "base": 2,
+    },
+}
+_CLIENT = {"timeout": "30s", "connect_timeout": "5s"}
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+
+
+@contextlib.contextmanager
+def _as_os_errors(name: str) -> Iterator[None]:
+    from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+
+    try:
+        yield
+    except AlreadyExistsError:
+        raise FileExistsError(errno.EEXIST, "it is there", name) from None
+    except NotFoundError:
+        raise FileNotFoundError(errno.ENOENT, "it is not there", name) from None
+    except BaseError as error:
+        raise OSError(errno.EIO, one_line(str(error).split("\n\n")[0], 500), name) from error
+
+
+def _object_store(location: str) -> ObjectFiles:
+    """Raises ValueError."""
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    make: Any = from_url
+    options: dict[str, Any] = dict(_CLIENT)
+    if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        options["allow_http"] = True
+    try:
+        store: Any = make(location, client_options=options, retry_config=_RETRIES)
+    except (BaseError, ValueError) as error:
+        raise ValueError(f"{location!r} cannot be opened: {error}") from error
+    return ObjectFiles(store, location)
+
+
 def open_files(location: str, disk: Disk | None = None, entropy: Entropy | None = None) -> RemoteFiles:
     """The files at a path, which is on `disk`, or at a URL. Raises ValueError, saying what is wrong with the URL or
     what is not installed."""
@@ -205,6 +366,8 @@ def open_files(location: str, disk: Disk | None = None, entropy: Entropy | None 
         if not rest.startswith("/"):
             raise ValueError(f"{location!r} has no absolute path; write file:///directory")
         return LocalFiles(Path(rest), disk, entropy)
+    if scheme in _OBJECT_STORES:
+        return _object_store(location)
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 

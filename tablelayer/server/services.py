@@ -14,6 +14,7 @@ import msgspec
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from broker.log.disk import SystemDisk
+from broker.log.region import RemoteRegion
 from broker.objects.files import RemoteFiles, open_files
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.option_types import parse_duration_ms
@@ -24,7 +25,9 @@ from tablelayer.server.limits import Limits
 from tablelayer.server.merge.auto_increment import AutoIncrement
 
 if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
     from broker.context import BrokerContext
+    from broker.log.region import FileRegion
     from broker.ports import Clock, Disk, Threads
     from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.store.kv import SharedMemory
@@ -203,6 +206,15 @@ class Services:
         context = self.context
         paced = partial(_and_pause, context.clock, context.threads, context.metadata.is_loaded, work)
         return await asyncio.get_running_loop().run_in_executor(self._opening, paced, *arguments)
+
+    async def run_on(
+        self, region: FileRegion, partition: Partition, work: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """Call work that reads a region of a partition's log: what is in remote storage in a thread that may wait for
+        the network. Raises KafkaError when that fails."""
+        if isinstance(region, RemoteRegion) and partition.remote is not None:
+            return await partition.remote.run(work, *arguments)
+        return await self.run(work, *arguments)
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call blocking work in the broker's executor."""

@@ -144,7 +144,6 @@ def test_what_a_server_must_not_be_without_is_refused_all_at_once(tmp_path) -> N
             "'B:TLS' is not NAME:PROTOCOL; the protocols are",
         ),
         ("create.topic.policy.class.name", "com.example.Policy", "what it is, not set"),
-        ("remote.log.storage.system.enable", "true", "Leave it at false"),
         ("queued.max.request.bytes", "10", "Leave it at -1"),
         ("group.coordinator.rebalance.protocols", "classic", "Leave it at 'classic,consumer'"),
         ("log.dirs", "/var/lib/kafka", "--data"),

@@ -165,7 +165,6 @@ def test_defaults_of_the_declared_table_are_those_of_the_parsed_config():
         ("min.cleanable.dirty.ratio", "1.5", "no more than 1"),
         ("max.compaction.lag.ms", "0", "at least 1"),
         ("file.delete.delay.ms", "-1", "at least 0"),
-        ("remote.storage.enable", "true", "Topic cannot be configured with remote log storage"),
         ("local.retention.ms", "-3", "at least -2"),
         ("leader.replication.throttled.replicas", "none", r"leader.* literal '\*' or a list of replicas"),
         (
@@ -191,10 +190,6 @@ def test_what_is_not_honoured_is_refused(name, value, message):
         ("unclean.leader.election.enable", "true"),
         ("leader.replication.throttled.replicas", "0:0,1:0"),
         ("follower.replication.throttled.replicas", "*"),
-        ("remote.log.copy.disable", "true"),
-        ("remote.log.delete.on.disable", "true"),
-        ("local.retention.ms", "1000"),
-        ("local.retention.bytes", "0"),
     ],
 )
 def test_what_cannot_matter_here_is_taken_and_says_so(name, value):

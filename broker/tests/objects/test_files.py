@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 from pyarrow.fs import _MockFileSystem
 
-from broker.objects.files import ArrowFiles, LocalFiles, RemoteFiles, open_files
+from broker.objects.files import ArrowFiles, LocalFiles, ObjectFiles, RemoteFiles, open_files
 from broker.testing.fsyncs import recorded_fsyncs
 
 
-@pytest.fixture(params=["directory", "arrow"])
+@pytest.fixture(params=["directory", "arrow", "objects"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteFiles:
-    return (
-        LocalFiles(tmp_path / "remote")
-        if request.param == "directory"
-        else ArrowFiles(_MockFileSystem(), "a/b")
-    )
+    made = {
+        "directory": lambda: LocalFiles(tmp_path / "remote"),
+        "arrow": lambda: ArrowFiles(_MockFileSystem(), "a/b"),
+        "objects": lambda: ObjectFiles(MemoryStore(), "memory:///"),
+    }
+    return made[request.param]()
 
 
 def test_files_come_back_as_they_went(files: RemoteFiles, tmp_path: Path) -> None:
@@ -33,6 +35,19 @@ def test_files_come_back_as_they_went(files: RemoteFiles, tmp_path: Path) -> Non
     assert target.read_bytes() == source.read_bytes()
     files.put("t/0/1.json", b"again")
     assert files.read("t/0/1.json") == b"again"
+
+
+def test_ranges_parts_and_files_that_must_be_new(files: RemoteFiles) -> None:
+    files.put("t/parts", iter([b"0123", b"4567", b"89"]))
+    assert files.read("t/parts") == b"0123456789"
+    assert files.read_range("t/parts", 3, 4) == b"3456"
+    assert files.read_range("t/parts", 8, 4) == b"89"
+    with pytest.raises(FileNotFoundError):
+        files.read_range("t/none", 0, 1)
+    files.put("t/new", b"first", create=True)
+    with pytest.raises(FileExistsError):
+        files.put("t/new", b"second", create=True)
+    assert files.read("t/new") == b"first"
 
 
 def test_what_is_not_there_is_not_found_and_its_removal_no_error(files: RemoteFiles, tmp_path: Path) -> None:

@@ -197,14 +197,16 @@ class TableBucket:
             self._transcoding,
             services.transcoding,
         ):  # who comes second finds the first one's work in the cache
-            found = self.partition.read(offset, max(1, max_bytes // _EXPANSION), True)
+            found = await self.partition.read_anywhere(offset, max(1, max_bytes // _EXPANSION), True)
             if found.region is None:
                 return FetchedRecords()
             answer = Answer(min(max_bytes, services.pieces.consumed.left), must=min_one)
             consumption = Consumption(
                 services.pieces, self.partition.index, definition, frame, max_bytes, self.unreadable
             )
-            await services.run(consumption.read, found.region, offset, answer)
+            await services.run_on(
+                found.region, self.partition, consumption.read, found.region, offset, answer
+            )
         return FetchedRecords(tuple(answer.parts), answer.size, answer.records)
 
     async def _avro_frame(self, definition: TableDefinition) -> Frame | None:

@@ -338,11 +338,11 @@ async def last_rows(
         for place in reversed(await _regions_between(partition, start, top)):
             bucket.check_open()
             place = max(place, partition.log.log_start_offset)
-            region = partition.read(place, _REGION_BYTES, True).region
+            region = (await partition.read_anywhere(place, _REGION_BYTES, True)).region
             if region is None:
                 continue  # the log's start has moved on
-            rows, at = await bucket.services.run(
-                _last_of, region, bucket, (place, top), wanted, limit - total, room
+            rows, at = await bucket.services.run_on(
+                region, partition, _last_of, region, bucket, (place, top), wanted, limit - total, room
             )
             found.extend(rows)
             total += sum(each.num_rows for each in rows)
@@ -362,7 +362,7 @@ async def _regions_between(partition: Partition, start: int, end: int) -> list[i
     """Where regions of batches begin that have all offsets from `start` on and below `end`."""
     places: list[int] = []
     while start < end:
-        found = partition.read(start, _REGION_BYTES, True)
+        found = await partition.read_anywhere(start, _REGION_BYTES, True)
         if found.region is None:
             break
         places.append(start)
@@ -441,10 +441,10 @@ async def count_log_rows(bucket: LogBucket) -> tuple[int, int]:
     if counted is None or counted.start != start:
         counted = Counted(start, start, 0)
     while counted.end < end:
-        found = partition.read(counted.end, 64 << 20)
+        found = await partition.read_anywhere(counted.end, 64 << 20)
         if found.region is None:
             break
-        counted = await bucket.services.run(_count, found.region, counted)
+        counted = await bucket.services.run_on(found.region, partition, _count, found.region, counted)
     bucket.counted = counted
     return counted.rows, counted.end
 
@@ -456,11 +456,11 @@ async def count_matching_log_rows(bucket: LogBucket, wanted: Filter) -> tuple[in
     offset, counted = start, 0
     while offset < end:
         bucket.check_open()
-        found = partition.read(offset, 16 << 20, True, end)
+        found = await partition.read_anywhere(offset, 16 << 20, True, end)
         if found.region is None:
             break
-        rows, offset = await bucket.services.run(
-            _count_matching, found.region, bucket.versions, wanted, start
+        rows, offset = await bucket.services.run_on(
+            found.region, partition, _count_matching, found.region, bucket.versions, wanted, start
         )
         counted += rows
     return counted, offset

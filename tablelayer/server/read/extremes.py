@@ -100,10 +100,12 @@ async def log_extremes(bucket: LogBucket, wanted: Wanted) -> Found:
     found.offset = start
     while found.offset < end:
         bucket.check_open()
-        read = partition.read(found.offset, _READ_BYTES, True, end)
+        read = await partition.read_anywhere(found.offset, _READ_BYTES, True, end)
         if read.region is None:
             break
-        await bucket.services.run(_look, read.region, bucket.versions, wanted, start, found)
+        await bucket.services.run_on(
+            read.region, partition, _look, read.region, bucket.versions, wanted, start, found
+        )
     return found
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from broker.log.region import RemoteRegion
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import BatchHeader
 from tablelayer.model.arrays.arrays import Mask
@@ -172,18 +173,22 @@ class _Scan:
         if self._filter is not None:
             await self._read_filtered(self._filter, partition, bucket, result, max(room, 0))
             return
-        found = partition.read(wanted.offset, max(room, 0), must)
+        found = await partition.read_anywhere(wanted.offset, max(room, 0), must)
         if found.region is None:
             return
         if self._column_ids is None:
             result.records, size = found.region, found.size
+            if isinstance(found.region, RemoteRegion):
+                read = await self._services.run_on(found.region, partition, found.region.read)
+                result.records = Parts([read], size)
             records = found.end_offset - found.start_offset
         else:
             # Of a large region only the columns count: read on until they fill the room.
-            region = (
-                partition.read(wanted.offset, max(room, 0) * _PROJECTED_REACH, must).region or found.region
+            reach = await partition.read_anywhere(wanted.offset, max(room, 0) * _PROJECTED_REACH, must)
+            region = reach.region or found.region
+            parts, size, records = await self._services.run_on(
+                region, partition, self._project, region, bucket, max(room, 0)
             )
-            parts, size, records = await self._services.run(self._project, region, bucket, max(room, 0))
             result.records = Parts(parts, size)
         self._bytes += size
         partition.traffic.sent(size, records)
@@ -194,11 +199,11 @@ class _Scan:
         """Go through the log until something matches, the log ends, or enough was looked at for one answer."""
         offset, looked_at = result.filtered_end_offset, 0
         while looked_at < _LOOK_BYTES:
-            found = partition.read(offset, max(_LOOK_STEP_BYTES, room), True)
+            found = await partition.read_anywhere(offset, max(_LOOK_STEP_BYTES, room), True)
             if found.region is None:
                 break
-            parts, size, records, offset = await self._services.run(
-                self._filtered, wanted, found.region, bucket, room
+            parts, size, records, offset = await self._services.run_on(
+                found.region, partition, self._filtered, wanted, found.region, bucket, room
             )
             looked_at += found.region.size
             if parts:

@@ -1,0 +1,1 @@
+"""The remote log (KIP-405): sealed segments in an object store, and reads from there."""

@@ -1,0 +1,128 @@
+"""What is in remote storage of one partition, and under which names. Pure.
+
+    <topic id>/topic.json                     what the topic was when its first segment was copied: name, partitions
+    <topic id>/<partition>/manifest-<n>.json  which segments there are; the one with the highest number counts
+    <topic id>/<partition>/<base>-<id>.segment
+                                              a segment: the file of batches, then its offset index, its time index and
+                                              the index of its aborted transactions, as they are on disk
+
+A segment is there when a manifest names it. Each change is a manifest of the next number, which is created, never
+replaced: of two who write, one fails and knows that it is not the leader any more. What no manifest names is left of
+something that was interrupted, and goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+VERSION: Final = 1
+_MANIFEST: Final = re.compile(r"manifest-(\d{20})\.json")
+
+
+class ManifestError(Exception):
+    """A manifest that cannot be used; the text says why."""
+
+
+class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`size` bytes of batches with offsets base_offset .. end_offset-1, and how many bytes its indexes have. `epochs`
+    are (leader epoch, start offset) from the one on that wrote its first record.
+    """
+
+    id: str
+    base_offset: int
+    end_offset: int
+    size: int
+    index_size: int = 0
+    time_index_size: int = 0
+    aborted_size: int = 0
+    largest_timestamp: int = -1
+    offset_of_largest: int = -1
+    first_timestamp: int = -1
+    copied_ms: int = 0
+    epochs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """In the partition's folder."""
+        return f"{self.base_offset:020d}-{self.id}.segment"
+
+    @property
+    def stored_size(self) -> int:
+        return self.size + self.index_size + self.time_index_size + self.aborted_size
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`writer` tells whose it is when an answer was lost. Segments follow one another without a gap."""
+
+    number: int = 0
+    writer: str = ""
+    segments: tuple[RemoteSegment, ...] = ()
+    version: int = VERSION
+
+    @property
+    def name(self) -> str:
+        """In the partition's folder."""
+        return f"manifest-{self.number:020d}.json"
+
+    @property
+    def start_offset(self) -> int:
+        return self.segments[0].base_offset if self.segments else 0
+
+    @property
+    def end_offset(self) -> int:
+        return self.segments[-1].end_offset if self.segments else 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    def with_segments(self, segments: Sequence[RemoteSegment], writer: str) -> Manifest:
+        """The next one."""
+        return Manifest(self.number + 1, writer, tuple(segments))
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Raises ManifestError."""
+        try:
+            manifest = msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise ManifestError(f"a manifest cannot be read: {error}") from error
+        if manifest.version != VERSION:
+            raise ManifestError(f"a manifest is of version {manifest.version}; this broker knows {VERSION}")
+        for before, after in zip(manifest.segments, manifest.segments[1:], strict=False):
+            if before.end_offset != after.base_offset:
+                raise ManifestError(
+                    f"a manifest has nothing between {before.end_offset} and {after.base_offset}"
+                )
+        return manifest
+
+
+class TopicNote(msgspec.Struct, frozen=True):
+    """For who finds the objects and not the broker."""
+
+    name: str
+    topic_id: str
+    partition_count: int
+    config: dict[str, str]
+
+
+def topic_folder(topic_id: UUID) -> str:
+    return str(topic_id)
+
+
+def partition_folder(topic_id: UUID, index: int) -> str:
+    return f"{topic_id}/{index}"
+
+
+def manifest_number(name: str) -> int:
+    """Of a name in a partition's folder; 0 if it is no manifest."""
+    found = _MANIFEST.fullmatch(name.rpartition("/")[2])
+    return 0 if found is None else int(found.group(1))

@@ -1,0 +1,386 @@
+"""The remote log through a broker's own requests: copied, deleted locally, read again, looked up, expired, removed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.backup.archive import RESTORED_NAME
+from broker.cluster.partition import Partition
+from broker.objects.files import LocalFiles
+from broker.remote.manager import RemoteLogManager
+from broker.testing.direct import DirectBroker, direct_broker, values_of
+from broker.testing.transactional_client import Client, committed_values
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from protocol.records.encode import Record, build_batch
+
+TOPIC = {
+    "remote_storage_enable": "true",
+    "segment_bytes": "400",
+    "local_retention_bytes": "500",
+    "file_delete_delay_ms": "0",
+}
+RECORDS = 40
+FIRST_MS = 1_700_000_000_000
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
+
+
+def values() -> list[bytes]:
+    return [b"%03d" % number + b"x" * 100 for number in range(RECORDS)]
+
+
+@asynccontextmanager
+async def tiered(tmp_path: Path, **config: str) -> AsyncIterator[DirectBroker]:
+    settings = {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.directory": str(tmp_path / "remote"),
+        "log.initial.task.delay.ms": "3600000",
+        "log.retention.ms": "-1",
+        **{name.replace("_", "."): value for name, value in config.items()},
+    }
+    async with direct_broker(tmp_path / "data", settings) as made:
+        yield made
+
+
+def manager(made: DirectBroker) -> RemoteLogManager:
+    found = made.broker._remote
+    assert found is not None
+    return found
+
+
+def partition_of(made: DirectBroker) -> Partition:
+    return made.context.metadata.partition("t", 0)
+
+
+async def tend(made: DirectBroker) -> None:
+    """One turn of the manager, then of retention."""
+    partition = partition_of(made)
+    await partition.flush(made.context.executor)
+    await manager(made).turn()
+    partition.apply_retention(made.context.clock.time_ms())
+
+
+async def filled(made: DirectBroker, **config: str) -> None:
+    """A record a batch, three batches a segment, a second between two records."""
+    await made.create_topic("t", **{**TOPIC, **config})
+    for number, value in enumerate(values()):
+        batch = build_batch([Record(None, value, (), FIRST_MS + 1000 * number)])
+        assert (await made.produce("t", batch)).error_code == 0
+
+
+async def read_all(made: DirectBroker, start: int = 0, **options: Any) -> list[tuple[int, bytes | None]]:
+    found: list[tuple[int, bytes | None]] = []
+    while True:
+        answer = await made.fetch("t", start, max_wait_ms=10_000, **options)
+        assert answer.error_code == 0, ErrorCode(answer.error_code)
+        some = [each for each in values_of(answer.records) if each[0] >= start]
+        found += some
+        start = some[-1][0] + 1
+        if start >= answer.high_watermark:
+            return found
+
+
+async def offset_at(made: DirectBroker, timestamp: int) -> int:
+    request = ListOffsetsRequest(
+        replica_id=-1,
+        topics=[
+            ListOffsetsTopic(
+                name="t", partitions=[ListOffsetsPartition(partition_index=0, timestamp=timestamp)]
+            )
+        ],
+    )
+    answer = (await made.send(request, 11)).topics[0].partitions[0]
+    assert answer.error_code == 0
+    offset: int = answer.offset
+    return offset
+
+
+async def delete_records(made: DirectBroker, offset: int) -> None:
+    request = DeleteRecordsRequest(
+        timeout_ms=1000,
+        topics=[
+            DeleteRecordsTopic(
+                name="t", partitions=[DeleteRecordsPartition(partition_index=0, offset=offset)]
+            )
+        ],
+    )
+    answer = (await made.send(request)).topics[0].partitions[0]
+    assert (answer.error_code, answer.low_watermark) == (0, offset)
+
+
+def stored(tmp_path: Path) -> list[str]:
+    return [name for name in LocalFiles(tmp_path / "remote").names("") if name.endswith(".segment")]
+
+
+async def test_what_is_not_local_any_more_is_read_from_remote_storage(tmp_path: Path) -> None:
+    expected = list(enumerate(values()))
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        log = partition_of(made).log
+        assert log.log_start_offset == 0
+        assert 30 < log.local_start_offset < RECORDS
+        assert await read_all(made) == expected
+        assert await read_all(made, 17) == expected[17:]
+        assert await read_all(made, partition_max_bytes=1) == expected
+        local = log.local_start_offset
+    async with tiered(tmp_path) as made:
+        assert partition_of(made).log.local_start_offset == local
+        assert await read_all(made) == expected
+        assert (await made.produce("t", [b"more"])).base_offset == RECORDS
+
+
+async def test_offsets_by_time_and_by_where_they_are(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        assert await offset_at(made, EARLIEST_LOCAL) == 0
+        assert await offset_at(made, LATEST_TIERED) == -1
+        assert await offset_at(made, EARLIEST_PENDING) == 0
+        await tend(made)
+        log = partition_of(made).log
+        assert await offset_at(made, EARLIEST) == 0
+        assert await offset_at(made, EARLIEST_LOCAL) == log.local_start_offset > 30
+        assert await offset_at(made, LATEST_TIERED) == log.segments[-1].base_offset - 1
+        assert await offset_at(made, EARLIEST_PENDING) == log.segments[-1].base_offset
+        assert await offset_at(made, LATEST) == RECORDS
+        assert await offset_at(made, MAX_TIMESTAMP) == RECORDS - 1
+        for number in (0, 1, 20, log.local_start_offset - 1, log.local_start_offset, RECORDS - 1):
+            assert await offset_at(made, FIRST_MS + 1000 * number) == number
+            assert await offset_at(made, FIRST_MS + 1000 * number - 1) == number
+        assert await offset_at(made, FIRST_MS + 1000 * RECORDS) == -1
+
+
+async def test_retention_of_all_that_is_kept_and_deleted_records(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        count = len(stored(tmp_path))
+        await delete_records(made, 10)
+        await tend(made)
+        assert await offset_at(made, EARLIEST) == 10
+        assert len(stored(tmp_path)) < count
+        assert await read_all(made, 10) == list(enumerate(values()))[10:]
+        assert (await made.fetch("t", 9)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        await made.context.metadata.alter_config("t", {"retention.bytes": "2000"})
+        await tend(made)
+        start = await offset_at(made, EARLIEST)
+        assert 10 < start < partition_of(made).log.local_start_offset
+        assert await read_all(made, start) == list(enumerate(values()))[start:]
+        await made.context.metadata.alter_config("t", {"retention.ms": "1000"})
+        await tend(made)
+        assert stored(tmp_path) == []
+        assert await offset_at(made, EARLIEST) == partition_of(made).log.segments[-1].base_offset
+
+
+async def test_a_deleted_topic_leaves_nothing_and_others_stay(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        foreign = LocalFiles(tmp_path / "remote")
+        foreign.put("6d0fdb73-6f2c-4dd2-b8d3-6a9b8ab9a3f1/0/x.segment", b"of another cluster")
+        await made.context.metadata.delete_topic("t")
+        await manager(made).turn()
+        assert foreign.names("") == ["6d0fdb73-6f2c-4dd2-b8d3-6a9b8ab9a3f1/0/x.segment"]
+
+
+async def test_a_reader_of_committed_records_is_told_of_transactions_that_were_aborted_there(
+    tmp_path: Path,
+) -> None:
+    async with tiered(tmp_path) as made:
+        await made.create_topic("t", **TOPIC)
+        client = Client(made)
+        await client.init()
+        for number in range(6):
+            await client.add(("t", 0))
+            for part in range(4):
+                answer = await client.send([b"%d.%d" % (number, part) + b"x" * 100], "t")
+                assert answer.error_code == 0
+            await client.end(commit=number % 2 == 0)
+        before = await committed_values(made, "t")
+        await tend(made)
+        log = partition_of(made).log
+        assert log.local_start_offset > 20
+        assert before == [b"%d.%d" % (number, part) + b"x" * 100 for number in (0, 2, 4) for part in range(4)]
+        assert await committed_values(made, "t") == before
+
+
+async def test_what_is_not_done_with_and_what_is_not_on_the_disk_is_not_copied(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await made.create_topic("t", **TOPIC)
+        client = Client(made)
+        await client.init()
+        await client.add(("t", 0))
+        for _ in range(12):
+            await client.send([b"x" * 100], "t")
+        await tend(made)
+        assert stored(tmp_path) == []
+        await client.end(commit=True)
+        await tend(made)
+        copied = len(stored(tmp_path))
+        assert copied > 2
+        log = partition_of(made).log
+        log._background = None  # which would put sealed segments on the disk
+        for _ in range(12):
+            await made.produce("t", [b"x" * 100])
+        await manager(made).turn()
+        assert len(stored(tmp_path)) <= copied + 1
+        await tend(made)
+        assert len(stored(tmp_path)) > 5
+
+
+async def test_copying_stops_and_switching_off_deletes_only_when_that_is_said(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        count = len(stored(tmp_path))
+        alter = made.context.metadata.alter_config
+        await alter("t", {"remote.log.copy.disable": "true"})
+        for _ in range(8):
+            await made.produce("t", [b"x" * 100])
+        await tend(made)
+        assert len(stored(tmp_path)) == count
+        assert len(await read_all(made)) == RECORDS + 8
+        with pytest.raises(KafkaError, match="without deleting remote data"):
+            await alter("t", {"remote.storage.enable": "false"})
+        local = partition_of(made).log.local_start_offset
+        await alter("t", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"})
+        await tend(made)
+        assert stored(tmp_path) == []
+        assert await offset_at(made, EARLIEST) == local
+        assert len(await read_all(made, local)) == RECORDS + 8 - local
+
+
+async def test_what_may_not_be_is_refused(tmp_path: Path) -> None:
+    async with direct_broker(tmp_path / "without") as made:
+        with pytest.raises(KafkaError, match="Tiered Storage functionality is disabled"):
+            await made.create_topic("t", remote_storage_enable="true")
+    async with tiered(tmp_path) as made:
+        for config, complaint in (
+            ({"cleanup.policy": "compact"}, "a compacted topic"),
+            ({"retention.ms": "10", "local.retention.ms": "20"}, "local.retention.ms is 20"),
+            ({"retention.bytes": "10", "local.retention.bytes": "-1"}, "local.retention.bytes is -1"),
+        ):
+            with pytest.raises(KafkaError, match=complaint):
+                await made.context.metadata.create_topic("t", 1, {"remote.storage.enable": "true", **config})
+
+
+async def test_a_restored_directory_reads_and_leaves_everything_as_it_is(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+    before = LocalFiles(tmp_path / "remote").names("")
+    (tmp_path / "data" / RESTORED_NAME).write_text("x")
+    async with tiered(tmp_path) as made:
+        assert await read_all(made) == list(enumerate(values()))
+        await made.context.metadata.alter_config("t", {"retention.ms": "1000"})
+        for _ in range(8):
+            await made.produce("t", [b"x" * 100])
+        await tend(made)
+        assert LocalFiles(tmp_path / "remote").names("") == before
+
+
+class LostError(OSError):
+    """The store does not answer."""
+
+
+class FailingFiles(LocalFiles):
+    """Fails at the operation of this number, before it is done or after; and as if killed from then on."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.count, self.at, self.after, self.stays = 0, -1, False, False
+
+    def _step(self, work: Any, *arguments: Any, **named: Any) -> Any:
+        self.count += 1
+        fails = self.count == self.at or (self.stays and self.count > self.at)
+        if fails and not (self.after and self.count == self.at):
+            raise LostError("the store does not answer")
+        result = work(*arguments, **named)
+        if fails:
+            raise LostError("the answer is lost")
+        return result
+
+    def put(self, name: str, data: Any, *, create: bool = False) -> None:
+        self._step(super().put, name, data, create=create)
+
+    def remove(self, name: str) -> None:
+        self._step(super().remove, name)
+
+    def names(self, prefix: str) -> list[str]:
+        found: list[str] = self._step(super().names, prefix)
+        return found
+
+    def read(self, name: str) -> bytes:
+        data: bytes = self._step(super().read, name)
+        return data
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "and-killed"])
+@pytest.mark.parametrize("after", [False, True], ids=["not-done", "answer-lost"])
+async def test_a_failure_at_any_step_loses_nothing_and_leaves_nothing(
+    tmp_path: Path, after: bool, stays: bool
+) -> None:
+    """Copy and expiry with a failure at each operation of the store; then it works again, after a restart or not."""
+    at, step = (after - 1, 2) if not stays else (after, 3)
+    while True:
+        at += step
+        path = tmp_path / str(at)
+        async with tiered(path) as made:
+            await filled(made, segment_bytes="1500")
+            files = FailingFiles(path / "remote")
+            manager(made)._files = files
+            files.at, files.after, files.stays = at, after, stays
+            await tend(made)
+            await delete_records(made, 15)
+            await tend(made)
+            is_over = files.count < at
+            log = partition_of(made).log
+            assert log.local_start_offset <= max(15, log.tiered_to)
+            if not stays:
+                files.at = -1
+                await check(made, path)
+        if stays:
+            async with tiered(path) as made:
+                await check(made, path)
+        if is_over:
+            break
+    assert at > 10
+
+
+async def check(made: DirectBroker, path: Path) -> None:
+    await tend(made)
+    await tend(made)
+    assert await read_all(made, 15) == list(enumerate(values()))[15:]
+    remote = partition_of(made).remote
+    assert remote is not None
+    await remote.load()
+    named = {f"{remote.folder}/{segment.name}" for segment in remote.manifest.segments}
+    assert set(stored(path)) == named, "objects that nobody knows of"
+    manifests = [name for name in LocalFiles(path / "remote").names(remote.folder) if "manifest" in name]
+    assert len(manifests) <= 2
+    assert manifests[-1] == f"{remote.folder}/{remote.manifest.name}"
+
+
+async def test_of_two_who_write_one_finds_out(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        remote = partition_of(made).remote
+        assert remote is not None
+        other = remote.manifest.with_segments(remote.manifest.segments, "another broker")
+        LocalFiles(tmp_path / "remote").put(f"{remote.folder}/{other.name}", other.encode())
+        before = stored(tmp_path)
+        for _ in range(8):
+            await made.produce("t", [b"x" * 100])
+        await tend(made)
+        assert remote.end_offset == other.end_offset, "it went on with what it knew"
+        assert set(before) <= set(stored(tmp_path)), "what the other one has was removed"
+        await tend(made)
+        assert remote.end_offset > other.end_offset
+        assert len(await read_all(made)) == RECORDS + 8

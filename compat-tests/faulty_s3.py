@@ -1,0 +1,110 @@
+"""An S3 server (moto's), and in front of it one that breaks what it is told to.
+
+`mode` is "well", "500" (every second request fails), "slow" (each takes a while), "lost" (every second request is
+carried out, and its answer never comes) or "denied" (as with wrong credentials).
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+BUCKET = "bucket"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+DENIED = b'<?xml version="1.0"?><Error><Code>InvalidAccessKeyId</Code><Message>No such key.</Message></Error>'
+SLOW_SECONDS = 0.3
+
+
+class FaultyS3:
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._moto.start()
+        self._port = self._moto.get_host_and_port()[1]
+        self.mode = "well"
+        self.requests = 0
+        self._turn = itertools.count()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.send("PUT", f"/{BUCKET}", b"")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to use it."""
+        address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        return {**CREDENTIALS, "AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true"}
+
+    def send(
+        self, method: str, path: str, body: bytes, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def names(self) -> list[str]:
+        """The keys of the bucket; there are fewer than a thousand."""
+        _, _, listed = self.send("GET", f"/{BUCKET}?list-type=2", b"")
+        return [part.split("</Key>")[0] for part in listed.decode().split("<Key>")[1:]]
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._moto.stop()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                store.requests += 1
+                mode, turn = store.mode, next(store._turn)
+                if mode == "slow":
+                    time.sleep(SLOW_SECONDS)
+                if mode == "denied":
+                    return self._write(403, {}, DENIED)
+                if mode == "500" and turn % 2:
+                    return self._write(500, {}, b"")
+                status, headers, data = store.send(self.command, self.path, body, dict(self.headers.items()))
+                if mode == "lost" and turn % 2:
+                    self.close_connection = True
+                    self.connection.close()
+                    return None
+                return self._write(status, headers, data)
+
+            def _write(self, status: int, headers: dict[str, str], data: bytes) -> None:
+                self.send_response(status)
+                for name, value in headers.items():
+                    if name.lower() not in (
+                        "content-length",
+                        "connection",
+                        "transfer-encoding",
+                        "date",
+                        "server",
+                    ):
+                        self.send_header(name, value)
+                length = headers.get("Content-Length") if self.command == "HEAD" else str(len(data))
+                self.send_header("Content-Length", length or "0")
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(data)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer  # noqa: N815 - the library's own names
+
+        return Handler

@@ -1,0 +1,148 @@
+"""The remote log on an S3 server: Kafka's clients read what is only there, its tools say where it is, and what the
+store does wrong loses nothing."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from faulty_s3 import BUCKET, FaultyS3
+
+from tablelayer.client import connect
+
+EARLIEST, EARLIEST_LOCAL, LATEST_TIERED = -2, -4, -5
+TOPIC = {
+    "remote.storage.enable": "true",
+    "segment.bytes": "60000",
+    "local.retention.bytes": "1",
+    "file.delete.delay.ms": "0",
+}
+SETTINGS = {
+    "remote.log.storage.system.enable": "true",
+    "remote.log.storage.directory": f"s3://{BUCKET}/remote",
+    "remote.log.manager.task.interval.ms": "100",
+    "log.retention.check.interval.ms": "100",
+    "log.initial.task.delay.ms": "0",
+}
+PATIENCE_SECONDS = 90
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch):
+    made = FaultyS3()
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def tiered_server(store, tmp_path, server_process_class):
+    process = server_process_class(tmp_path, **SETTINGS).start()
+    yield process
+    process.kill()
+
+
+def produce(address: str, topic: str, first: int, count: int) -> None:
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "batch.num.messages": 20})
+    for number in range(first, first + count):
+        producer.produce(topic, b"%06d" % number + b"x" * 500)
+        if number % 20 == 19:
+            producer.flush()
+    assert producer.flush(60) == 0
+
+
+def consume(address: str, topic: str, group: str, count: int) -> list[int]:
+    """The numbers of so many records from the beginning."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    found: list[int] = []
+    try:
+        consumer.subscribe([topic])
+        while len(found) < count:
+            message = consumer.poll(PATIENCE_SECONDS)
+            assert message is not None, f"{len(found)} of {count} records came"
+            assert message.error() is None, message.error()
+            found.append(int(message.value()[:6]))
+    finally:
+        consumer.close()
+    return found
+
+
+def is_local_gone(connection, topic: str, share: float = 0.5) -> bool:
+    local = connection.kafka.offsets(topic, EARLIEST_LOCAL)
+    ends = connection.kafka.offsets(topic)
+    return all(local[each] >= ends[each] * share for each in ends)
+
+
+def segments(store: FaultyS3) -> list[str]:
+    return [name for name in store.names() if name.endswith(".segment")]
+
+
+def test_clients_read_from_the_beginning_what_is_only_in_remote_storage(
+    store, tiered_server, unique, wait_until
+):
+    address, topic = tiered_server.address, unique("tiered")
+    with connect(address) as connection:
+        connection.kafka.create_topic(topic, partitions=1, configs=TOPIC)
+        produce(address, topic, 0, 600)
+        wait_until(lambda: is_local_gone(connection, topic), "copies", PATIENCE_SECONDS)
+        assert connection.kafka.offsets(topic, EARLIEST) == {0: 0}
+        tiered = connection.kafka.offsets(topic, LATEST_TIERED)[0]
+        assert tiered >= connection.kafka.offsets(topic, EARLIEST_LOCAL)[0] - 1 >= 299
+        assert consume(address, topic, unique("group"), 600) == list(range(600))
+        tiered_server.restart()
+        assert consume(address, topic, unique("group"), 600) == list(range(600))
+        connection.kafka.delete_topic(topic)
+        wait_until(lambda: not store.names(), "an empty bucket", PATIENCE_SECONDS)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_store_that_fails_loses_nothing_and_kafkas_tool_says_where_records_are(
+    store, tiered_server, unique, wait_until
+):
+    from java_tools import JavaTools
+
+    address, topic, plain = tiered_server.address, unique("tiered"), unique("plain")
+    with connect(address) as connection:
+        connection.kafka.create_topic(topic, partitions=2, configs=TOPIC)
+        connection.kafka.create_topic(plain, partitions=1)
+        count = 0
+        for mode in ("500", "slow", "lost"):
+            store.mode = mode
+            produce(address, topic, count, 600)
+            count += 600
+            wait_until(lambda: is_local_gone(connection, topic), "copies", PATIENCE_SECONDS)
+            assert sorted(consume(address, topic, unique("group"), count)) == list(range(count)), mode
+        store.mode = "denied"
+        tiered_server.restart()
+        produce(address, topic, count, 100)
+        produce(address, plain, 0, 100)
+        count += 100
+        assert consume(address, plain, unique("group"), 100) == list(range(100))
+        asked = store.requests
+        wait_until(lambda: store.requests > asked + 5, "attempts", PATIENCE_SECONDS)
+        store.mode = "well"
+        assert sorted(consume(address, topic, unique("group"), count)) == list(range(count))
+        wait_until(lambda: is_local_gone(connection, topic, 0.9), "copies", PATIENCE_SECONDS)
+        tool = JavaTools()
+        for time in (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED):
+            said = tool.run(
+                "GetOffsetShell", "--bootstrap-server", address, "--topic", topic, "--time", str(time)
+            )
+            ours = connection.kafka.offsets(topic, time)
+            assert sorted(said.split()) == sorted(f"{topic}:{each}:{offset}" for each, offset in ours.items())
+        tiered_server.restart()
+        wait_until(
+            lambda: len(segments(store)) <= count * 510 // 30_000 + 4, "no leftovers", PATIENCE_SECONDS
+        )
+        assert sorted(consume(address, topic, unique("group"), count)) == list(range(count))
+        connection.kafka.delete_topic(topic)
+        wait_until(lambda: not store.names(), "an empty bucket", PATIENCE_SECONDS)
+    assert "Traceback" not in tiered_server.log()

@@ -1,0 +1,99 @@
+"""Log tables whose rows are in remote storage: scanned with columns and filters, counted, limited, read by Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker.remote.chunks import CHUNK_BYTES
+from tablelayer.tests.server.tables import Table, Tables, tables
+
+ROWS = 400
+GIVEN = {
+    "remote.storage.enable": "true",
+    "segment.bytes": "200000",
+    "local.retention.bytes": "1",
+    "file.delete.delay.ms": "0",
+}
+
+
+@asynccontextmanager
+async def tiered(tmp_path: Path) -> AsyncIterator[Tables]:
+    settings = {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.directory": str(tmp_path / "remote"),
+        "log.initial.task.delay.ms": "3600000",
+    }
+    async with tables(tmp_path / "data", settings) as made:
+        yield made
+
+
+async def filled(made: Tables) -> Table:
+    table = await made.create("id BIGINT, wide STRING, kind INT", given=GIVEN)
+    for first in range(0, ROWS, 10):
+        rows = [{"id": at, "wide": f"{at}" * 1000, "kind": first} for at in range(first, first + 10)]
+        await table.append(rows)
+    partition = table.partition
+    await partition.flush(made.broker.context.executor)
+    remote = made.broker.broker._remote
+    assert remote is not None
+    await remote.turn()
+    partition.apply_retention(made.broker.context.clock.time_ms())
+    assert partition.log.log_start_offset == 0
+    assert partition.log.local_start_offset > ROWS // 2
+    return table
+
+
+async def rows_of(table: Table, *columns: str) -> list[dict[str, object]]:
+    schema = table.definition.schema
+    arrow = pa.schema([schema.column(each).field() for each in columns]) if columns else schema.arrow()
+    batches = await table.scan(columns=columns or None)
+    return [row for batch in batches for row in batch.to_record_batch(arrow).to_pylist()]
+
+
+async def test_rows_are_scanned_counted_and_shown_as_if_they_were_local(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        table = await filled(made)
+        whole = await rows_of(table)
+        assert [row["id"] for row in whole] == list(range(ROWS))
+        assert whole[7]["wide"] == "7" * 1000
+        narrow = await rows_of(table, "id")
+        assert narrow == [{"id": at} for at in range(ROWS)]
+        assert await table.count() == ROWS
+        assert [row["id"] for row in await table.limit(ROWS - 5)] == list(range(5, ROWS))
+        shown = await made.broker.fetch("default.t", 0, max_wait_ms=10_000)
+        assert shown.error_code == 0
+        assert shown.records
+
+
+async def test_columns_that_lie_far_apart_are_fetched_alone(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        table = await made.create(
+            "id BIGINT, wide BYTES",
+            given={**GIVEN, "segment.bytes": str(80 << 20), "max.message.bytes": str(16 << 20)},
+        )
+        for at in range(5):
+            await table.append([{"id": at, "wide": bytes([at]) * (8 << 20)}])
+        await table.append([{"id": 5, "wide": b""}])
+        partition = table.partition
+        partition.log._roll()
+        await table.append([{"id": 6, "wide": b""}])
+        await partition.flush(made.broker.context.executor)
+        remote = made.broker.broker._remote
+        assert remote is not None
+        await remote.turn()
+        partition.apply_retention(made.broker.context.clock.time_ms())
+        assert partition.log.local_start_offset == 6
+        narrow = await rows_of(table, "id")
+        assert [row["id"] for row in narrow] == list(range(7))
+        assert remote.chunks.fetched_bytes < 16 * CHUNK_BYTES, "all of it was fetched"
+
+
+async def test_a_primary_key_table_keeps_its_changelog(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        with pytest.raises(AssertionError, match="primary-key table cannot have its changelog in remote"):
+            await made.create("id BIGINT NOT NULL, PRIMARY KEY (id)", given=GIVEN)
