@@ -352,9 +352,18 @@ class KeyValueStore:
 
     def values_while(self, first: bytes, count: int, room: Room) -> list[bytes]:
         """As `values_from`, as many as there is room for."""
+        values: list[bytes] = []
+        last: bytes | None = None
         if self._database is None:
-            return []
-        return room.those_that_fit(itertools.islice(self._database.values(from_key=first), count))
+            return values
+        for key, value in itertools.islice(self._database.items(from_key=first), count):
+            if not room.admits(value):
+                return values
+            values.append(value)
+            last = key
+        if len(values) < count:
+            _check_end(self._database, first, last)
+        return values
 
     def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
         """At most `count` keys from one up to another, in order."""
@@ -383,7 +392,8 @@ class KeyValueStore:
             return [0] * len(prefixes), [], None
         iterator = self._database.iter(ReadOptions())
         key_here, value_here, go_on = iterator.key, iterator.value, iterator.next
-        admits, counts = room.admits, []
+        width, factor, left = room.cost.width, room.cost.expansion, room.max_bytes - room.used
+        counts: list[int] = []
         values: list[bytes] = []
         last: bytes | None = None
         for prefix in prefixes:
@@ -394,14 +404,21 @@ class KeyValueStore:
             after = None
             while (key := key_here()) is not None and key.startswith(prefix):
                 value = value_here()
-                if not admits(value):
-                    if len(values) > before:
-                        counts.append(len(values) - before)
-                    return counts, values, last if len(values) > before else None
+                size = width + factor * len(value)
+                if size > left:  # what is counted here is what `room` would say, without a call for each row
+                    room.used = room.max_bytes - left
+                    if not room.admits(value):
+                        if len(values) > before:
+                            counts.append(len(values) - before)
+                        return counts, values, last if len(values) > before else None
+                left -= size
                 values.append(value)
                 last = key
                 go_on()
+            if key is None:
+                iterator.status()  # the end of all rows, or of what can be read
             counts.append(len(values) - before)
+        room.used = room.max_bytes - left
         return counts, values, None
 
     def snapshot(self) -> StoreSnapshot:
@@ -487,11 +504,14 @@ class StoreSnapshot:
         self.applied_offset, self.row_count = (0, 0) if meta is None else _decode_meta(meta)
         self._snapshot = snapshot
         self._items: Iterator[tuple[bytes, bytes]] = iter(())
+        self._first = ROW_PREFIX
+        self._last: bytes | None = None
 
     def seek(self, keys: KeyRange) -> None:
         """Read these from now on."""
         if self._snapshot is None:
             return
+        self._first, self._last = keys.lower, None
         options = ReadOptions()
         if keys.upper is not None:
             options.set_iterate_upper_bound(keys.upper)
@@ -514,12 +534,25 @@ class StoreSnapshot:
         while size < max_bytes and made < made_max and len(values) < max_rows:
             item = next(self._items, None)
             if item is None:
+                if self._snapshot is not None:
+                    _check_end(self._snapshot, self._first, last or self._last)
                 return values, last, False
             last, value = item
+            self._last = last
             values.append(value)
             size += len(value)
             made += width + factor * len(value)
         return values, last, True
+
+
+def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
+    """Raise RocksDB's error if an iteration from `first` on has ended behind `last`, or at once, because what follows
+    cannot be read: its iterators end there as they end behind the last row."""
+    iterator = source.iter(ReadOptions())
+    iterator.seek(first if last is None else last)
+    if last is not None and iterator.valid():
+        iterator.next()
+    iterator.status()
 
 
 def _keys_of(snapshot: Any) -> list[bytes]:
