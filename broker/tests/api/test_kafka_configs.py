@@ -100,7 +100,7 @@ def test_a_whole_file_of_kafka_s_is_taken_with_one_report_of_what_is_not_used(tm
     assert (config["num.partitions"], config["node.id"], len(config.listeners(("127.0.0.1", 1)))) == (4, 1, 1)
     assert [each.split(":")[0] for each in config.unused] == [
         "process.roles", "controller.quorum.bootstrap.servers", "controller.listener.names", "log.dirs",
-        "share.coordinator.state.topic.replication.factor", "metric.reporters", "remote.log.storage.system.enable",
+        "share.coordinator.state.topic.replication.factor", "metric.reporters",
         "confluent.support.metrics.enable", "log.retention.hour",
     ]  # fmt: skip
     reasons = "\n".join(config.unused)
