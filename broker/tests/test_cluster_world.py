@@ -110,9 +110,12 @@ def test_when_the_controller_is_killed_another_takes_over_at_once_and_in_silence
     async def scenario(world: World, watch: ControllerWatch) -> None:
         async def whole() -> None:
             await until_created(world, "one")
-            await asyncio.sleep(1.0)  # all are connected with each other
+            assert world.ensemble is not None
+            world.ensemble.loss, loss = 0.0, world.ensemble.loss
+            await asyncio.sleep(SESSION_SECONDS)  # the ensemble has just heard of all, and all are connected
             first, epoch = controller(world), max(watch.claims)
             world.members[first].suspend() if silent else world.members[first].kill()
+            world.ensemble.loss = loss
             killed_at = world.loop.time()
             await until_claimed(watch, epoch)
             took = world.loop.time() - killed_at
