@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from broker.disk_errors import DISK_LOG
 from broker.ports import STORE_LOST
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 
@@ -183,7 +184,8 @@ class JournalTopic:
     def _created(self, creation: asyncio.Task[None]) -> None:
         self._creation = None  # after a failure the next client tries again
         if not creation.cancelled() and (error := creation.exception()) is not None:
-            logger.error("%s cannot be created: %s", self.name, error)
+            what = f"{self.name} cannot be created"
+            DISK_LOG.tell(logger, logging.ERROR, what, f"{what}: %s", error)
 
     # -- what is served --------------------------------------------------------------------------------------
 
