@@ -1,4 +1,4 @@
-"""`python -m bench [kafka] [fluss] [tables] [transcode] [spark] [lake] [--rounds N] [--quick] [--only G] [--json F]`
+"""`python -m bench [kafka] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick] [--only G]`
 
 Kafka, or Fluss, and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs
 both alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import fluss, lake, spark, tables, transcode
+from bench import fluss, lake, remote, spark, tables, transcode
 from bench.figures import GROUPS, Size, chosen
 from bench.fluss_peer import FLUSS
 from bench.maven import java
@@ -26,7 +26,7 @@ from bench.spark_world import measure, world
 
 WORK = Path(".bench")
 IN_SPARK = {"spark": spark.GROUPS, "lake": lake.GROUPS}
-EVERYTHING = ("kafka", "fluss", "tables", "transcode", *IN_SPARK)
+EVERYTHING = ("kafka", "fluss", "tables", "transcode", "remote", *IN_SPARK)
 
 
 def compare(
@@ -94,7 +94,7 @@ def main() -> None:
         action="append",
         default=[],
         choices=list(dict.fromkeys(groups)),
-        help="of the groups of all but tables and transcode",
+        help="of the groups of all but tables, transcode and remote",
     )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
     arguments = parser.parse_args()
@@ -105,10 +105,10 @@ def main() -> None:
     WORK.mkdir(exist_ok=True)
     # Servers and workers are measured as they are installed: compiling their modules anew costs every start a second.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    samples, beside_fluss, rows, rates = Samples(), Samples(FLUSS), {}, {}
+    samples, beside_fluss, rows, rates, tiered = Samples(), Samples(FLUSS), {}, {}, {}
     if not arguments.what and shutil.which(java()) is None:
         console.print("There is no Java here: nothing is measured beside Kafka and Fluss.")
-        what = ("tables", "transcode")
+        what = ("tables", "transcode", "remote")
     if "kafka" in what:
         peers = both(WORK)
         try:
@@ -136,6 +136,9 @@ def main() -> None:
     if "transcode" in what:
         rates = transcode.measure(rounds, scale)
         show_rates(console, rates, transcode.GOALS)
+    if "remote" in what:
+        tiered = remote.measure((WORK / "remote").absolute(), rounds, scale)
+        show_tables(console, tiered, "Scans from the beginning, one partition")
     in_spark = measure_in_spark(console, [section for section in IN_SPARK if section in what], arguments)
     if arguments.json:
         found = {
@@ -143,6 +146,7 @@ def main() -> None:
             "fluss": beside_fluss.as_json(),
             "tables": rows,
             "transcode": rates,
+            "remote": tiered,
             **in_spark,
         }
         arguments.json.write_text(json.dumps(found, indent=1))

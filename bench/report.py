@@ -141,8 +141,8 @@ def show_beside(console: Console, title: str, samples: Samples) -> None:
     console.print(table)
 
 
-def show_tables(console: Console, figures: dict[str, list[float]]) -> None:
-    table = Table(title="Tables, one bucket: median (lowest-highest)")
+def show_tables(console: Console, figures: dict[str, list[float]], title: str = "Tables, one bucket") -> None:
+    table = Table(title=f"{title}: median (lowest-highest)")
     table.add_column("figure")
     table.add_column("Headrace", justify="right")
     for figure, values in figures.items():
