@@ -30,7 +30,7 @@ spark.conf.set("spark.sql.catalog.other.python", {python!r})
 try:
     spark.sql("SHOW NAMESPACES IN other").collect()
 except Exception as error:
-    print(str(error).splitlines()[0])
+    print(type(error).__name__, error)
 """
 
 

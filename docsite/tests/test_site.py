@@ -168,7 +168,7 @@ class Newcomer:
         done = subprocess.run(
             command[block.language],
             input=code if block.language == "sql" else None,
-            capture_output=True, text=True, timeout=100, cwd=self.folder, env=self.environment,
+            capture_output=True, text=True, timeout=300, cwd=self.folder, env=self.environment,
         )  # fmt: skip
         assert done.returncode == 0, f"line {block.line}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -215,7 +215,7 @@ def test_what_a_page_says_works(page, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!-- run: spark" in (DOCS / page).read_text()])
 def test_what_a_page_says_works_in_spark(page, tmp_path):
     follow(page, tmp_path, spark=True)

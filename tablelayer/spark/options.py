@@ -50,8 +50,8 @@ _STORED_PREFIX = "option."
 _NEAR = 0.75
 """How alike a name is to one of ours that is taken for a slip: `colums`, `maxFilesPerTrigger`, `dbtable`."""
 _NOT_HANDED_ON = (
-    "; in SQL say CREATE TEMPORARY VIEW x USING headrace OPTIONS (table 'db.t', ...): those of CREATE TABLE Spark"
-    " does not hand on to a source in Python (SELECT ... FROM t WITH (table 'db.t') does)"
+    "; in SQL say headrace.db.t (the catalog), or CREATE TEMPORARY VIEW x USING headrace OPTIONS (table 'db.t', ...):"
+    " those of CREATE TABLE Spark does not hand on to a source in Python (SELECT ... FROM t WITH (table 'db.t') does)"
 )
 _CHANGELOG, _LAKE = "$changelog", "$lake"
 _VIEWS: dict[str, View] = {_LAKE: "lake", f"{_LAKE}$snapshots": "snapshots"}

@@ -141,6 +141,10 @@ def test_only_what_is_asked_for_leaves_the_server(sql: Sql) -> None:
     assert sql("SELECT v FROM headrace.{db}.wide WHERE id >= 30 AND day < DATE '2024-10-22' ORDER BY v") == [
         (n / 2,) for n in range(30, 33)
     ]
+    frame = sql.spark.table(f"headrace.{sql.database}.wide")
+    twice = frame.where("id = 3").select("id").union(frame.where("id = 5").select("id"))
+    assert sorted(row.id for row in twice.collect()) == [3, 5], "each use of a frame has its own conditions"
+    assert frame.alias("a").join(frame.alias("b"), "id").where("a.v < 2 AND b.v > 1").count() == 1
     assert sql("SELECT count(*) FROM headrace.{db}.wide") == [(40,)]
     assert len(sql("SELECT id FROM headrace.{db}.wide LIMIT 3")) == 3
     assert "limit 3" in sql.plan("SELECT id FROM headrace.{db}.wide LIMIT 3")

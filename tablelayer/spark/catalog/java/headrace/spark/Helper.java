@@ -196,8 +196,11 @@ final class Helper {
         }
     }
 
-    /** What was refused, in words for a person; the kind is a name of TableErrorCode, or of an exception. */
-    static final class HelperException extends RuntimeException {
+    /**
+     * What was refused, in words for a person; the kind is a name of TableErrorCode, or of an exception. Of the kind of
+     * exceptions that pyspark shows by their message alone.
+     */
+    static final class HelperException extends IllegalArgumentException {
         private static final long serialVersionUID = 1L;
         final String kind;
 
