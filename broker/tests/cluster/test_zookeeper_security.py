@@ -200,12 +200,16 @@ class TestSecured:
         [
             (
                 lambda one: {
-                    "java_security_auth_login_config": str(jaas(one.folder / "w.conf", password="wr0ng"))
+                    "zookeeper_connection_timeout_ms": "20000",  # is told at once
+                    "java_security_auth_login_config": str(jaas(one.folder / "w.conf", password="wr0ng")),
                 },
                 "does not let in the user headrace",
             ),
             (
-                lambda one: {"zookeeper_ssl_truststore_location": str(stranger(one.folder))},
+                lambda one: {
+                    "zookeeper_connection_timeout_ms": "5000",  # for one attempt at least
+                    "zookeeper_ssl_truststore_location": str(stranger(one.folder)),
+                },
                 "certificate verify failed",
             ),
             (
@@ -227,7 +231,7 @@ class TestSecured:
         self, secured: Secured, change: Callable[[Secured], dict[str, str | None]], complaint: str
     ) -> None:
         with pytest.raises(ConfigError, match=complaint) as refused:
-            async with secured.store(**{"zookeeper_connection_timeout_ms": "1500", **change(secured)}):
+            async with secured.store(**{"zookeeper_connection_timeout_ms": "1000", **change(secured)}):
                 pass
         assert PASSWORD not in str(refused.value)
         assert "wr0ng" not in str(refused.value)

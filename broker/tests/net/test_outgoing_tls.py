@@ -126,6 +126,8 @@ def test_who_is_not_let_in_learns_why_and_so_does_everybody_who_waits() -> None:
             waiting.append(asyncio.get_running_loop().create_future())
             with pytest.raises(ConnectionError, match="a wrong password"):
                 await net.connect("127.0.0.1", net.port)
+            with pytest.raises(ConnectionError, match="a wrong password"):
+                await waiting[-1]
             assert not net._outgoing
 
     run(test)
