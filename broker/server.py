@@ -781,6 +781,10 @@ class Broker:
             failed = [
                 partition for partition in self._metadata.all_partitions() if partition.failure is not None
             ]
+            for follower in self._metadata.followers_here():
+                if follower.failure is not None:
+                    follower.partition.failure = follower.failure
+                    failed.append(follower.partition)
             clean = error is None and not failed
             if failed:
                 first = failed[0]

@@ -116,7 +116,7 @@ class LogDirsApi:
         if request.topics is None:
             for image in self._metadata.topics():
                 yield
-                here = (each for each in self._metadata.partitions(image.name) if not each.closed)
+                here = (each for each in self._metadata.partitions(image.name) if self._is_here(each))
                 wanted[image.name] = dict.fromkeys(here)
             return wanted
         for topic in request.topics:
@@ -125,9 +125,15 @@ class LogDirsApi:
             for index in topic.partitions:
                 yield
                 partition = self._metadata.find_partition(topic.topic, index)
-                if partition is not None and not partition.closed:
+                if partition is not None and self._is_here(partition):
                     found[partition] = None
         return wanted
+
+    def _is_here(self, partition: Partition) -> bool:
+        """It is led here, or followed."""
+        return (
+            not partition.closed or self._metadata.follower(partition.topic.name, partition.index) is not None
+        )
 
     def _look(self, unopened: list[Partition]) -> tuple[DiskUsage, dict[Partition, int]]:
         return self._disk.usage(self._directory), sizes_on_disk(self._disk, self._directory, unopened)

@@ -14,6 +14,7 @@ from broker.testing.direct import DirectBroker, values_of
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from protocol.messages.describe_log_dirs import DescribeLogDirsRequest
 from protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -81,6 +82,9 @@ async def test_what_all_acknowledge_is_on_all_replicas_and_survives_the_leader(t
         leader = await led(cluster, {1, 2, 3})
         (first, _) = await described(leader)
         assert (set(first.replica_nodes), first.offline_replicas) == ({1, 2, 3}, [])
+        for broker in cluster.brokers.values():
+            (here,) = (await broker.send(DescribeLogDirsRequest(topics=None), 4)).results
+            assert [len(topic.partitions) for topic in here.topics if topic.name == TOPIC] == [2]
         known = {"producer_id": 7, "producer_epoch": 0}
         sent = [await produce(leader, [b"%d" % n], **known, base_sequence=n) for n in range(3)]
         assert [(each.error_code, each.base_offset) for each in sent] == [(0, 0), (0, 1), (0, 2)]
