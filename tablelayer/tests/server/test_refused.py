@@ -34,10 +34,12 @@ def text(value: Any) -> bytes:
     return value if isinstance(value, bytes) else json.dumps(value).encode()
 
 
-async def produce(table: Table, *values: Any, partition: int = 0, **options: Any) -> Any:
-    """Values as JSON, bytes as they are; keys and a header number them."""
+async def produce(table: Table, *values: Any, partition: int = 0, keyed: bool = False, **options: Any) -> Any:
+    """Values as JSON, bytes as they are; a header numbers them, and keys if they are to have some."""
     records = [
-        Record(b"%d" % index, text(value), (("n", b"%d" % index),), 1_750_000_000_000 + index)
+        Record(
+            b"%d" % index if keyed else None, text(value), (("n", b"%d" % index),), 1_750_000_000_000 + index
+        )
         for index, value in enumerate(values)
     ]
     topic = table.definition.path.topic
@@ -112,7 +114,7 @@ async def test_bad_records_go_to_the_dead_letter_topic_and_the_batch_goes_on(
         for index, value in bad.items():
             values[index] = value
         who = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-        answer = await produce(table, *values, **who)
+        answer = await produce(table, *values, keyed=True, **who)
         assert answer.error_code == 0, answer.error_message
         assert sum([await table.count(bucket) for bucket in range(buckets)]) == 95
         found = await letters(all_tables.broker)
@@ -130,7 +132,7 @@ async def test_bad_records_go_to_the_dead_letter_topic_and_the_batch_goes_on(
         assert all(each.dead_letter for each in table_refused.records)
         assert await counted(all_tables) == {("default.t", "dead-letter"): 5}
         # The same batch again is the same batch: nothing is written twice, no letter either.
-        again = await produce(table, *values, **who)
+        again = await produce(table, *values, keyed=True, **who)
         assert (again.error_code, again.base_offset) == (0, answer.base_offset)
         assert len(await letters(all_tables.broker)) == 5
         # And the sequence counts those that are left out.
@@ -156,7 +158,7 @@ async def test_what_only_the_merge_refuses_goes_there_too(tmp_path: Path) -> Non
         answer = await produce(table, {"id": 1, "n": 100}, b"{", {"id": 1, "n": 100}, {"id": 2, "n": 1})
         assert answer.error_code == 0, answer.error_message
         assert {row["id"]: row["n"] for row in await table.state()} == {1: 100, 2: 1}
-        assert [key for key, _, _, _ in await letters(all_tables.broker)] == [b"1", b"2"]
+        assert [headers["n"] for _, _, _, headers in await letters(all_tables.broker)] == [b"1", b"2"]
 
 
 async def test_rows_of_partitions_go_on_as_well(tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ async def test_rows_of_partitions_go_on_as_well(tmp_path: Path) -> None:
             table, {"dt": "a", "id": 1}, {"dt": "a.b", "id": 2}, b"{", {"dt": "b", "id": 3}
         )
         assert answer.error_code == 0, answer.error_message
-        assert sorted(key for key, _, _, _ in await letters(all_tables.broker)) == [b"1", b"2"]
+        assert sorted(headers["n"] for _, _, _, headers in await letters(all_tables.broker)) == [b"1", b"2"]
         assert [await (await all_tables.open(f"t.{name}")).count() for name in "ab"] == [1, 1]
 
 
