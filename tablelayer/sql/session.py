@@ -8,8 +8,9 @@ which are names for queries and are gone with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,12 +60,12 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.table_options import DECLARED
 from tablelayer.sql.answer import Answer
 from tablelayer.sql.catalog import columns_of
-from tablelayer.sql.files import copy_from, copy_to
 from tablelayer.sql.parameters import Parameters, bind
 from tablelayer.sql.rights import run_rights
-from tablelayer.sql.select import of_duckdb, plan
-from tablelayer.sql.sources import Known
-from tablelayer.sql.writes import Writes, count_text
+
+if TYPE_CHECKING:
+    from tablelayer.sql.select import Plan
+    from tablelayer.sql.writes import Writes
 
 
 class Session:
@@ -74,7 +75,6 @@ class Session:
     def __init__(self, connection: Connection, database: str = "default", *, files: bool = True) -> None:
         self._connection = connection
         self._files = files
-        self._writes = Writes(connection, self._query, self._analyze, files=files)
         self.database = database
         self.views: dict[str, str] = {}
 
@@ -137,8 +137,19 @@ class Session:
 
     # -- queries
 
-    def _known(self) -> Known:
-        return Known(self.views)
+    @cached_property
+    def _writes(self) -> Writes:
+        from tablelayer.sql.writes import (
+            Writes,
+        )  # a tenth of a second, which those who ask for names do not wait for
+
+        return Writes(self._connection, self._query, self._analyze, files=self._files)
+
+    def _plan(self, select: Select) -> Plan:
+        from tablelayer.sql.select import plan
+        from tablelayer.sql.sources import Known
+
+        return plan(self._connection, select, Known(self.views), files=self._files)
 
     def _analyze(self, sql: str) -> Select:
         (select,) = parse(sql, self.database, self.views)
@@ -146,10 +157,10 @@ class Session:
         return select
 
     def _query(self, select: Select) -> Answer:
-        return Answer(rows=plan(self._connection, select, self._known(), files=self._files).run())
+        return Answer(rows=self._plan(select).run())
 
     def _explain(self, statement: Explain) -> Answer:
-        found = plan(self._connection, statement.select, self._known(), files=self._files)
+        found = self._plan(statement.select)
         rows = [(step.reads, step.way, step.columns, step.filter) for step in found.steps]
         if found.in_duckdb:
             rows.append(("", "DuckDB", "", ""))
@@ -158,8 +169,11 @@ class Session:
         return Answer(rows=_texts(dict(zip(names, columns, strict=True))))
 
     def _summarize(self, statement: Summarize) -> Answer:
+        from tablelayer.sql.select import of_duckdb
+        from tablelayer.sql.sources import Known
+
         found = of_duckdb(
-            self._connection, statement.select, self._known(), files=self._files, before="SUMMARIZE "
+            self._connection, statement.select, Known(self.views), files=self._files, before="SUMMARIZE "
         )
         return Answer(rows=found.run())
 
@@ -185,11 +199,15 @@ class Session:
     # -- changes
 
     def _written(self, work: Callable[[], int], verb: str) -> Answer:
+        from tablelayer.sql.writes import count_text
+
         began = perf_counter()
         rows = work()
         return Answer(text=count_text(rows, verb, perf_counter() - began), row_count=rows)
 
     def _create_table_as(self, statement: CreateTableAs) -> Answer:
+        from tablelayer.sql.writes import count_text
+
         began = perf_counter()
         rows = self._writes.create(statement)
         if rows is None:
@@ -198,11 +216,15 @@ class Session:
         return Answer(text=f"table {statement.path} is there, {told}", row_count=rows)
 
     def _copy_from(self, statement: CopyFrom) -> Answer:
+        from tablelayer.sql.files import copy_from
+
         return self._written(
             lambda: copy_from(self._connection, self._writes, statement, files=self._files), "written"
         )
 
     def _copy_to(self, statement: CopyTo) -> Answer:
+        from tablelayer.sql.files import copy_to
+
         answer = self._query(statement.select)
         return self._written(
             lambda: copy_to(answer, statement, files=self._files), f"written to {statement.file}"
