@@ -62,6 +62,7 @@ class JournalPartition:
     """A partition's log in memory, with the batches as they would be on disk."""
 
     closed = False
+    is_end_known = True
 
     def __init__(self, index=0):
         self.index = index
@@ -126,7 +127,7 @@ class Metadata:
         assert name == TOPIC
         return self.journal
 
-    async def create_topic(self, name, partitions, config):
+    async def create_journal(self, name, partitions, config):
         assert name not in self.created, "created twice"
         self.created.add(name)
         await asyncio.sleep(0.01)
@@ -493,7 +494,7 @@ def test_failure_to_create_the_journal_is_told():
         async def refuse(name, partitions, config):
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
 
-        site.metadata.create_topic = refuse
+        site.metadata.create_journal = refuse
         for request, version in [
             (commit_request({("topic", 0): 1}), 9),
             (FindCoordinatorRequest(key="a"), 0),
