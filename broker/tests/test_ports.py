@@ -34,7 +34,7 @@ LEFT_OUT = {
     "broker/security/tls/kernel.py": "asks what the system offers, for a line of the log",
     "broker/security/tls/listener_tls.py": "keys and certificates that an operator names, given to OpenSSL in a file",
     "broker/disk_errors.py": "one log of complaints for all of a process; how often it speaks decides nothing",
-    "protocol/kernel_cache.py": "what compiled kernels are kept in, before there is a broker; decides nothing but how fast",
+    "protocol/kernel_cache.py": "where compiled kernels are kept; decides how fast a start is, and nothing else",
     "broker/metrics/endpoint.py": "an HTTP server beside the broker, which reads and changes nothing",
     "broker/metrics/event_loop.py": "how long turns of the loop take, for metrics alone",
     "broker/metrics/model.py": "rests between two parts of a scrape, which changes nothing",
