@@ -99,7 +99,7 @@ Result = TypeVar("Result")
 
 MANY_TOPICS: Final = 1000
 """Made at once: so many objects that the garbage collector must not look through them in one pass."""
-TOPICS_PER_CHANGE: Final = 64
+TOPICS_PER_CHANGE: Final = 40
 """Made by one transaction of the store, of those that are asked for together."""
 KNOWN_SECONDS: Final = 5.0
 """So long a change waits for others to know of it; one of them may have died just now."""
