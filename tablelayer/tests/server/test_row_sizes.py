@@ -82,7 +82,7 @@ async def test_r17_9_a_record_that_would_become_a_huge_row_is_refused_by_name(
             "row",
         )
         if index:
-            batch = build_batch([Record(b"1", record(3, small), (), 1000)])
+            batch = build_batch([Record(b"3", record(3, small), (), 1000)])
             answer = await made.broker.produce(made.definition.path.topic, batch)
             assert answer.error_code == 0, answer.error_message
 
