@@ -7,6 +7,9 @@ import pytest
 from hypothesis import settings
 
 from broker.disk_errors import DISK_LOG
+from protocol.kernel_cache import one_writer
+
+one_writer()  # workers compile the same kernels at a time
 
 # No deadline for a single example of a property: the first one of a kernel compiles it, and a machine may be busy.
 settings.register_profile("headrace", deadline=None)

@@ -5,23 +5,31 @@ root, no home) it raises `no locator available` as soon as a module with kernels
 folder then, with whatever was compiled before and may be read: what an image brings along is not compiled again.
 
 A cache is code that is run: the folder is one that nobody else may write.
+
+`one_writer` has processes that share a cache write it one after the other. numba numbers the files of a function by
+what its index says, so two that compile it for different arguments at a time may leave one's code under the other's
+entry.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
+import functools
 import hashlib
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 VARIABLE: Final = "NUMBA_CACHE_DIR"
 FOLDER: Final = "compiled-kernels"
+_LOCK: Final = "kernels.lock"
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _PACKAGES: Final = ("protocol", "broker", "tablelayer")
 
@@ -51,6 +59,36 @@ def keep_kernels(folder: Path | None = None) -> Path | None:
     if numba is not None:
         numba.config.CACHE_DIR = str(folder)
     return folder
+
+
+def one_writer() -> None:
+    """From here on this process saves a kernel only while no other one with this rule saves one into its folder, and
+    what was left of older sources under the number that it takes is gone before the index names it. Imports numba.
+    """
+    from numba.core.caching import IndexDataCacheFile
+
+    save = IndexDataCacheFile.save
+    if hasattr(save, "__wrapped__"):
+        return
+
+    @functools.wraps(save)
+    def alone(self: Any, key: Any, data: Any) -> None:
+        with _locked(Path(self._cache_path) / _LOCK):
+            known = self._load_index()
+            if key not in known:
+                names = map(self._data_name, itertools.count(1))
+                name = next(name for name in names if name not in known.values())
+                Path(self._data_path(name)).unlink(missing_ok=True)
+            save(self, key, data)
+
+    IndexDataCacheFile.save = alone
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _users() -> Path:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+from numba.core.caching import IndexDataCacheFile
+
+from protocol.kernel_cache import one_writer
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -64,3 +69,24 @@ def test_without_a_folder_they_go_with_the_process(tmp_path: Path) -> None:
     answer = run(tmp_path, "none")
     assert answer.returncode == 0, answer.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_that_save_kernels_of_one_function_at_a_time_keep_both(tmp_path: Path) -> None:
+    one_writer()
+    first, second = (IndexDataCacheFile(str(tmp_path), "f", "stamp") for _ in range(2))
+    (tmp_path / "f.1.nbc").write_bytes(b"of older sources")
+    other = threading.Thread(target=second.save, args=("for floats", "code for floats"))
+    plainly = first._save_index
+
+    def slowly(overloads: dict[str, str]) -> None:
+        assert not (tmp_path / "f.1.nbc").exists()
+        other.start()
+        other.join(0.3)
+        plainly(overloads)
+
+    first._save_index = slowly
+    first.save("for ints", "code for ints")
+    other.join()
+    for each in (first, second):
+        assert each.load("for ints") == "code for ints"
+        assert each.load("for floats") == "code for floats"

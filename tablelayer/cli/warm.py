@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from time import perf_counter
 
+from protocol.kernel_cache import one_writer
+
 #: Modules that have kernels, each with a `warm()`.
 KERNEL_MODULES = (
     "protocol.records.decode",
@@ -29,6 +31,7 @@ KERNEL_MODULES = (
 
 def warm_up() -> Iterator[tuple[str, float]]:
     """Warm the modules one after the other; yields each one's name and seconds."""
+    one_writer()
     for name in KERNEL_MODULES:
         started = perf_counter()
         import_module(name).warm()
