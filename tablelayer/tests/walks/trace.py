@@ -1,8 +1,9 @@
 """What a broker runs for one request: each call of a function of the project, in order, in every thread.
 
 The request goes over a real socket to a broker in this process, on the event loop that servers run on. Slow work has
-one thread, so that the order of its calls is the same every time. Left out are what the sender runs, the turns of the
-event loop that serve nobody, and what not every version of Python tells: comprehensions, and kernels of numba's.
+one thread, and no request outlasts its first slice, so that the order of calls is the same every time. Left out are
+what the sender runs, the turns of the event loop that serve nobody, and what not every version of Python tells:
+comprehensions, and kernels of numba's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest import mock
 
+from broker import slices
 from broker.config import BrokerConfig
 from broker.server import Broker
 from broker.testing.direct import DirectBroker
@@ -35,6 +38,8 @@ NOT_SERVED = ("/tests/", "/testing/")
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 WAITING = ("broker/net/poller.py", "SocketSelector.select")
 ANSWER_S = 30
+SLICE_S = 1.0
+"""The first slice of a request, whose calls take several times as long when they are traced."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,11 @@ async def traced_broker(data_dir: Path, extension: TableExtension) -> AsyncItera
     tracer = Tracer()
     config = BrokerConfig({}, extension.broker_configs())
     collects = gc.isenabled()
-    with tracer.installed(), ThreadPoolExecutor(1, thread_name_prefix="slow work") as executor:
+    with (
+        mock.patch.object(slices, "FIRST_SLICE_SECONDS", SLICE_S),
+        tracer.installed(),
+        ThreadPoolExecutor(1, thread_name_prefix="slow work") as executor,
+    ):
         server = Broker(config, data_dir=data_dir, port=0, extensions=[extension], executor=executor)
         await server.start()
         gc.disable()  # what it finds would be called in the middle of anything
