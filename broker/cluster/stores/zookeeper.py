@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -118,7 +119,7 @@ class ZooKeeperStore:
             await self._read(self._client.get_children_async("/"))
         except StoreError as error:
             await self._loop.run_in_executor(None, _end, self._client)
-            raise StoreUnavailableError(str(error)) from error
+            raise self._entry_failed(self._client, error) from error
         self._beats = self._loop.create_task(self._keep_beating(), name="zookeeper lease")
 
     async def _make_chroot(self) -> None:
@@ -126,8 +127,8 @@ class ZooKeeperStore:
         try:
             await self._connect(client)
             await self._loop.run_in_executor(None, client.ensure_path, self._chroot)
-        except (zk.AuthFailedError, zk.NoAuthError) as error:
-            raise self._not_let_in(error) from error
+        except (zk.AuthFailedError, zk.NoAuthError, *_LOST) as error:
+            raise self._entry_failed(client, error) from error
         finally:
             await self._loop.run_in_executor(None, _end, client)
 
@@ -144,11 +145,11 @@ class ZooKeeperStore:
             }
         if access.keeps_to_itself:
             more["default_acl"] = CREATOR_ALL_ACL
-        return KazooClient(hosts, timeout=self._session_timeout, **more)
+        return _Client(hosts, timeout=self._session_timeout, **more)
 
     async def _connect(self, client: Any) -> None:
         try:
-            await self._loop.run_in_executor(None, partial(client.start, self._connect_timeout))
+            await self._loop.run_in_executor(None, client.enter, self._connect_timeout)
         except KazooTimeoutError as error:
             await self._loop.run_in_executor(None, _end, client)
             failure = getattr(client.handler, "failure", None)
@@ -156,9 +157,17 @@ class ZooKeeperStore:
             raise StoreUnavailableError(
                 f"no ZooKeeper server answered at {self._hosts} within {self._connect_timeout:g} s; {failure or reason}"
             ) from error
-        except (zk.AuthFailedError, zk.NoAuthError) as error:
+        except zk.AuthFailedError as error:
             await self._loop.run_in_executor(None, _end, client)
             raise self._not_let_in(error) from error
+
+    def _entry_failed(self, client: _Client, error: Exception) -> StoreUnavailableError:
+        """Who is refused may hear of it at its first request, in one way or another."""
+        if client.is_refused:
+            return self._not_let_in(zk.AuthFailedError())
+        if isinstance(error, (zk.AuthFailedError, zk.NoAuthError)):
+            return self._not_let_in(error)
+        return StoreUnavailableError(str(error) or f"ZooKeeper is lost: {type(error).__name__}")
 
     def _not_let_in(self, error: Exception) -> StoreUnavailableError:
         who = "nobody in particular" if self._access.user is None else f"the user {self._access.user.name}"
@@ -321,6 +330,34 @@ class ZooKeeperStore:
         if not self._closed and self._client._state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED):
             logger.warning("ZooKeeper at %s does not let this broker in; it tries again", self._hosts)
             self._again = self._loop.run_in_executor(None, self._client.start_async)
+
+
+class _Client(KazooClient):  # type: ignore[misc]
+    """It is connected before it says who it is; a server that does not let it in closes the connection a moment later.
+    By then kazoo may have forgotten why.
+    """
+
+    def __init__(self, hosts: str, **more: Any) -> None:
+        super().__init__(hosts, **more)
+        self.is_refused = False
+        self._has_heard = threading.Event()
+        self.add_listener(self._hear)
+
+    def _hear(self, _: str) -> None:
+        """In a thread of kazoo's."""
+        if self._state == KeeperState.AUTH_FAILED:
+            self.is_refused = True
+        self._has_heard.set()
+
+    def enter(self, seconds: float) -> None:
+        """Returns when it is connected; blocks. Raises KazooTimeoutError, and AuthFailedError as soon as that is so."""
+        self.start_async()
+        self._has_heard.wait(seconds)
+        if self.is_refused:
+            raise zk.AuthFailedError
+        if not self.connected:
+            _end(self)
+            raise KazooTimeoutError
 
 
 class _Watch:

@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError
+from kazoo.exceptions import ConnectionClosedError, NoAuthError
+from kazoo.protocol.states import KeeperState
 
 from broker.cluster.stores.configured import configured_store
 from broker.cluster.stores.zookeeper import ZooKeeperStore
-from broker.cluster.stores.zookeeper_access import TlsHandler, access_of
+from broker.cluster.stores.zookeeper_access import TlsHandler, ZooKeeperAccess, ZooKeeperUser, access_of
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.ports import CreateNode, SetNode, StoreUnavailableError, SystemClock
@@ -119,6 +120,53 @@ def test_an_answer_that_tls_has_decrypted_already_is_not_left_behind(tmp_path: P
         assert client.recv(100) == b", second"
         client.sendall(b"x")
         thread.join()
+
+
+@pytest.mark.parametrize("chroot", ["", "/own"])
+async def test_who_is_connected_and_refused_before_anybody_looks_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, chroot: str
+) -> None:
+    def come_and_go(client: KazooClient) -> None:
+        for state in (KeeperState.CONNECTED, KeeperState.AUTH_FAILED, KeeperState.CLOSED):
+            client._session_callback(state)
+
+    monkeypatch.setattr(KazooClient, "start_async", come_and_go)
+    store = ZooKeeperStore(
+        f"127.0.0.1:1{chroot}",
+        clock=SystemClock(),
+        access=ZooKeeperAccess(user=ZooKeeperUser("ann", "wr0ng")),
+    )
+    with pytest.raises(StoreUnavailableError, match="does not let in the user ann"):
+        await store.open()
+
+
+@pytest.mark.parametrize("chroot", ["", "/own"])
+async def test_who_is_refused_with_its_first_request_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, chroot: str
+) -> None:
+    def come(client: KazooClient) -> None:
+        client._session_callback(KeeperState.CONNECTED)
+
+    def go(client: KazooClient, *_: object) -> None:
+        client._session_callback(KeeperState.AUTH_FAILED)
+        client._session_callback(KeeperState.CLOSED)
+        raise ConnectionClosedError
+
+    async def go_later(store: ZooKeeperStore) -> None:
+        store._client._session_callback(KeeperState.AUTH_FAILED)
+        store._client._session_callback(KeeperState.CLOSED)
+        raise StoreUnavailableError("ZooKeeper is lost")
+
+    monkeypatch.setattr(KazooClient, "start_async", come)
+    monkeypatch.setattr(KazooClient, "ensure_path", go)
+    monkeypatch.setattr(ZooKeeperStore, "_beat", go_later)
+    store = ZooKeeperStore(
+        f"127.0.0.1:1{chroot}",
+        clock=SystemClock(),
+        access=ZooKeeperAccess(user=ZooKeeperUser("ann", "wr0ng")),
+    )
+    with pytest.raises(StoreUnavailableError, match="does not let in the user ann"):
+        await store.open()
 
 
 @pytest.mark.slow
