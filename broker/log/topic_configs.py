@@ -203,14 +203,15 @@ _KEYS: Final = (
         "unclean.leader.election.enable",
         _BOOLEAN,
         "false",
-        "Let a replica that is behind become leader. Here that is done by hand alone (kafka-leader-election).",
+        "Let a replica that is behind become leader by itself; not followed here: it is done by hand alone "
+        "(kafka-leader-election).",
     ),
     *(
         ConfigKey(
             f"{role}.replication.throttled.replicas",
             _LIST,
             "",
-            f"Replicas (partition:broker, or *) that are throttled as {role}s. Here nothing is replicated.",
+            f"Replicas (partition:broker, or *) throttled as {role}s; not followed here: copying has no limit.",
             partial(_throttled, role),
         )
         for role in ("leader", "follower")
