@@ -24,12 +24,7 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
-from tablelayer.model.messages.between import (
-    ApplyStagedRequest,
-    CountStagedRequest,
-    DescribeEndsRequest,
-    DropStagedRequest,
-)
+from tablelayer.model.messages import between
 from tablelayer.tests.server.tables import Table, Tables, tables
 
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -113,6 +108,17 @@ ON_DATABASE: dict[str, tuple[Operation, Callable[[str], ApiMessage]]] = {
 }
 
 
+BETWEEN: list[type[ApiMessage]] = [
+    between.DescribeEndsRequest,
+    between.CountStagedRequest,
+    between.ApplyStagedRequest,
+    between.DropStagedRequest,
+    between.PrepareRowsRequest,
+    between.LogRowsRequest,
+    between.AwaitRowsRequest,
+]
+
+
 def definition_of(name: str) -> str:
     (statement,) = parse(f"CREATE TABLE {name} (id BIGINT)")
     assert isinstance(statement, CreateTable)
@@ -138,9 +144,20 @@ async def test_every_table_api_is_in_one_of_the_lists(tmp_path: Path) -> None:
             m.DescribeServerRequest,
             m.BeginBackupRequest,
             m.HoldBackupRequest,
-            *(DescribeEndsRequest, CountStagedRequest, ApplyStagedRequest, DropStagedRequest),
+            *BETWEEN,
         }
         assert all_keys - listed == {each.API_KEY for each in others}
+
+
+@pytest.mark.parametrize("kind", BETWEEN, ids=lambda kind: kind.__name__)
+async def test_what_brokers_ask_each_other_is_for_brokers_alone(
+    tmp_path: Path, kind: type[ApiMessage]
+) -> None:
+    async with secured(tmp_path) as made:
+        await keyed(made)
+        await allow(made.broker, Operation.ALL, TOPIC, "default.t")
+        answer = await client(made.broker, "ann").send(kind())
+        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 @pytest.mark.parametrize("api", BY_ID)
