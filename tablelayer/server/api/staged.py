@@ -53,7 +53,7 @@ class StagedHandlers:
 
     async def count(self, context: RequestContext, request: b.CountStagedRequest) -> b.CountStagedResponse:
         """For the broker that is about to decide, as what follows."""
-        await self._staged.touch(request.table_id, request.writer, request.batch_id)
+        await self._staged.mark_used(request.table_id, request.writer, request.batch_id)
         staged = await self._services.run(
             self._staged.count, request.table_id, request.writer, request.batch_id, request.attempts
         )

@@ -266,7 +266,7 @@ class StagedCommits:
                 chunks.update(counts)
             for place in chunks:
                 self._resolved(definition, place)
-            await self.touch(table_id, writer, batch_id)
+            await self.mark_used(table_id, writer, batch_id)
             staged = await self._staged(definition, writer, batch_id, names)
             self._check_complete(batch_id, attempts, staged)
             context = self._services.context
@@ -509,7 +509,7 @@ class StagedCommits:
             if ledger is not None and not ledger.done and not self._others.are_none:
                 await self._restore(table_id, _name(table_id, writer))
 
-    async def touch(self, table_id: UUID, writer: str, batch_id: int) -> None:
+    async def mark_used(self, table_id: UUID, writer: str, batch_id: int) -> None:
         """It is about to be committed."""
         await self._services.run(self._space.touch, self._area.path(table_id, writer, batch_id, "", 0).parent)
 
