@@ -161,7 +161,7 @@ def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None
 
     with patch.object(module, "tiered_table", lambda *_: tiered_into(lake, table.definition)):
         with patch.object(
-            select, "_begins_in_lake", lambda _: True
+            select, "begins_in_lake", lambda _: True
         ):  # as after a retention that took the first rows
             assert answer(f"SELECT count(*), sum(n) FROM {name}") == [(15, sum(range(15)))]
             assert answer(f"SELECT count(*) FROM {name}") == [(15,)]
