@@ -115,7 +115,7 @@ class KeptCells(Struct):
 
 class PrepareRowsRequest(ApiMessage, key=10093, kind="request", versions="0", flexible="0+"):
     """Rows that were produced to another broker, for a bucket that this one leads: check them, and hold the bucket for
-    as long as it takes to do the same everywhere, which is some seconds at most. ``rows`` is an Arrow stream in the
+    as long as it takes to do the same everywhere, which is some seconds at most. ``rows`` is an Arrow message in the
     schema of that id; ``deletes`` a byte for each row, ``sent_as`` eight, little-endian. The rest is who writes.
     """
 

@@ -36,7 +36,8 @@ class ForwardedHandlers:
         bucket = self._bucket(request.topic, request.bucket)
         if request.schema_id not in bucket.versions():
             await self._services.context.metadata.refreshed()  # the table was altered a moment ago
-        rows = await self._services.run(rows_of, request)
+        schema = bucket.versions().get(request.schema_id)
+        rows = await self._services.run(rows_of, request, schema)
         writer = Writer(
             request.producer_id, request.producer_epoch, request.base_sequence, request.sequence_count
         )

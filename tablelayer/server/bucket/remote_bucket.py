@@ -19,9 +19,12 @@ import pyarrow as pa
 
 from broker.log.partition_log import AppendInfo
 from broker.net.peers import PeerLostError
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import DecodeError, ErrorCode, KafkaError
 from tablelayer.model import messages as m
+from tablelayer.model.arrays.arrays import Mask
+from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.merge.engines import Operations
 from tablelayer.server.merge.writes import OperationSource, Writer
@@ -135,14 +138,11 @@ class RemoteBucket:
 
     def _request(self) -> m.PrepareRowsRequest:
         rows, writer = self._rows, self._writer
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.rows.schema) as stream:
-            stream.write_batch(rows.rows)
         return m.PrepareRowsRequest(
             topic=self.partition.topic.name,
             bucket=self.partition.index,
             schema_id=self._definition.schema.schema_id,
-            rows=sink.getvalue().to_pybytes(),
+            rows=bytes(encode_ipc(rows.rows)),
             deletes=None if rows.deletes is None else rows.deletes.astype(np.uint8).tobytes(),
             sent_as=None if rows.sent_as is None else rows.sent_as.astype("<i8").tobytes(),
             kept=[
@@ -178,17 +178,33 @@ class RemoteBucket:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self.name}: {error.message}") from None
 
 
-def rows_of(request: m.PrepareRowsRequest) -> Operations:
-    """What a broker has sent of a batch. Blocking."""
-    with pa.ipc.open_stream(pa.py_buffer(request.rows)) as stream:
-        rows = stream.read_next_batch()
-    kept = {each.column: np.frombuffer(each.cells, np.uint8).astype(bool) for each in request.kept}
-    return Operations(
-        rows,
-        None if request.deletes is None else np.frombuffer(request.deletes, np.uint8).astype(bool),
-        sent_as=None if request.sent_as is None else np.frombuffer(request.sent_as, "<i8").astype(np.intp),
-        kept=kept or None,
-    )
+def rows_of(request: m.PrepareRowsRequest, schema: Schema) -> Operations:
+    """What a broker has sent of a batch. Nothing is believed; blocking. Raises DecodeError."""
+    expected = schema.arrow()
+    fields = pa.schema([each.with_nullable(True) for each in expected])  # of deletes there are the keys alone
+    found = decode_ipc(request.rows, fields, untrusted=True)
+    rows = pa.RecordBatch.from_arrays(found.columns, schema=expected)
+    count = rows.num_rows
+    if any(rows.column(name).null_count for name in schema.primary_key):
+        raise DecodeError("rows of another broker have no key")
+    deletes = None if request.deletes is None else _mask(request.deletes, count)
+    kept = {each.column: _mask(each.cells, count) for each in request.kept}
+    if not kept.keys() <= {each.id for each in schema.columns}:
+        raise DecodeError("rows of another broker keep cells of columns that there are not")
+    sent_as = None
+    if request.sent_as is not None:
+        if len(request.sent_as) != 8 * count:
+            raise DecodeError(f"{count} rows of another broker have {len(request.sent_as)} bytes of numbers")
+        sent_as = np.frombuffer(request.sent_as, "<i8").astype(np.intp)
+        if count and not 0 <= int(sent_as.min()) <= int(sent_as.max()) < 1 << 31:
+            raise DecodeError("rows of another broker have numbers that no batch has")
+    return Operations(rows, deletes, sent_as=sent_as, kept=kept or None)
+
+
+def _mask(cells: bytes, count: int) -> Mask:
+    if len(cells) != count:
+        raise DecodeError(f"{count} rows of another broker have {len(cells)} marks")
+    return np.frombuffer(cells, np.uint8).astype(bool)
 
 
 async def wait_elsewhere(

@@ -48,7 +48,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from broker.cluster.nodes import OwnedNodes
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
@@ -487,7 +487,11 @@ class StagedCommits:
         """Another broker has decided: write what this one has for a bucket that it leads, of which `noted` chunks are
         known to be written. Gives how many are now. Raises what a bucket raises, and NOT_LEADER_OR_FOLLOWER.
         """
-        ledger = Ledger.from_json(data)
+        try:
+            ledger = msgspec.convert(asdict(Ledger.from_json(data)), Ledger)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DecodeError(f"what another broker has decided cannot be read: {error!r:.200}") from None
+        check_names(ledger.writer, ledger.batch_id, ledger.attempts)
         self._ledgers[table_id, ledger.writer] = ledger
         definition = self._definition_of(table_id if isinstance(place, int) else place[0])
         written = {place: noted}

@@ -172,7 +172,7 @@ class Run:
     def _send(self, frame: bytes) -> None:
         found = opened(frame)
         request, version = found or (None, 0)
-        acks = getattr(request, "acks", -1)
+        acks = -1 if isinstance(request, m.AwaitRowsRequest) else getattr(request, "acks", -1)
         may_wait = (
             max(getattr(request, "max_wait_ms", 0), getattr(request, "timeout_ms", 0)) > 5000
             or (isinstance(request, (m.ScanLogRequest, FetchRequest)) and getattr(request, "max_wait_ms", 0) > 0)
@@ -198,6 +198,10 @@ class Run:
     def _remember(self, request: ApiMessage, answer: Any) -> None:
         if isinstance(request, m.ScanSnapshotRequest) and not answer.error_code:
             self.world.scans = [*self.world.scans[-5:], answer.scan_id]
+        if (
+            isinstance(request, m.PrepareRowsRequest) and answer.ticket.int
+        ):  # others wait for as long as it is held
+            self.world.ask(m.LogRowsRequest(ticket=answer.ticket, release=True))
         if isinstance(request, m.LakeBeginRequest) and answer.granted:
             self.world.epochs = [*self.world.epochs[-5:], answer.epoch]
         if isinstance(request, (m.AlterTableRequest, IncrementalAlterConfigsRequest)):

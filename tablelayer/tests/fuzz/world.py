@@ -41,6 +41,7 @@ from tablelayer.model.json.write import rows_to_json
 from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import changes_to_json
+from tablelayer.server.staged.commits import Ledger
 from tablelayer.tests.fuzz.server import WatchedServer, Wire
 from tablelayer.tests.server.test_hostile_batches import COLUMNS, KEYED, filled
 
@@ -400,6 +401,53 @@ def _abort_staged(world: World, rng: np.random.Generator) -> ApiMessage:
     )
 
 
+def _decided(world: World, rng: np.random.Generator) -> ApiMessage:
+    """Of a writer that has staged nothing: what there is to write is `commit`'s to tell of."""
+    table = world.with_rows(rng)
+    ledger = Ledger("w9", int(rng.integers(1000)), int(rng.integers(4)), ("1",), 0, 1000, 1_700_000_000_000)
+    place = m.StagedPlace(bucket=world.bucket(rng, table), count=int(rng.integers(3)))
+    return m.ApplyStagedRequest(table_id=table.table_id, ledger=ledger.to_json(), place=place)
+
+
+def _prepare_rows(world: World, rng: np.random.Generator) -> ApiMessage:
+    table = world.with_rows(rng)
+    rows, columns = table.rows(rng), table.definition.schema.columns
+    count = rows.num_rows
+    return m.PrepareRowsRequest(
+        topic=table.topic, bucket=world.bucket(rng, table), schema_id=table.definition.schema.schema_id,
+        rows=bytes(encode_ipc(rows)), producer_id=-1, producer_epoch=-1, base_sequence=-1, sequence_count=count,
+        deletes=bytes(count) if table.keyed and rng.random() < 0.5 else None,
+        sent_as=np.arange(count, dtype="<i8").tobytes() if rng.random() < 0.5 else None,
+        kept=[m.KeptCells(column=columns[-1].id, cells=bytes(count))] if table.keyed and rng.random() < 0.3 else [],
+    )  # fmt: skip
+
+
+def _await_rows(world: World, rng: np.random.Generator) -> ApiMessage:
+    table = world.with_rows(rng)
+    return m.AwaitRowsRequest(
+        topic=table.topic, bucket=world.bucket(rng, table), end_offset=-1, acks=-1, timeout_ms=100
+    )
+
+
+def _ends(world: World, rng: np.random.Generator) -> ApiMessage:
+    table = world.with_rows(rng)
+    wanted = [
+        m.WantedEnd(topic=each, partition=world.bucket(rng, table), offset=int(rng.integers(40)))
+        for each in (table.topic, PLAIN)
+    ]
+    return m.DescribeEndsRequest(partitions=wanted)
+
+
+def _staged_elsewhere(kind: type[Any]) -> Maker:
+    def make(world: World, rng: np.random.Generator) -> ApiMessage:
+        return kind(  # type: ignore[no-any-return]
+            table_id=world.with_rows(rng).table_id, writer=f"w{rng.integers(2)}", batch_id=int(rng.integers(4)),
+            attempts=[["1"], []][int(rng.integers(2))],
+        )  # fmt: skip
+
+    return make
+
+
 def _lake(kind: type[Any], **fields: Callable[[World, np.random.Generator], Any]) -> Maker:
     def make(world: World, rng: np.random.Generator) -> ApiMessage:
         given = {name: value(world, rng) for name, value in fields.items()}
@@ -480,6 +528,15 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     m.DescribeServerRequest: lambda world, rng: m.DescribeServerRequest(),
     m.BeginBackupRequest: lambda world, rng: m.BeginBackupRequest(),
     m.HoldBackupRequest: lambda world, rng: m.HoldBackupRequest(backup_id="0" * 32, is_over=True),
+    m.DescribeEndsRequest: _ends,
+    m.CountStagedRequest: _staged_elsewhere(m.CountStagedRequest),
+    m.ApplyStagedRequest: _decided,
+    m.DropStagedRequest: _staged_elsewhere(m.DropStagedRequest),
+    m.PrepareRowsRequest: _prepare_rows,
+    m.LogRowsRequest: lambda world, rng: m.LogRowsRequest(
+        ticket=UUID(int=int(rng.integers(9))), release=bool(rng.integers(2))
+    ),
+    m.AwaitRowsRequest: _await_rows,
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

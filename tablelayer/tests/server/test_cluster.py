@@ -17,6 +17,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from tablelayer.client.connection import AsyncConnection
 from tablelayer.model import messages as m
+from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.bucket.remote_bucket import RemoteBucket
 from tablelayer.server.extension import TableExtension
@@ -174,13 +175,10 @@ async def test_rows_that_are_held_for_nobody_are_let_go_of(tmp_path, monkeypatch
     monkeypatch.setattr("tablelayer.server.bucket.held_rows.HELD_SECONDS", 600.0)
     async with direct_cluster(tmp_path, 1, extensions) as cluster:
         table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
-        sink = pa.BufferOutputStream()
         rows = pa.RecordBatch.from_pylist([{"k": 1}], schema=table.definition.schema.arrow())
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_batch(rows)
         request = m.PrepareRowsRequest(
             topic="default.t", bucket=0, schema_id=table.definition.schema.schema_id,
-            rows=sink.getvalue().to_pybytes(), producer_id=-1, producer_epoch=-1, base_sequence=-1,
+            rows=bytes(encode_ipc(rows)), producer_id=-1, producer_epoch=-1, base_sequence=-1,
         )  # fmt: skip
         first = await table.broker.send(request)
         assert first.error_code == 0
