@@ -83,6 +83,7 @@ class Engine:
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 raise self._said(error, arriving.values()) from error
             finally:
+                reader.close()  # before what it reads from is gone
                 database.close()
 
         return pa.RecordBatchReader.from_batches(reader.schema, rows())
