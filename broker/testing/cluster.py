@@ -32,7 +32,7 @@ class DirectCluster:
         folder: Path,
         make_extensions: Callable[[], Sequence[Extension]] = tuple,
         *,
-        session_ms: int = 3000,
+        session_ms: int = 12_000,
     ) -> None:
         self.ensemble = SimulatedEnsemble(SystemClock())
         self.brokers: dict[int, DirectBroker] = {}
@@ -105,7 +105,7 @@ async def direct_cluster(
     brokers: int,
     make_extensions: Callable[[], Sequence[Extension]] = tuple,
     *,
-    session_ms: int = 3000,
+    session_ms: int = 12_000,
     config: Mapping[str, str] | None = None,
 ) -> AsyncIterator[DirectCluster]:
     """Brokers 1 to `brokers`, stopped cleanly at the end."""

@@ -211,7 +211,7 @@ async def test_who_is_gone_leads_nothing_until_it_is_back(tmp_path) -> None:
 
 
 async def test_another_is_the_controller_when_the_controller_goes(tmp_path) -> None:
-    async with direct_cluster(tmp_path, 3) as cluster:
+    async with direct_cluster(tmp_path, 3, session_ms=4000) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         await cluster.brokers[1].create_topic("t", 3)
         await all_know(cluster, "t")
@@ -241,7 +241,7 @@ async def test_another_is_the_controller_when_the_controller_goes(tmp_path) -> N
 
 
 async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(tmp_path) -> None:
-    async with direct_cluster(tmp_path, 2) as cluster:
+    async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         two = cluster.brokers[2]
         await two.create_topic("t", 2)
@@ -360,7 +360,7 @@ async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeyp
 
 async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> None:
     """More than the journal of changes keeps."""
-    async with direct_cluster(tmp_path, 2) as cluster:
+    async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         one, two = cluster.brokers.values()
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         await one.create_topic("gone")
