@@ -66,6 +66,10 @@ class Limits(msgspec.Struct, frozen=True):
     disk_free_share_min: float = 0.05
     """What readers and writers that have not committed may not take of the disk: the log needs room to go on."""
 
+    disk_free_bytes_max: int = 1 << 30
+    """... and no more than so much: a segment of the log. A share alone would keep half a terabyte of ten unused, and
+    refuse on a disk that is large and well filled."""
+
     staged_idle_seconds: float = 900.0
     """Staged rows that nobody has added to for so long go when space is short: longer than a task of most jobs."""
 
@@ -96,3 +100,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     lake_retry_ms_max: int = 600_000
     """The longest of these waits: what a person mended is found within ten minutes."""
+
+    def disk_kept_free(self, total_bytes: int) -> int:
+        """Bytes of a disk of so many that only the log may take."""
+        return min(int(total_bytes * self.disk_free_share_min), self.disk_free_bytes_max)

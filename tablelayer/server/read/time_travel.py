@@ -170,7 +170,7 @@ class PastStates:
         """A past state may take as much as the present one, and what other past states hold is in use already."""
         size = 0 if bucket.store is None else bucket.store.size_bytes()
         disk = self._services.store_disk.usage(self._services.directory)
-        least = int(disk.total_bytes * self._services.limits.disk_free_share_min)
+        least = self._services.limits.disk_kept_free(disk.total_bytes)
         if disk.free_bytes - size < least:
             raise TableError(
                 TableErrorCode.BUFFER_EXHAUSTED,

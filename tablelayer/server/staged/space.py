@@ -1,7 +1,7 @@
 """The bound of what is staged: rows that were handed over and are not committed may not fill the disk.
 
 All together they may take half of what the disk would have without them, those of one client's host half of that, and
-never what the log needs to go on (`Limits.disk_free_share_min`). Beyond it, batches that nobody has added to for long
+never what the log needs to go on (`Limits.disk_kept_free`). Beyond it, batches that nobody has added to for long
 go, the longest idle one first; whoever wrote one is told, when it commits, to run the batch again. When that is not
 enough, the chunk is refused, and may be sent again later. Batches that are decided are never touched.
 
@@ -82,7 +82,7 @@ class StagedSpace:
         sizes = self._sizes
         total = sizes.total()
         most = (disk.free_bytes + total) // 2
-        if disk.free_bytes - size < disk.total_bytes * self._limits.disk_free_share_min:
+        if disk.free_bytes - size < self._limits.disk_kept_free(disk.total_bytes):
             return f"the disk has {disk.free_bytes} bytes left, which the log needs"
         if total + size > most:
             return f"{total} bytes of rows are staged and not committed, and {most} is the most for this disk"

@@ -607,6 +607,30 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_space, "_LOOK_AGAIN_SECONDS", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("total", "kept_free"),
+    [(10 << 20, 512 << 10), (20 << 30, 1 << 30), (250 << 30, 1 << 30), (10 << 40, 1 << 30)],
+)
+def test_a_share_of_a_small_disk_and_a_segment_of_a_large_one_are_the_logs(
+    total: int, kept_free: int
+) -> None:
+    assert Limits().disk_kept_free(total) == kept_free
+
+
+async def test_r3_5_rows_are_staged_on_a_large_disk_that_is_well_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build machine's disk: 4 % of 250 GiB are ten of them."""
+    monkeypatch.setattr(SystemDisk, "usage", lambda self, path: DiskUsage(250 << 30, 10 << 30))
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        assert (await stage(table, 0, "a", {0: [chunk_of(1)]})).error_code == 0
+        monkeypatch.setattr(SystemDisk, "usage", lambda self, path: DiskUsage(250 << 30, 1 << 30))
+        answer = await stage(table, 0, "b", {0: [chunk_of(2)]})
+        assert answer.error_code == TableErrorCode.BUFFER_EXHAUSTED
+        assert "which the log needs" in answer.error_message
+
+
 async def test_r3_5_what_is_staged_and_not_committed_has_a_bound_for_a_client_and_for_all(
     tmp_path: Path, small_disk: None
 ) -> None:
