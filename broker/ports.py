@@ -192,6 +192,11 @@ class Disk(Protocol):
     def make_directory(self, path: Path) -> bool:
         """With its parents. False, and no error, if it exists."""
 
+    def spread(self, path: Path) -> None:
+        """Directories that will be made in this one have nothing to do with each other: where the file system can, it
+        lays them out apart. No error where it cannot.
+        """
+
     def rename(self, old: Path, new: Path) -> None:
         """A file or a directory, within its directory. What was there under the new name is gone, but a directory that
         holds something: OSError.

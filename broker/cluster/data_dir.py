@@ -217,6 +217,7 @@ class DataDirectory:
         path = self.path / _PROPERTIES
         properties = _read_properties(self._disk, self.path)
         if properties is None:
+            self._disk.spread(self.path)
             self._disk.sync_above(self.path)
             cluster_id = member_of or to_base64(new_cluster_id)
             data = _properties(cluster_id, broker_id, is_member=member_of is not None)

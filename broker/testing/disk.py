@@ -509,6 +509,9 @@ class SimulatedDisk:
             node = following
         return made
 
+    def spread(self, path: Path) -> None:
+        pass
+
     def rename(self, old: Path, new: Path) -> None:
         if old.parent != new.parent:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(new))

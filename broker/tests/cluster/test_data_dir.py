@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import sys
 import uuid
 from pathlib import Path
 
@@ -152,6 +154,30 @@ def test_a_new_directory_is_durable_up_to_the_root_before_it_says_whose_it_is(tm
     with recorded_fsyncs(tmp_path) as synced:
         opened(path).close(clean=False)
     assert path.parent not in synced, "once is enough"
+
+
+def test_partitions_of_a_new_directory_are_laid_out_apart(tmp_path) -> None:
+    path, disk, asked = Path("/data"), SimulatedDisk(), []
+    disk.spread = asked.append  # type: ignore[method-assign]
+    for _ in range(2):
+        DataDirectory(path, 0, NEW, disk, SystemClock()).close(clean=True)
+    assert asked == [path], "what is there stays where it is"
+    SystemDisk().spread(tmp_path)  # also where the file system knows nothing of it
+    SystemDisk().spread(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an attribute of Linux's file systems")
+def test_where_a_file_system_can_lay_directories_apart_it_is_asked_to(tmp_path, monkeypatch) -> None:
+    """ext4 alone keeps the attribute; others refuse it."""
+    calls: list[tuple[int, int]] = []
+
+    def ioctl(_fd: int, request: int, data: bytes) -> bytes:
+        calls.append((request, int.from_bytes(data[:4], sys.byteorder)))
+        return (0x80000).to_bytes(4, sys.byteorder) + bytes(4)
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    SystemDisk().spread(tmp_path)
+    assert [flags for _, flags in calls] == [0, 0xA0000], "what else is set stays"
 
 
 def test_after_a_power_cut_no_clean_stop_of_an_earlier_run_is_seen(tmp_path) -> None:
