@@ -23,6 +23,7 @@ from broker.config_key import (
     nearest_name,
     unknown_name,
 )
+from broker.connection_configs import CONNECTION_CONFIGS, check_together
 from broker.kafka_configs import DISPENSABLE, KAFKA_CONFIGS, WITHOUT_EFFECT
 from broker.listeners import LISTENER_CONFIGS, Listener, listener_prefix, listeners_of, without_listener
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
@@ -51,9 +52,6 @@ def _check_assignors(names: list[str]) -> str | None:
 
 
 _ANYWHERE: Final = ("", 0)
-UNLIMITED: Final = 2**31 - 1
-"""Kafka's word for no limit."""
-
 _TOPIC_SYNONYMS = {
     "cleanup.policy": "log.cleanup.policy",
     "compression.type": "compression.type",
@@ -239,32 +237,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "connections.max.idle.ms", _LONG, "600000", "A connection silent for so long is closed.", at_least(1)
     ),
-    ConfigKey(
-        "max.connections",
-        _INT,
-        str(UNLIMITED),
-        "Most connections at a time; who comes beyond waits until one is closed. For one listener with its prefix, "
-        "which is all that holds for the listener of brokers: it takes the place of clients that are silent.",
-        at_least(1),
-        dynamic=True,
-    ),
-    ConfigKey(
-        "max.connections.per.ip",
-        _INT,
-        "2147483647",
-        "Most connections of one address.",
-        at_least(1),
-        dynamic=True,
-    ),
-    ConfigKey(
-        "max.connection.creation.rate",
-        _INT,
-        str(UNLIMITED),
-        "Most connections accepted in a second; who comes beyond waits. For one listener with its prefix, which is all "
-        "that holds for the listener of brokers.",
-        at_least(0),
-        dynamic=True,
-    ),
+    *CONNECTION_CONFIGS,
     ConfigKey(
         "sasl.server.max.receive.size",
         _INT,
@@ -489,6 +462,7 @@ class BrokerConfig:
                 self.keys = {**self.keys, name: key}  # those of a copy are its own
             values[name] = key.parse(text)
         _check_group_times(values)
+        check_together(values)
         listeners_of(values, explicit, _ANYWHERE)
         self.explicit = explicit
         self._values = values

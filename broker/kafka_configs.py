@@ -195,11 +195,7 @@ sasl.oauthbearer.assertion.file STRING
 sasl.oauthbearer.assertion.private.key.file STRING
 sasl.oauthbearer.assertion.private.key.passphrase PASSWORD
 sasl.oauthbearer.assertion.template.file STRING
-sasl.oauthbearer.client.credentials.client.id STRING
-sasl.oauthbearer.client.credentials.client.secret PASSWORD
 sasl.oauthbearer.jwt.retriever.class CLASS
-sasl.oauthbearer.scope STRING
-sasl.oauthbearer.token.endpoint.url STRING
 """
 _SECURITY: Final = """
 early.start.listeners LIST
@@ -227,7 +223,6 @@ replica.selector.class STRING
 """
 _MISSED: Final = """
 cordoned.log.dirs LIST* ""
-max.connections.per.ip.overrides STRING* ""
 metadata.log.dir STRING
 queued.max.request.bytes LONG -1
 transaction.two.phase.commit.enable BOOLEAN false
@@ -238,7 +233,7 @@ _DOCS: Final = {
     _REPLICAS: "No effect here: replication has no such limits, threads or intervals.",
     _CONTROLLERS: "No effect here: there are no controllers; this broker keeps the metadata.",
     _GROUPS: "No effect here: there are no share groups and no streams groups.",
-    _LOGIN: "No effect here: this broker logs in nowhere.",
+    _LOGIN: "No effect here: this broker logs in to no server but the others of its cluster.",
     _REMOTE: "No effect here: remote storage needs no plugin, no topic of its own and no pool for each kind of work.",
 }
 _NOT_OFFERED: Final = {

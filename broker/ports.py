@@ -331,6 +331,9 @@ class Sockets(Protocol):
         leaves it to the system. Raises OSError.
         """
 
+    async def addresses(self, host: str) -> list[str]:
+        """Of a name, or of an address itself. Raises OSError."""
+
     async def connect(self, host: str, port: int) -> Stream:
         """A connection to somebody who listens. Raises OSError. Who wants a deadline sets one around it."""
 

@@ -16,7 +16,7 @@ import gc
 import logging
 import math
 import resource
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -58,8 +58,9 @@ from broker.cluster.producer_ids import ProducerIds
 from broker.cluster.retention import Retention
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic_config import TopicConfigs
-from broker.config import UNLIMITED, BrokerConfig
+from broker.config import BrokerConfig
 from broker.config_key import ConfigError
+from broker.connection_configs import OVERRIDES, PER_ADDRESS, UNLIMITED
 from broker.context import BrokerContext
 from broker.extension import Extension
 from broker.groups.coordinator import GroupCoordinator
@@ -72,10 +73,12 @@ from broker.listeners import Listener, SecurityProtocol, inter_broker_listener
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
+from broker.metrics.access import shown_to
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS, LoopMeter
 from broker.metrics.model import Metrics
 from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
+from broker.net.address_slots import addresses_of
 from broker.net.connection_rates import ConnectionRates
 from broker.net.limits import Limits
 from broker.net.listener import Network
@@ -159,6 +162,8 @@ class Broker:
         self.listeners: dict[str, Listener] = {}
         """By name, in their order, as they are bound; known once it has started."""
         self._certificates: Certificates | None = None
+        self._connection_overrides: tuple[str, dict[str, int]] = ("", {})
+        """As configured, and by address."""
         self.metrics = Metrics()
         """What can be measured of it; all that there is once it has started."""
         self.context: BrokerContext
@@ -243,6 +248,8 @@ class Broker:
         network.rates = ConnectionRates(window_seconds / BURST_PART, config["quota.window.size.seconds"])
         self._set_connection_rates()
         self._set_connections_max()
+        await self._set_connections_per_address()
+        configs.slow_checks.append(self._check_connections_per_address)
         if self._certificates is not None:
             await self._certificates.load()
             configs.slow_checks.append(self._certificates.check)
@@ -345,6 +352,8 @@ class Broker:
             authorization.authorizer.judged_as = self._judged_as
             self._background.keep(authorization.acls.run, "what others change of the ACLs")
             self.context.authorizer, self.context.acls = authorization.authorizer, authorization.acls
+            if principal := config["metrics.principal"]:
+                self.metrics.shown = shown_to(principal, authorization.authorizer)
         self._remote = self._remote_log(store, executor)
         for extension in self._extensions:
             await extension.start(self.context)
@@ -608,12 +617,28 @@ class Broker:
             own if len(self.listeners) > 1 else None,
         )
 
+    async def _set_connections_per_address(self) -> None:
+        """Raises ConfigError for a host without an address."""
+        config, network = self.config, self._network
+        if config[OVERRIDES] != self._connection_overrides[0]:
+            self._connection_overrides = (
+                config[OVERRIDES],
+                await addresses_of(config[OVERRIDES], network.sockets),
+            )
+        network.set_connections_per_address(config[PER_ADDRESS], self._connection_overrides[1])
+
+    async def _check_connections_per_address(self, config: BrokerConfig, names: Collection[str]) -> None:
+        if OVERRIDES in names:
+            try:
+                await addresses_of(config[OVERRIDES], self._network.sockets)
+            except ConfigError as error:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
     def _network_limits(self) -> Limits:
         config = self.config
         return Limits(
             request_bytes_max=config["socket.request.max.bytes"],
             idle_seconds_max=config["connections.max.idle.ms"] / 1000,
-            connections_per_address_max=config["max.connections.per.ip"],
             backlog=config["socket.listen.backlog.size"],
             send_buffer_bytes=config["socket.send.buffer.bytes"],
             receive_buffer_bytes=config["socket.receive.buffer.bytes"],
@@ -635,6 +660,10 @@ class Broker:
         self._network.limits = self._network_limits()
         self._set_connection_rates()
         self._set_connections_max()
+        try:
+            await self._set_connections_per_address()
+        except ConfigError as error:
+            logger.error("connections per address stay as they were: %s", error)
         if self._metadata.is_loaded and not self._metadata.is_alone:
             self._note_life()
         self.sasl.refresh()

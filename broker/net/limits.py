@@ -14,8 +14,6 @@ class Limits(msgspec.Struct, frozen=True):
     """Of what this process has asked another broker for: all that a length can say. Room is made as it arrives."""
     idle_seconds_max: float = 600.0
     """`connections.max.idle.ms`, also for a peer that does not read its answers."""
-    connections_per_address_max: int = 2**31 - 1
-    """`max.connections.per.ip`."""
     backlog: int = 50
     """`socket.listen.backlog.size`."""
     send_buffer_bytes: int = -1

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from broker.net.address_slots import AddressSlots
 from broker.net.backlog import Backlog
 from broker.net.connection import Connection
 from broker.net.connection_rates import ConnectionRates
@@ -93,7 +94,7 @@ class Network:
         self._deadlines: dict[Connection, asyncio.TimerHandle] = {}
         self._connections: dict[Connection, None] = {}  # in the order in which they came
         self._outgoing: dict[OutgoingConnection, None] = {}
-        self._per_address: Counter[str] = Counter()
+        self._per_address = AddressSlots()
         self._backlog: Backlog[Connection] = Backlog(limits.unsent_bytes_of_all_max)
         self._next_id = 0
         self._draining: asyncio.Event | None = None
@@ -225,6 +226,10 @@ class Network:
         self._close_excess()
         self._slots_changed()
 
+    def set_connections_per_address(self, of_each: int, of_some: Mapping[str, int]) -> None:
+        """As `AddressSlots.set`."""
+        self._per_address.set(of_each, of_some)
+
     def _close_excess(self) -> None:
         """Those that have been silent for longest, a few in each turn of the loop."""
         excess = self._slots.excess
@@ -270,18 +275,14 @@ class Network:
             return
         self.rates.accepted(listening.name, self.loop.time())
         listening.accepted += 1
-        if self._per_address[host] >= limits.connections_per_address_max:
+        if (reached := self._per_address.full(host)) is not None:
             self._complain(
-                Fault.REFUSED,
-                "refused %s:%d: max.connections.per.ip=%d are open",
-                host,
-                port,
-                limits.connections_per_address_max,
+                Fault.REFUSED, "refused %s:%d: max.connections.per.ip=%d are open", host, port, reached
             )
             sock.close()
             return
         self._next_id += 1
-        self._per_address[host] += 1
+        self._per_address.take(host)
         self._slots.take(listening.name)
         self._close_excess()
         is_stranger = listening.with_sasl or listening.encryption is not None
@@ -381,10 +382,7 @@ class Network:
         self._connections.pop(connection, None)
         self._backlog.note(connection, 0)
         self._trust(connection)
-        host = connection.peer.host
-        self._per_address[host] -= 1
-        if not self._per_address[host]:
-            del self._per_address[host]
+        self._per_address.leave(connection.peer.host)
         self._slots.leave(connection.peer.listener)
         self._slots_changed()
         self.on_rest()

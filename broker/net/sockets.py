@@ -37,6 +37,10 @@ class SystemSockets:
             raise
         return SystemListeningSocket(sock)
 
+    async def addresses(self, host: str) -> list[str]:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return [str(address[0]) for *_, address in found]
+
     async def connect(self, host: str, port: int) -> Stream:
         loop = asyncio.get_running_loop()
         failed: OSError | None = None

@@ -166,6 +166,9 @@ class Machine:
         self.listening[port] = listening = SimulatedListeningSocket(self, host, port)
         return listening
 
+    async def addresses(self, host: str) -> list[str]:
+        return [host]
+
     async def connect(self, host: str, port: int) -> Stream:
         network = self.network
         await network.travel(self.name, host)

@@ -95,6 +95,23 @@ def test_an_address_that_connects_too_often_is_closed(server) -> None:
     ask(server.port)
 
 
+@pytest.mark.soak
+def test_some_addresses_may_have_another_number_of_connections(server) -> None:
+    java, at = JavaTools(), ("--bootstrap-server", server.address)
+    broker = (*at, "--entity-type", "brokers", "--entity-name", "0")
+    numbers = "max.connections.per.ip=0,max.connections.per.ip.overrides=[localhost:12,10.0.0.7:200]"
+    java.run(CONFIGS, *broker, "--alter", "--add-config", numbers)
+    crowd = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(20)]
+    assert 8 <= sum(map(is_closed, crowd)) < 12
+    refused = java.try_run(
+        CONFIGS, *broker, "--alter", "--add-config", "max.connections.per.ip.overrides=[a:b,c:1]"
+    )
+    assert refused.code != 0
+    assert "'a:b' is not HOST:CONNECTIONS" in refused.output
+    described = java.run(CONFIGS, *broker, "--describe")
+    assert "max.connections.per.ip.overrides=localhost:12,10.0.0.7:200 " in described
+
+
 def test_who_comes_beyond_max_connections_waits_and_brokers_find_room(server) -> None:
     java, at = (
         JavaTools(),

@@ -15,10 +15,11 @@ _INT, _LONG, _STRING, _LIST = ConfigType.INT, ConfigType.LONG, ConfigType.STRING
 
 
 _JAAS: Final = "sasl.jaas.config"
+_CLIENT_SECRET: Final = "sasl.oauthbearer.client.credentials.client.secret"
 
 
 def _type_of(name: str) -> ConfigType:
-    return ConfigType.PASSWORD if name.endswith(_JAAS) else ConfigType.STRING
+    return ConfigType.PASSWORD if name.endswith((_JAAS, _CLIENT_SECRET)) else ConfigType.STRING
 
 
 SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
@@ -34,7 +35,7 @@ SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         _STRING,
         "GSSAPI",
         "How a broker authenticates itself to others of its cluster, where the listener that they use among themselves "
-        "is one of SASL: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.",
+        "is one of SASL.",
     ),
     ConfigKey(
         "connections.max.reauth.ms",
@@ -127,6 +128,18 @@ SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "scope",
         "The claim with the scopes of an unsecured token.",
     ),
+    ConfigKey(
+        "sasl.oauthbearer.token.endpoint.url",
+        _STRING,
+        None,
+        "Where this broker has its own bearer tokens from, for the others of its cluster: a file: URL, or the https: "
+        "URL of a server that gives them for an id and a secret (OAuth's client credentials).",
+    ),
+    ConfigKey(
+        "sasl.oauthbearer.client.credentials.client.id", _STRING, None, "That id; otherwise JAAS's clientId."
+    ),
+    ConfigKey(_CLIENT_SECRET, ConfigType.PASSWORD, None, "That secret; otherwise JAAS's clientSecret."),
+    ConfigKey("sasl.oauthbearer.scope", _STRING, None, "The scope of these tokens; otherwise JAAS's scope."),
     *(
         ConfigKey(
             f"{mechanism.lower()}.*",

@@ -412,7 +412,8 @@ def test_idle_connections_are_closed_and_waiting_ones_are_not() -> None:
 
 def test_connection_limits_refuse_at_the_door() -> None:
     async def test() -> None:
-        async with network(echo, connections_per_address_max=2) as net:
+        async with network(echo) as net:
+            net.set_connections_per_address(2, {})
             kept = [await asyncio.open_connection("127.0.0.1", net.port) for _ in range(2)]
             for _, writer in kept:
                 writer.write(frame(b"hello"))
