@@ -19,6 +19,11 @@ def _check_credentials(text: str) -> str | None:
     return None if not text or (user and colon and password) else "write USER:PASSWORD"
 
 
+def _check_principal(text: str) -> str | None:
+    kind, colon, name = text.partition(":")
+    return None if not text or (kind and colon and name) else "write User:NAME"
+
+
 METRICS_CONFIGS: Final = (
     ConfigKey(
         "metrics.security.protocol",
@@ -39,5 +44,13 @@ METRICS_CONFIGS: Final = (
         ConfigType.PASSWORD,
         None,
         "The token that readers of metrics have to give (HTTP bearer authentication); or the credentials above.",
+    ),
+    ConfigKey(
+        "metrics.principal",
+        ConfigType.STRING,
+        None,
+        "Whose rights readers of metrics have where there is an authorizer, as in ACLs (User:NAME): topics, tables and "
+        "groups that it may not describe are left out. Not set: all are there.",
+        _check_principal,
     ),
 )

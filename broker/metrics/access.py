@@ -7,13 +7,16 @@ import hmac
 import logging
 import ssl
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from broker.config_key import ConfigError
 from broker.listeners import Listener, SecurityProtocol
+from broker.metrics.model import OTHERS, Shown
 from broker.metrics_configs import METRICS_LISTENER
+from broker.security.principal import Principal, Session
+from broker.security.rights import Authorizer, Operation, ResourceType
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -63,6 +66,24 @@ class Access(msgspec.Struct, frozen=True):
             return [b"Who reads metrics here has to authenticate.\n"]
 
         return guarded
+
+
+_DESCRIBED: Final = {"topic": ResourceType.TOPIC, "table": ResourceType.TOPIC, "group": ResourceType.GROUP}
+"""What labels name."""
+
+
+def shown_to(principal: str, authorizer: Authorizer) -> Shown:
+    """What `metrics.principal` may describe, from wherever it asks."""
+    kind, _, name = principal.partition(":")
+    session = Session(Principal(kind, name), METRICS_LISTENER)
+
+    def is_shown(label: str, value: str) -> bool:
+        resource_type = _DESCRIBED.get(label)
+        if resource_type is None or value == OTHERS:
+            return True
+        return authorizer.may(session, "", Operation.DESCRIBE, resource_type, value)
+
+    return is_shown
 
 
 class _Certificates:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from functools import cache
 from time import perf_counter
 from typing import Final
 
@@ -55,21 +56,30 @@ Value = float | HistogramValue
 Values = dict[tuple[str, ...], Value]
 
 
+Shown = Callable[[str, str], bool]
+"""Whether what has a label is shown: the label's name and value."""
+
+
 class Gathering:
     """One answer in the making: values by metric and labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, shown: Shown | None = None) -> None:
+        """`shown`: what it is not true of is left out."""
         self.values: dict[str, Values] = {}
+        self._shown = None if shown is None else cache(shown)
         self._turn_began = perf_counter()
 
     def put(self, metric: Metric, value: Value, *labels: str) -> None:
         """Set a value. ValueError if the labels are not those that were declared."""
         self._check(metric, labels)
-        self.values.setdefault(metric.name, {})[labels] = value
+        if self._is_shown(metric, labels):
+            self.values.setdefault(metric.name, {})[labels] = value
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
         """Add to a value, which is 0 before."""
         self._check(metric, labels)
+        if not self._is_shown(metric, labels):
+            return
         values = self.values.setdefault(metric.name, {})
         before = values.get(labels, 0.0)
         assert not isinstance(before, HistogramValue)
@@ -79,6 +89,10 @@ class Gathering:
     def _check(metric: Metric, labels: tuple[str, ...]) -> None:
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name} has the labels {metric.labels}, not {labels}")
+
+    def _is_shown(self, metric: Metric, labels: tuple[str, ...]) -> bool:
+        shown = self._shown
+        return shown is None or all(map(shown, metric.labels, labels))
 
     async def breathe(self) -> None:
         """Let others run if this turn has been long enough. Call it in every loop that may be long."""
@@ -97,6 +111,8 @@ class Metrics:
         self._declared: dict[str, Metric] = {}
         self._collectors: list[Collector] = []
         self._gathering = asyncio.Lock()
+        self.shown: Shown | None = None
+        """What is gathered; None: everything."""
 
     @property
     def declared(self) -> list[Metric]:
@@ -114,7 +130,7 @@ class Metrics:
     async def gather(self) -> dict[str, Values]:
         """Everything as it is now. On the event loop of the broker."""
         async with self._gathering:
-            found = Gathering()
+            found = Gathering(self.shown)
             for collect in self._collectors:
                 await collect(found)
                 await found.breathe()
