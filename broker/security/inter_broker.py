@@ -2,8 +2,9 @@
 
 What the listener asks of those who connect, this broker brings when it connects to another one's, by the same
 configurations, as in Kafka: `listener.name.<name>.ssl.*` for whom to trust and the certificate of its own, for SASL
-`sasl.mechanism.inter.broker.protocol` with `username` and `password` of the mechanism's JAAS configuration. What the
-other broker lets it do then, ACLs and `super.users` say: CLUSTER_ACTION.
+`sasl.mechanism.inter.broker.protocol` with `username` and `password` of the mechanism's JAAS configuration, or with a
+bearer token (`sasl.oauthbearer.token.endpoint.url`). What the other broker lets it do then, ACLs and `super.users` say:
+CLUSTER_ACTION.
 
 An `Introduction` (`broker.net.outgoing`). Files are read again when they change; where they cannot be used those read
 before stay. A session that ends (`connections.max.reauth.ms`) is renewed before.
@@ -14,29 +15,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from broker.config_key import ConfigError
 from broker.net.tls import TlsStream
 from broker.ports import Entropy
-from broker.security.sasl.settings import Login, login_of
+from broker.security.sasl.settings import Login, TokenLogin, login_of
 from protocol.errors import DecodeError, ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from protocol.sasl import Plain, SaslClient, SaslError, Scram
+from protocol.sasl import OAuthBearer, Plain, SaslClient, SaslError, Scram
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.listeners import Listener
     from broker.net.outgoing import OutgoingConnection
+    from broker.security.sasl.bearer_tokens import BearerTokens
     from broker.security.tls.listener_tls import TlsSettings
     from protocol.schema import ApiMessage
 
 logger = logging.getLogger("headrace.security")
 
 ResponseT = TypeVar("ResponseT", bound="ApiMessage")
+ResultT = TypeVar("ResultT")
 
 SESSION_USED: Final = 0.85
 """After which part of its session's lifetime a connection authenticates again; Kafka's clients do so from here on."""
@@ -53,13 +58,16 @@ class InterBroker:
         self._listener = listener
         self._entropy = entropy
         self._executor = executor
+        self._tokens: BearerTokens | None = None
         self._context: ssl.SSLContext | None = None
         self._read: object = None
         """What the context was made of."""
 
     async def check(self) -> None:
         """Raises ConfigError for what cannot be used."""
-        self._login()
+        login = self._login()
+        if isinstance(login, TokenLogin):
+            await self._run(self._tokens_of(login).check)
         if self._listener.protocol.has_tls:
             await self._tls()
 
@@ -75,7 +83,7 @@ class InterBroker:
         login = self._login()
         if login is None:
             return None
-        client = self._client(login)
+        client = await self._client(login, connection)
         try:
             shaken = await _ask(
                 connection, SaslHandshakeRequest(mechanism=client.mechanism), SaslHandshakeResponse
@@ -91,29 +99,46 @@ class InterBroker:
                 if answer.error_code != ErrorCode.NONE:
                     reason = answer.error_message or ErrorCode(answer.error_code).name
                     raise _refused(connection, client, reason)
-                said = await self._in_thread(client, answer.auth_bytes)
+                # A password's hash takes a while.
+                said = await self._run(partial(client.answer, answer.auth_bytes))
         except (SaslError, DecodeError) as error:
             raise _refused(connection, client, str(error)) from None
         lifetime_ms = answer.session_lifetime_ms
         return lifetime_ms / 1000 * SESSION_USED if lifetime_ms > 0 else None
 
-    def _login(self) -> Login | None:
+    def _login(self) -> Login | TokenLogin | None:
         """As configured now. Raises ConfigError."""
         listener = self._listener
         return login_of(listener.name, self._config.explicit.get) if listener.protocol.has_sasl else None
 
-    def _client(self, login: Login) -> SaslClient:
+    async def _client(self, login: Login | TokenLogin, connection: OutgoingConnection) -> SaslClient:
+        """Raises ConnectionError if there is no token for it."""
+        if isinstance(login, TokenLogin):
+            now = asyncio.get_running_loop().time()
+            try:
+                return OAuthBearer(await self._run(partial(self._tokens_of(login).token, now)))
+            except (OSError, ValueError, ConfigError) as error:
+                raise ConnectionAbortedError(
+                    f"{connection.name} is not asked, because there is no token for it: {error}"
+                ) from None
         if login.mechanism == Plain.mechanism:
             return Plain(login.user, login.password)
         nonce = self._entropy.uuid().hex + self._entropy.uuid().hex
         return Scram(login.mechanism, login.user, login.password, nonce)
 
-    async def _in_thread(self, client: SaslClient, challenge: bytes) -> bytes | None:
-        """A password's hash takes a while."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, client.answer, challenge)
+    def _tokens_of(self, login: TokenLogin) -> BearerTokens:
+        from broker.security.sasl.bearer_tokens import BearerTokens  # with all of cryptography
+
+        if self._tokens is None or self._tokens.login != login:
+            self._tokens = BearerTokens(login)
+        return self._tokens
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        """In a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def _tls(self) -> ssl.SSLContext:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._current_tls)
+        return await self._run(self._current_tls)
 
     def _current_tls(self) -> ssl.SSLContext:
         """In a thread. Raises ConfigError where there has never been one that could be used."""

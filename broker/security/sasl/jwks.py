@@ -12,7 +12,7 @@ import logging
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
@@ -59,8 +59,13 @@ class _SameSchemeAlone(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def read_document(url: str, context: Callable[[], ssl.SSLContext] | None = None) -> bytes:
-    """What is at a file: or http(s): URL. `context` makes the TLS of https; otherwise it is the system's. Blocks.
+def read_document(
+    url: str,
+    context: Callable[[], ssl.SSLContext] | None = None,
+    form: tuple[bytes, Mapping[str, str]] | None = None,
+) -> bytes:
+    """What is at a file: or http(s): URL. `context` makes the TLS of https; otherwise it is the system's. `form`: what
+    is posted to a server, with headers. Blocks.
 
     Raises OSError, ValueError, and what `context` does.
     """
@@ -72,7 +77,9 @@ def read_document(url: str, context: Callable[[], ssl.SSLContext] | None = None)
         tls = context() if context is not None and parts.scheme == "https" else None
         opener = urllib.request.build_opener(_SameSchemeAlone, urllib.request.HTTPSHandler(context=tls))
         try:
-            with opener.open(url, timeout=_FETCH_SECONDS_MAX) as answer:
+            data, headers = form or (None, {})
+            request = urllib.request.Request(url, data, dict(headers))
+            with opener.open(request, timeout=_FETCH_SECONDS_MAX) as answer:
                 document = answer.read(_DOCUMENT_BYTES_MAX + 1)
         except urllib.error.HTTPError as error:
             error.close()

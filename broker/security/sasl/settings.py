@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
@@ -40,6 +40,9 @@ _JAAS: Final = "sasl.jaas.config"
 _HANDLER: Final = "sasl.server.callback.handler.class"
 _REAUTHENTICATION: Final = "connections.max.reauth.ms"
 _JWKS: Final = "sasl.oauthbearer.jwks.endpoint.url"
+_TOKENS: Final = "sasl.oauthbearer.token.endpoint.url"
+_CLIENT_ID: Final = "sasl.oauthbearer.client.credentials.client.id"
+_CLIENT_SECRET: Final = "sasl.oauthbearer.client.credentials.client.secret"
 _SIGNED: Final = "OAuthBearerValidatorCallbackHandler"
 _UNSECURED: Final = "OAuthBearerUnsecuredValidatorCallbackHandler"
 _USER: Final = "user_"
@@ -151,10 +154,29 @@ class Login(msgspec.Struct, frozen=True):
         return f"Login({self.mechanism}, {self.user!r})"
 
 
-def login_of(listener: str, texts: Texts) -> Login:
+class TokenLogin(msgspec.Struct, frozen=True):
+    """Of this broker to others, by bearer tokens: those of a file, or given for an id and a secret by a server."""
+
+    url: str
+    client_id: str
+    secret: str
+    scope: str | None
+    tls: ClientTls
+
+    mechanism: ClassVar[str] = "OAUTHBEARER"
+
+    def __repr__(self) -> str:
+        return f"TokenLogin({self.url!r}, {self.client_id!r})"
+
+
+def login_of(listener: str, texts: Texts) -> Login | TokenLogin:
     """By the listener that brokers use among themselves. Raises ConfigError."""
     name = texts(_BETWEEN_BROKERS) or "GSSAPI"
-    modules = {plain.MECHANISM: "PlainLoginModule", **dict.fromkeys(BY_NAME, "ScramLoginModule")}
+    modules = {
+        plain.MECHANISM: "PlainLoginModule",
+        **dict.fromkeys(BY_NAME, "ScramLoginModule"),
+        TokenLogin.mechanism: "OAuthBearerLoginModule",
+    }
     if name not in modules:
         raise ConfigError(
             f"brokers use the listener {listener} among themselves, which is one of SASL: set {_BETWEEN_BROKERS} (it "
@@ -163,12 +185,35 @@ def login_of(listener: str, texts: Texts) -> Login:
     settings = _Settings(texts, listener, name)
     entry = settings.jaas(modules[name])
     options = {} if entry is None else entry.options
+    if name == TokenLogin.mechanism:
+        return _token_login(settings, options)
     if not options.get("username") or "password" not in options:
         raise ConfigError(
             f"brokers authenticate themselves by {name} on the listener {listener}: {settings.example()} has to have "
             "username and password"
         )
     return Login(name, options["username"], options["password"])
+
+
+def _token_login(settings: _Settings, options: Mapping[str, str]) -> TokenLogin:
+    from broker.security.tls.client_tls import client_tls
+
+    url = settings.text(_TOKENS) or ""
+    scheme = url.partition(":")[0].lower()
+    client_id = settings.text(_CLIENT_ID) or options.get("clientId", "")
+    secret = settings.text(_CLIENT_SECRET) or options.get("clientSecret", "")
+    if scheme not in ("file", "http", "https"):
+        raise ConfigError(
+            f"brokers authenticate themselves by OAUTHBEARER on the listener {settings.listener}: set {_TOKENS} (it is "
+            f"{url!r}) to where their tokens are: a file: URL, or the https: URL of a server that gives them"
+        )
+    if scheme != "file" and not (client_id and secret):
+        raise ConfigError(
+            f"brokers get their tokens from {url}: set {_CLIENT_ID} and {_CLIENT_SECRET}, or clientId and clientSecret "
+            f"in {settings.example()}"
+        )
+    scope = settings.text("sasl.oauthbearer.scope") or options.get("scope")
+    return TokenLogin(url, client_id, secret, scope, client_tls(options))
 
 
 def _made(settings: _Settings, start: Callable[[], object]) -> Mechanism:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from joserfc import jwt
 
 from broker.config_key import ConfigError
 from broker.net.outgoing import OutgoingConnection
 from broker.security.inter_broker import InterBroker
+from broker.security.sasl.bearer_tokens import BearerTokens
 from broker.security.sasl.scram import ScramMechanism, credential_of, salted_password
+from broker.security.sasl.settings import TokenLogin
 from broker.security.sasl.users import Change
+from broker.security.tls.client_tls import client_tls
 from broker.testing.certificates import Identity, identity
 from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.tests.security.people import SECURED
+from broker.tests.security.test_jwks import DOCUMENT, KEY, issuer
+from broker.tests.security.test_jwks import MODULE as OAUTHBEARER
 from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
@@ -27,6 +36,14 @@ PASSWORD, STORE_PASSWORD = "broker-secret", "store-secret"
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 OWN = "listener.name.internal."
+TOKENS = "sasl.oauthbearer.token.endpoint.url"
+CREDENTIALS = "sasl.oauthbearer.client.credentials.client"
+BY_TOKEN: dict[str, str | None] = {
+    "sasl.mechanism.inter.broker.protocol": "OAUTHBEARER",
+    "sasl.enabled.mechanisms": "OAUTHBEARER",
+    "sasl.oauthbearer.jwks.endpoint.url": "http://127.0.0.1:1/keys",
+    f"{OWN}plain.sasl.jaas.config": None,
+}
 
 
 def settings(folder: Path, protocol: str, **changes: str | None) -> dict[str, str]:
@@ -108,6 +125,96 @@ async def test_a_broker_is_known_by_scram(tmp_path: Path) -> None:
         connection.close("enough")
 
 
+def token_of(name: str, seconds: float = 600) -> str:
+    now = int(time.time())
+    return jwt.encode({"alg": "ES256", "kid": "e1"}, {"sub": name, "iat": now, "exp": now + seconds}, KEY)
+
+
+def by_token(folder: Path, **changes: str | None) -> dict[str, str]:
+    """Both brokers take the issuer's tokens."""
+    (folder / "keys").write_bytes(DOCUMENT)
+    keys = {"sasl.oauthbearer.jwks.endpoint.url": f"file://{folder}/keys"}
+    return settings(folder, "SASL_SSL", **(BY_TOKEN | keys | changes))
+
+
+async def test_a_broker_is_known_by_the_token_of_a_file(tmp_path: Path) -> None:
+    """Whoever renews the file renews what the next connection says; what is in another file is not sent."""
+    place = tmp_path / "token"
+    place.write_text(token_of("broker") + "\n")
+    async with direct_cluster(
+        tmp_path, 2, config=by_token(tmp_path, **{TOKENS: f"file://{place}"})
+    ) as cluster:
+        connection = await connected(cluster)
+        assert await may_all(connection)
+        connection.close("enough")
+        place.write_text(token_of("ann"))
+        connection = await connected(cluster)
+        assert not await may_all(connection)
+        connection.close("enough")
+        place.write_text(token_of("broker", -3600))
+        with pytest.raises(ConnectionError, match=r"by OAUTHBEARER: .*invalid_token"):
+            await connected(cluster)
+        place.write_text("planted: no token")
+        with pytest.raises(
+            ConnectionError, match="no token for it: no token can be read from file:"
+        ) as refused:
+            await connected(cluster)
+        assert "planted" not in str(refused.value)
+
+
+@pytest.mark.parametrize("by_jaas", [True, False])
+async def test_a_broker_gets_a_token_for_its_id_and_secret(tmp_path: Path, by_jaas: bool) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(form: str, authorization: str) -> bytes | None:
+        asked.append((form, base64.b64decode(authorization.removeprefix("Basic ")).decode()))
+        if asked[-1][1] != f"headrace:{PASSWORD}":
+            return None
+        return json.dumps({"access_token": token_of("broker"), "expires_in": 600}).encode()
+
+    (tmp_path / "issuer.pem").write_text(AUTHORITY.certificate_pem)
+    trusted = f'ssl.truststore.type=PEM ssl.truststore.location="{tmp_path}/issuer.pem"'
+    pair = f'clientId=headrace clientSecret="{PASSWORD}" scope=brokers' if by_jaas else ""
+    own = {f"{OWN}oauthbearer.sasl.jaas.config": f"{OAUTHBEARER} required {trusted} {pair};"}
+    if not by_jaas:
+        own |= {
+            f"{CREDENTIALS}.id": "headrace",
+            f"{CREDENTIALS}.secret": PASSWORD,
+            "sasl.oauthbearer.scope": "brokers",
+        }
+    with issuer(tmp_path, identity("localhost", AUTHORITY), answer=answer) as url:
+        async with direct_cluster(tmp_path, 2, config=by_token(tmp_path, **{TOKENS: url}, **own)) as cluster:
+            connection = await connected(cluster)
+            assert await may_all(connection)
+            connection.close("enough")
+        assert set(asked) == {("grant_type=client_credentials&scope=brokers", f"headrace:{PASSWORD}")}
+        wrong = {name: value.replace(PASSWORD, "another") for name, value in own.items()}
+        config = by_token(tmp_path, **{TOKENS: url}, **wrong)
+        async with direct_cluster(tmp_path / "wrong", 2, config=config) as cluster:
+            with pytest.raises(
+                ConnectionError, match="gives client headrace no token: HTTP Error 401"
+            ) as refused:
+                await connected(cluster)
+            assert "another" not in str(refused.value)
+
+
+def test_a_token_of_a_server_is_used_until_it_is_old(tmp_path: Path) -> None:
+    given: list[str] = []
+
+    def answer(form: str, authorization: str) -> bytes:
+        given.append(f"token-{len(given)}")
+        return json.dumps({"access_token": given[-1], "expires_in": 100}).encode()
+
+    with issuer(tmp_path, None, answer=answer) as url:
+        tokens = BearerTokens(TokenLogin(url, "headrace", PASSWORD, None, client_tls({})))
+        assert [tokens.token(now) for now in (1000.0, 1079.0, 1081.0)] == ["token-0", "token-0", "token-1"]
+    assert PASSWORD not in repr(tokens.login)
+    with issuer(tmp_path, None, answer=lambda *_: b'{"error": "planted"}') as url:
+        tokens = BearerTokens(TokenLogin(url, "headrace", PASSWORD, None, client_tls({})))
+        with pytest.raises(ConnectionError, match=r"no token of OAuth$"):
+            tokens.token(0.0)
+
+
 async def test_a_session_is_renewed_before_it_ends(tmp_path: Path) -> None:
     config = settings(tmp_path, "SASL_SSL", connections_max_reauth_ms="1300")
     async with direct_cluster(tmp_path, 2, config=config) as cluster:
@@ -154,7 +261,18 @@ async def test_a_broker_of_another_name_is_not_asked(tmp_path: Path) -> None:
     ("changes", "complaint"),
     [
         ({"sasl_mechanism_inter_broker_protocol": None}, r"sasl\.mechanism\.inter\.broker\.protocol \(it is GSSAPI\)"),
-        ({"sasl_mechanism_inter_broker_protocol": "OAUTHBEARER"}, "to one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
+        (
+            {"sasl_mechanism_inter_broker_protocol": "CRAM-MD5"},
+            "to one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER",
+        ),
+        (BY_TOKEN, r"set sasl\.oauthbearer\.token\.endpoint\.url \(it is ''\)"),
+        (BY_TOKEN | {TOKENS: "ftp://issuer/token"}, r"\(it is 'ftp://issuer/token'\) to where their tokens are"),
+        (
+            BY_TOKEN | {TOKENS: "https://issuer/token", f"{CREDENTIALS}.id": "broker"},
+            r"set sasl\.oauthbearer\.client\.credentials\.client\.id and .*secret, or clientId and clientSecret in "
+            r"listener\.name\.internal\.oauthbearer\.sasl\.jaas\.config",
+        ),
+        (BY_TOKEN | {TOKENS: "file:///etc/passwd"}, "no token can be read from file:///etc/passwd$"),
         (
             {f"{OWN}plain.sasl.jaas.config": f'{PLAIN} required user_broker="{PASSWORD}";'},
             r"listener\.name\.internal\.plain\.sasl\.jaas\.config has to have username and password",

@@ -7,7 +7,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,18 +40,33 @@ HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCall
 
 @contextmanager
 def issuer(
-    folder: Path, own: Identity | None = ISSUER, *, asks_for: Identity | None = None, leads_to: str = ""
+    folder: Path,
+    own: Identity | None = ISSUER,
+    *,
+    asks_for: Identity | None = None,
+    leads_to: str = "",
+    answer: Callable[[str, str], bytes | None] = lambda form, authorization: None,
 ) -> Iterator[str]:
-    """A web server with DOCUMENT; its URL. `own` None: without TLS. `asks_for`: whose signature clients must show."""
+    """A web server with DOCUMENT; its URL. `own` None: without TLS. `asks_for`: whose signature clients must show.
+    `answer`: to a form that is posted; None: 401.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(302 if leads_to else 200)
+            self.say(302 if leads_to else 200, DOCUMENT)
+
+        def do_POST(self) -> None:
+            form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            said = answer(form, self.headers["Authorization"])
+            self.say(401 if said is None else 200, said or b"")
+
+        def say(self, status: int, document: bytes) -> None:
+            self.send_response(status)
             if leads_to:
                 self.send_header("Location", leads_to)
-            self.send_header("Content-Length", str(len(DOCUMENT)))
+            self.send_header("Content-Length", str(len(document)))
             self.end_headers()
-            self.wfile.write(DOCUMENT)
+            self.wfile.write(document)
 
         def log_message(self, *args: object) -> None:
             pass

@@ -49,8 +49,10 @@ SECRETS = {
     "key of delegation tokens": "planted-token-4",
     "new password": "planted-fresh-5",
     "bearer token": "planted-bearer-6",
+    "secret of OAuth": "planted-oauth-7",
 }
-PLAIN, SCRAM, WRONG, TOKEN_KEY, FRESH, BEARER = SECRETS.values()
+PLAIN, SCRAM, WRONG, TOKEN_KEY, FRESH, BEARER, OAUTH = SECRETS.values()
+CLIENT_SECRET = "sasl.oauthbearer.client.credentials.client.secret"
 CONFIG = {
     "listeners": "CLIENT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
     "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT",
@@ -60,6 +62,8 @@ CONFIG = {
     "delegation.token.secret.key": TOKEN_KEY,
     "oauthbearer.sasl.server.callback.handler.class": "org.apache.kafka.OAuthBearerUnsecuredValidatorCallbackHandler",
     JAAS: f'{PLAIN_MODULE} required username="admin" password="x" user_ann="{PLAIN}";',
+    CLIENT_SECRET: OAUTH,
+    f"oauthbearer.{CLIENT_SECRET}": OAUTH,
 }
 
 
@@ -288,7 +292,7 @@ async def test_nothing_secret_is_shown(tmp_path: Path, caplog: pytest.LogCapture
             DescribeConfigsRequest(resources=[everything], include_synonyms=True, include_documentation=True)
         )
         configs = {config.name: config for config in described.results[0].configs}
-        for name in (JAAS, "delegation.token.secret.key"):
+        for name in (JAAS, "delegation.token.secret.key", CLIENT_SECRET, f"oauthbearer.{CLIENT_SECRET}"):
             assert configs[name].is_sensitive
             assert configs[name].value is None
             assert {synonym.value for synonym in configs[name].synonyms} == {None}
