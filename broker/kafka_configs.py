@@ -62,8 +62,6 @@ transaction.state.log.segment.bytes INT 104857600
 _REPLICAS: Final = """
 alter.log.dirs.replication.quota.window.num INT 11
 alter.log.dirs.replication.quota.window.size.seconds INT 1
-follower.replication.throttled.rate LONG* 9223372036854775807
-leader.replication.throttled.rate LONG* 9223372036854775807
 log.dir.failure.timeout.ms LONG 30000
 num.replica.alter.log.dirs.threads INT
 num.replica.fetchers INT* 1

@@ -100,6 +100,7 @@ from broker.ports import (
 from broker.replication.lookout import Lookout
 from broker.replication.replication import Replication
 from broker.replication.serving import FollowerFetches
+from broker.replication.throttle import Throttle
 from broker.requests.declaration import ApiDeclaration
 from broker.security.acl.authorization import Authorization
 from broker.security.quotas.quotas import BURST_PART, Quotas
@@ -404,8 +405,9 @@ class Broker:
             await self._introduce_to_others(executor)
         followers = None
         if replication is not None:
-            followers = FollowerFetches(self._metadata, slices)
-            replication.start(self._metadata, self.context.peers, executor, followers)
+            throttle = Throttle("leader", config["node.id"], config, self._clock.monotonic)
+            followers = FollowerFetches(self._metadata, slices, throttle)
+            replication.start(self._metadata, self.context.peers, executor, followers, slices)
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices, followers)
         quotas = QuotaStore(
             store,

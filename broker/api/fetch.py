@@ -49,6 +49,7 @@ from broker.log.errors import InRemoteStorage
 from broker.ports import Clock, Entropy
 from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.requests.wakeup import Wakeup
 from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
@@ -354,7 +355,6 @@ class _Fetch:
     __slots__ = (
         "_bytes",
         "_callbacks",
-        "_changed",
         "_changes",
         "_context",
         "_failed",
@@ -363,6 +363,7 @@ class _Fetch:
         "_places",
         "_rights",
         "_seen",
+        "_wakeup",
         "by_id",
         "has_hooks",
         "in_remote_storage",
@@ -394,7 +395,7 @@ class _Fetch:
         self._max_bytes = min(request.max_bytes, bytes_max)
         self._bytes = 0
         self._moved: set[Partition] | None = None  # which to read again; None: all
-        self._changed: asyncio.Future[None] | None = None
+        self._wakeup = Wakeup()
         self._callbacks: list[tuple[Partition, Callable[[], None]]] = []
         self._failed: set[_Wanted] = set()
         self.has_hooks = False
@@ -669,8 +670,7 @@ class _Fetch:
         self.stop()
 
     def stop(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        self._wakeup.wake()
 
     def supersede(self) -> None:
         """Look at nothing any more: another fetch of the session has begun."""
@@ -679,17 +679,10 @@ class _Fetch:
 
     async def changed(self, deadline: float) -> bool:
         """Wait until a partition moved or `stop`; False if the time is up first."""
-        if self._moved:
-            return True
-        loop = asyncio.get_running_loop()
-        self._changed = loop.create_future()
-        timer = loop.call_at(deadline, self.stop)
-        try:
-            await self._changed
-        finally:
-            timer.cancel()
-            self._changed = None
-        return bool(self._moved) and not self.superseded
+        if not self._moved:
+            await self._wakeup.wait(deadline)
+            return bool(self._moved) and not self.superseded
+        return True
 
 
 class _Parts:

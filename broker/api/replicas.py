@@ -1,7 +1,7 @@
 """ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): who holds and leads what.
 
-Elections are decided by any broker that is asked (`broker.cluster.controller`). Partitions do not move: what is so
-already succeeds, everything else is refused with the reason.
+Both are decided by any broker that is asked (`broker.cluster.controller`). A move is answered when it has begun; what
+is so already succeeds.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker.cluster.image import PartitionState
-from broker.cluster.metadata import TopicManager
+from broker.cluster.metadata import Reassignment, TopicManager
 from broker.cluster.partition import Partition
+from broker.cluster.reassignment import is_moving
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation
@@ -31,6 +32,8 @@ from protocol.messages.elect_leaders import (
 from protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
 )
 
 _PREFERRED, _UNCLEAN = 0, 1  # ElectionType
@@ -163,52 +166,66 @@ class ReplicasApi:
 
     # -- reassignments -------------------------------------------------------------------------------------
 
-    def alter_reassignments(
+    async def alter_reassignments(
         self, context: RequestContext, request: AlterPartitionReassignmentsRequest
-    ) -> Work[AlterPartitionReassignmentsResponse]:
+    ) -> AlterPartitionReassignmentsResponse:
+        await self._metadata.refreshed()
         response = AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change,
             error_message=None,
             responses=[],
         )
+        wanted: list[Reassignment] = []
+        results: list[ReassignablePartitionResponse] = []
+        pace = self._slices.pace()
         for topic in request.topics:
-            yield
-            results = []
-            for wanted in topic.partitions:
-                yield
-                result = ReassignablePartitionResponse(
-                    partition_index=wanted.partition_index, error_message=None
+            answered = []
+            for each in topic.partitions:
+                await pace.rest()
+                wanted.append(Reassignment(topic.name, each.partition_index, each.replicas))
+                answered.append(
+                    ReassignablePartitionResponse(partition_index=each.partition_index, error_message=None)
                 )
-                results.append(result)
-                try:
-                    self._reassign(
-                        self._metadata.partition(topic.name, wanted.partition_index), wanted.replicas
-                    )
-                except KafkaError as error:
-                    result.error_code, result.error_message = error.code, error.message
-            response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=results))
+            results += answered
+            response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=answered))
+        refused = await self._metadata.reassign(
+            wanted, factor_may_change=request.allow_replication_factor_change
+        )
+        for result, error in zip(results, refused, strict=True):
+            await pace.rest()
+            if error is not None:
+                result.error_code, result.error_message = error.code, error.message
         return response
 
-    def _reassign(self, partition: Partition, replicas: list[int] | None) -> None:
-        name = f"{partition.topic.name}-{partition.index}"
-        if replicas is None:
-            raise KafkaError(
-                ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
-                f"{name} is not being moved; there is nothing to cancel",
-            )
-        state = self._metadata.state(partition.topic.name, partition.index)
-        if state is None or replicas != list(state.replicas):
-            holders = "nobody" if state is None else ", ".join(map(str, state.replicas))
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{name} cannot be held by brokers {replicas}: it is held by {holders}, and partitions cannot be moved"
-                " yet",
-            )
-
-    def list_reassignments(
+    async def list_reassignments(
         self, context: RequestContext, request: ListPartitionReassignmentsRequest
     ) -> ListPartitionReassignmentsResponse:
-        return ListPartitionReassignmentsResponse(error_message=None, topics=[])
+        """What is named and is not there, or is not being moved, is left out."""
+        await self._metadata.refreshed()
+        named: Iterable[tuple[str, Iterable[int]]]
+        if request.topics is None:
+            named = ((image.name, range(image.partition_count)) for image in self._metadata.topics())
+        else:
+            named = ((topic.name, topic.partition_indexes) for topic in request.topics)
+        pace = self._slices.pace()
+        response = ListPartitionReassignmentsResponse(error_message=None, topics=[])
+        for name, indexes in named:
+            moving = []
+            for index in indexes:
+                await pace.rest()
+                state = self._metadata.state(name, index)
+                if state is not None and is_moving(state):
+                    moving.append(
+                        OngoingPartitionReassignment(
+                            partition_index=index,
+                            replicas=list(state.replicas),
+                            adding_replicas=list(state.adding),
+                            removing_replicas=list(state.removing),
+                        )
+                    )
+            if moving:
+                response.topics.append(OngoingTopicReassignment(name=name, partitions=moving))
+        return response
 
 
 def _election_failed(

@@ -19,6 +19,8 @@ Invariants
   `min.insync.replicas` stays eligible (KIP-966), until that is lowered.
 - Of an ISR that its leader proposes, each member is alive under the broker epoch that is named (KIP-903), and does not
   leave.
+- A partition that is being moved (`reassignment`) is where it is to be with the change of the ISR that
+  makes it possible.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from broker.cluster import tree
+from broker.cluster import reassignment, tree
 from broker.cluster.image import (
     BROKERS,
     NO_LEADER,
@@ -124,6 +126,15 @@ class ElectLeaders(msgspec.Struct, frozen=True):
     unclean: bool = False
 
 
+class Reassign(msgspec.Struct, frozen=True):
+    """Partitions that are to be held by these brokers, None: by those that held them before they were moved. Those that
+    cannot be moved so are left out (`reassigned`).
+    """
+
+    targets: tuple[tuple[str, int, tuple[int, ...] | None], ...]
+    factor_may_change: bool = True
+
+
 class ChangeIsr(msgspec.Struct, frozen=True):
     """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch)."""
 
@@ -150,11 +161,12 @@ Event = (
     | BrokerGone
     | BrokerLeaving
     | ElectLeaders
+    | Reassign
     | ChangeIsr
     | ChangeIsrs
 )
 
-ANYBODYS: Final = (CreateTopics, DeleteTopic, ReplaceTopic, ElectLeaders, ChangeIsr, ChangeIsrs)
+ANYBODYS: Final = (CreateTopics, DeleteTopic, ReplaceTopic, ElectLeaders, Reassign, ChangeIsr, ChangeIsrs)
 """What a broker decides that is not the controller, by an image that is the newest."""
 
 
@@ -245,16 +257,25 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
             )
         case ElectLeaders():
             return _elect(image, event)
+        case Reassign(targets, factor_may_change):
+            moved = []
+            for name, index, target in targets:
+                try:
+                    state = reassigned(image, name, index, target, factor_may_change=factor_may_change)
+                except KafkaError:
+                    continue
+                moved.append((name, index, state))
+            return _changed_states(image, moved)
         case ChangeIsr():
-            return _isr_changes(image, [(event, _changed_isr(image, event))])
+            return _changed_states(image, [(event.topic, event.index, _changed_isr(image, event))])
         case ChangeIsrs(proposals):
             changed = []
             for proposal in proposals:
                 try:
-                    changed.append((proposal, _changed_isr(image, proposal)))
+                    changed.append((proposal.topic, proposal.index, _changed_isr(image, proposal)))
                 except KafkaError:
                     continue
-            return _isr_changes(image, changed)
+            return _changed_states(image, changed)
 
 
 def _entry(image: ClusterImage, name: str) -> TopicEntry:
@@ -308,7 +329,7 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
         else:
             factor = event.replication_factor
             if factor is None:
-                factor = len(old.state(0).replicas)
+                factor = len(old.state(0).replicas) - len(old.state(0).removing)
             added = _placed(image, topic, range(before, total), factor)
     if added or _min_isr(topic) < _min_isr(old.topic):
         # By the lower number something may be acknowledged that those who are eligible have not.
@@ -582,20 +603,59 @@ def _changed_isr(image: ClusterImage, event: ChangeIsr) -> PartitionState:
     left = tuple(broker for broker in state.isr if broker not in isr)
     short = len(isr) < _min_isr(entry.topic)
     elr = tuple(broker for broker in (*state.elr, *left) if broker not in isr) if short else ()
-    return replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
+    state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
+    return _moved_on(state, _staying(image))
 
 
-def _isr_changes(
-    image: ClusterImage, changed: Sequence[tuple[ChangeIsr, PartitionState]]
+def _changed_states(
+    image: ClusterImage, changed: Sequence[tuple[str, int, PartitionState]]
 ) -> Iterator[_Change]:
     chunks: dict[tuple[str, int], list[PartitionState]] = {}
-    for event, state in changed:
-        number, place = divmod(event.index, STATES_PER_CHUNK)
-        states = chunks.get((event.topic, number))
+    for name, index, state in changed:
+        number, place = divmod(index, STATES_PER_CHUNK)
+        states = chunks.get((name, number))
         if states is None:
-            states = chunks[event.topic, number] = list(image.topics[event.topic].chunks[number].states)
+            states = chunks[name, number] = list(image.topics[name].chunks[number].states)
         states[place] = state
-    return (_restate(image.topics[name], number, tuple(states)) for (name, number), states in chunks.items())
+    return (
+        _restate(image.topics[name], number, tuple(states))
+        for (name, number), states in chunks.items()
+        if tuple(states) != image.topics[name].chunks[number].states
+    )
+
+
+def reassigned(
+    image: ClusterImage,
+    name: str,
+    index: int,
+    target: Sequence[int] | None,
+    *,
+    factor_may_change: bool = True,
+) -> PartitionState:
+    """What becomes of a partition that is to be held by these brokers; None: by those that held it before it was moved.
+    Raises KafkaError.
+    """
+    entry = _entry(image, name)
+    if not 0 <= index < entry.topic.partition_count:
+        raise unknown_partition(name, index, entry.topic.partition_count)
+    state, where, alive = entry.state(index), f"{name}-{index}", _staying(image)
+    if target is None:
+        unclean = entry.topic.config.get("unclean.leader.election.enable") == "true"
+        back = reassignment.cancelled(state, where, unclean=unclean)
+        return back if back.leader in back.replicas else _elected(back, alive)
+    reassignment.check_target(image, state, target, where, factor_may_change=factor_may_change)
+    return _moved_on(reassignment.begun(state, target), alive)
+
+
+def _moved_on(state: PartitionState, alive: set[int]) -> PartitionState:
+    """With the replicas that it is to have, as soon as those are in sync and one of them can lead."""
+    done = reassignment.completed(state)
+    if done is None:
+        return state
+    if done.leader == NO_LEADER or done.leader in done.replicas:
+        return done
+    leader = next((each for each in done.replicas if each in done.isr and each in alive), None)
+    return state if leader is None else _led_by(done, leader)
 
 
 def _is_synced(topic: TopicImage, by_default: bool) -> bool:

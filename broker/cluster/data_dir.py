@@ -6,7 +6,7 @@ meta.db                    the embedded coordination store: the truth about topi
 .kafka_cleanshutdown       there only between a clean stop and the next start
 <topic>-<partition>/       a partition's log; `partition.metadata` names the topic's id
 <topic id>-<partition>-delete/      a deleted topic's files, about to be removed
-<topic>-<partition>.<time>-stray/   files that no topic in the store explains; kept for a person to look at
+<topic>-<partition>.<time>-stray/   files of what is not to be here by the store; kept for a person to look at
 extensions/<name>/         an extension's own state
 
 What a start has seen to stays so through a power cut: the directory itself, all the way up to the root of its file
@@ -168,10 +168,21 @@ class DataDirectory:
     def set_aside(self, image: TopicImage) -> None:
         """Rename the folders of a deleted topic, so that its name is free at once."""
         for index in range(image.partition_count):
-            path = self.partition_dir(image.name, index)
-            # One that a power cut has left without its id holds what was not durable, and of this topic.
-            if self._disk.is_directory(path) and read_topic_id(self._disk, path) in (image.topic_id, None):
-                self._disk.rename(path, self._deleted_dir(image.topic_id, index))
+            self.set_aside_partition(image, index)
+
+    def set_aside_partition(self, image: TopicImage, index: int) -> bool:
+        """Rename the folder of a replica that is not to be here any more. False if there is none."""
+        path = self.partition_dir(image.name, index)
+        # One that a power cut has left without its id holds what was not durable, and of this topic.
+        is_its = self._disk.is_directory(path) and read_topic_id(self._disk, path) in (image.topic_id, None)
+        if is_its:
+            self._disk.rename(path, self._deleted_dir(image.topic_id, index))
+        return is_its
+
+    def remove_partition_set_aside(self, image: TopicImage, index: int) -> None:
+        """Remove what `set_aside_partition` renamed. Slow; belongs into a thread."""
+        self._disk.sync_directory(self.path)
+        self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
     def remove_set_aside(self, image: TopicImage) -> None:
         """Remove what `set_aside` renamed. Slow; belongs into a thread."""
@@ -179,11 +190,13 @@ class DataDirectory:
         for index in range(image.partition_count):
             self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
-    def set_aside_strays(self, images: Iterable[TopicImage]) -> None:
-        """At start: remove leftovers of deletions, rename partition folders that no topic explains."""
+    def set_aside_strays(self, expected: Iterable[tuple[str, int]]) -> None:
+        """At start: remove leftovers of deletions, rename folders of other partitions than those that are to be here,
+        by their topics and indexes.
+        """
         disk = self._disk
         disk.sync_directory(self.path)
-        expected = {f"{image.name}-{index}" for image in images for index in range(image.partition_count)}
+        names = {f"{topic}-{index}" for topic, index in expected}
         for name in disk.names(self.path):
             if name.endswith(_TEMPORARY):
                 disk.remove(self.path / name)
@@ -192,14 +205,18 @@ class DataDirectory:
             if name.endswith("-delete"):
                 disk.remove_tree(path)
                 continue
-            if name == "extensions" or name.endswith("-stray") or name in expected:
+            if name == "extensions" or name.endswith("-stray") or name in names:
                 continue
             topic, dash, index = name.rpartition("-")
             if dash and index.isdigit():
                 # Shortened: a topic's name may fill all that a file name can hold.
                 target = f"{topic[:200]}-{index}.{self._clock.time_ms()}-stray"
                 disk.rename(path, self.path / target)
-                logger.warning("%s belongs to no known topic and was renamed to %s", name, target)
+                logger.warning(
+                    "%s is no partition that is to be here by what is known, and was renamed to %s",
+                    name,
+                    target,
+                )
 
     def _deleted_dir(self, topic_id: uuid.UUID, index: int) -> Path:
         return self.path / f"{topic_id.hex}-{index}-delete"

@@ -39,6 +39,7 @@ BROKERS: Final = ""
 
 class PartitionState(msgspec.Struct, frozen=True, array_like=True):
     """`replicas` begins with the preferred leader. `elr`: out of the ISR, and still with everything that is committed.
+    `adding`, `removing`: of the replicas, those that are to come and to go (`broker.cluster.reassignment`).
 
     Fields may be added at the end, with defaults: it is stored as an array.
     """
@@ -49,6 +50,8 @@ class PartitionState(msgspec.Struct, frozen=True, array_like=True):
     isr: tuple[int, ...]
     elr: tuple[int, ...] = ()
     partition_epoch: int = 0
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 class StatesChunk(msgspec.Struct, frozen=True):

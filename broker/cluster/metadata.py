@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -41,10 +41,12 @@ from broker.cluster.controller import (
     DeleteTopic,
     ElectLeaders,
     Event,
+    Reassign,
     ReplaceTopic,
     Transaction,
     assigned,
     check_replication_factor,
+    reassigned,
     step,
 )
 from broker.cluster.fence import Fence
@@ -101,6 +103,8 @@ MANY_TOPICS: Final = 1000
 """Made at once: so many objects that the garbage collector must not look through them in one pass."""
 TOPICS_PER_CHANGE: Final = 40
 """Made by one transaction of the store, of those that are asked for together."""
+PARTITIONS_PER_CHANGE: Final = 500
+"""Moved by one transaction, of those that are to be moved together."""
 KNOWN_SECONDS: Final = 5.0
 """So long a change waits for others to know of it; one of them may have died just now."""
 RETRY_SECONDS: Final = 0.5
@@ -119,6 +123,14 @@ class NewTopic(NamedTuple):
     config: Mapping[str, str]
     assignment: Assignment | None = None
     replication_factor: int = -1
+
+
+class Reassignment(NamedTuple):
+    """A partition that is to be held by these brokers; None: no longer to be moved."""
+
+    topic: str
+    partition: int
+    replicas: Sequence[int] | None
 
 
 class TopicManager:
@@ -186,6 +198,7 @@ class TopicManager:
             fence=fence,
             replication=replication,
             tell=self._tell_leadership,
+            remove=self._remove_replica,
         )
         self.changes = self._replicas.changes
         self.follower = self._replicas.follower
@@ -196,6 +209,7 @@ class TopicManager:
         self._change = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._removals: set[asyncio.Task[None]] = set()
+        self._replica_removals: dict[tuple[uuid.UUID, int], asyncio.Future[None]] = {}
 
     # -- reading the image ---------------------------------------------------------------------------------
 
@@ -501,6 +515,66 @@ class TopicManager:
 
         await self._to_the_end(elect())
 
+    async def reassign(
+        self, wanted: Sequence[Reassignment], *, factor_may_change: bool = True
+    ) -> list[KafkaError | None]:
+        """Have partitions held by other brokers, or end that: why not, of each. It is over later (`PartitionState`)."""
+        return await self._to_the_end(self._reassign(wanted, factor_may_change))
+
+    async def _reassign(
+        self, wanted: Sequence[Reassignment], factor_may_change: bool
+    ) -> list[KafkaError | None]:
+        refused: list[KafkaError | None] = []
+        async with self._change:
+            for first in range(0, len(wanted), PARTITIONS_PER_CHANGE):
+                some = wanted[first : first + PARTITIONS_PER_CHANGE]
+                refused += await self._reassign_some(some, factor_may_change)
+        return refused
+
+    async def _reassign_some(
+        self, wanted: Sequence[Reassignment], factor_may_change: bool
+    ) -> list[KafkaError | None]:
+        refused: list[KafkaError | None] = []
+
+        async def decide() -> Event:
+            refused.clear()
+            pace, targets = self._slices.pace(), []
+            for each in wanted:
+                await pace.rest()
+                refused.append(self._why_not(each, factor_may_change))
+                if refused[-1] is None:
+                    targets.append(
+                        (each.topic, each.partition, None if each.replicas is None else tuple(each.replicas))
+                    )
+            return Reassign(tuple(targets), factor_may_change)
+
+        await self._carry_out(decide)
+        return refused
+
+    def _why_not(self, wanted: Reassignment, factor_may_change: bool) -> KafkaError | None:
+        try:
+            after = reassigned(
+                self.image,
+                wanted.topic,
+                wanted.partition,
+                wanted.replicas,
+                factor_may_change=factor_may_change,
+            )
+        except KafkaError as error:
+            return error
+        config, where = self.image.topics[wanted.topic].topic.config, f"{wanted.topic}-{wanted.partition}"
+        if after.adding and not self._may_be_replicated(config):
+            return KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{where} cannot be moved: the partitions of a table stay where they are",
+            )
+        if after.adding and is_enabled(config):
+            return KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{where} cannot be moved: a part of it is in remote storage, which is not copied yet",
+            )
+        return None
+
     async def leave(self, seconds: float) -> None:
         """Have others lead what this broker leads, as far as there are any; not longer than so many seconds."""
         with contextlib.suppress(TimeoutError, KafkaError):
@@ -572,15 +646,22 @@ class TopicManager:
         image = await self._joined()
         entries = sorted(image.topics.values(), key=lambda entry: entry.topic.name)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(
-            self._executor, self._directory.set_aside_strays, [entry.topic for entry in entries]
-        )
+        await loop.run_in_executor(self._executor, self._directory.set_aside_strays, self._held_here(entries))
         # By name: an extension's topic may depend on another one whose name is the beginning of its own.
         for entry in entries:
             await self._replicas.follow(None, entry, open_all=open_all)
             self._put(entry)
         self._install(image)
         self.is_loaded = True
+
+    def _held_here(self, entries: Iterable[TopicEntry]) -> list[tuple[str, int]]:
+        own = self._registration.broker_id
+        return [
+            (entry.topic.name, index)
+            for entry in entries
+            for index, state in enumerate(entry.states())
+            if own in state.replicas
+        ]
 
     async def close(self) -> None:
         """Close every partition; the image stays readable but nothing can be written any more."""
@@ -589,6 +670,8 @@ class TopicManager:
             await self._replicas.close()
         if self._removals:
             await asyncio.gather(*self._removals)
+        if self._replica_removals:
+            await asyncio.wait(list(self._replica_removals.values()))
 
     async def _joined(self) -> ClusterImage:
         """The image in which this broker is one of those that are alive."""
@@ -839,6 +922,22 @@ class TopicManager:
                 ErrorCode.INVALID_CONFIG,
                 "remote.storage.enable is not offered in a cluster of several brokers yet",
             )
+
+    async def _remove_replica(self, topic: TopicImage, index: int) -> None:
+        """Of a partition that others hold: its files are out of the way when this returns, and gone later."""
+        loop, directory = asyncio.get_running_loop(), self._directory
+        key = topic.topic_id, index
+        if key in self._replica_removals:
+            await asyncio.wait([self._replica_removals[key]])
+        if await loop.run_in_executor(self._executor, directory.set_aside_partition, topic, index):
+            work = loop.run_in_executor(self._executor, directory.remove_partition_set_aside, topic, index)
+            self._replica_removals[key] = work
+            work.add_done_callback(lambda work: self._replica_removed(key, work))
+
+    def _replica_removed(self, key: tuple[uuid.UUID, int], work: asyncio.Future[None]) -> None:
+        del self._replica_removals[key]
+        if not work.cancelled() and (error := work.exception()) is not None:
+            logger.error("files of a replica that was moved are left for the next start: %s", error)
 
     async def _remove_files(self, image: TopicImage) -> None:
         loop = asyncio.get_running_loop()

@@ -32,8 +32,9 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, ClassVar
 
 from broker import disk_errors
+from broker.cluster.log_closing import close_log, note_failed_close
 from broker.cluster.traffic import Traffic
-from broker.disk_errors import DISK_FULL, DISK_LOG, is_disk_full, is_out_of_descriptors
+from broker.disk_errors import DISK_LOG, is_disk_full, is_out_of_descriptors
 from broker.log.errors import InRemoteStorage
 from broker.log.validation import AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
@@ -142,6 +143,10 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic.name}-{self.index} high watermark {self.high_watermark}>"
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic.name}-{self.index}"
 
     @property
     def log(self) -> PartitionLog:
@@ -515,7 +520,7 @@ class Partition:
             if hooks is not None:
                 await hooks.close()
         except Exception as error:  # noqa: BLE001 - of one partition: told
-            self._close_failed(error)
+            note_failed_close(self, error, logger)
         await self._close_log(clean=True, executor=executor)
 
     async def drop(self) -> None:
@@ -534,24 +539,5 @@ class Partition:
         if syncing:
             await asyncio.wait(syncing)  # files must not vanish under an fsync
         log, self._log = self._log, None
-        if log is None:
-            return
-        if log.failure is not None:
-            self.fail(log.failure)
-        clean = clean and self.failure is None
-        try:
-            if executor is None:
-                log.close(clean=clean)
-            else:
-                await asyncio.get_running_loop().run_in_executor(executor, log.close, clean)
-        except Exception as error:  # noqa: BLE001 - of one partition: told
-            self._close_failed(error)
-
-    def _close_failed(self, error: Exception) -> None:
-        reason = f"it did not close cleanly: {DISK_FULL if is_disk_full(error) else error}"
-        if is_disk_full(error) and self.failure is None:
-            self.failure = reason
-            disk_errors.tell(logger, f"partition {self.topic.name}-{self.index} is not closed cleanly", error)
-        elif not isinstance(error, (OSError, KafkaError)):
-            logger.error("closing %s-%d failed", self.topic.name, self.index, exc_info=error)
-        self.fail(reason)
+        if log is not None:
+            await close_log(self, log, logger, clean=clean, executor=executor)

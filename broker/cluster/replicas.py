@@ -4,15 +4,16 @@
 led here when the image says so, under the leader epoch of the image, which its log has before anything is written with
 it; one that is led elsewhere is closed, and answers NOT_LEADER_OR_FOLLOWER. Of those that are led elsewhere and have a
 replica here there is a follower (`broker.replication.following`), whose log becomes the partition's when this broker is
-to lead it. Topics whose extension cannot serve them, and logs that cannot be opened, are offline; the others are
-served.
+to lead it. What this broker is to hold no longer is removed. A partition of one replica that gets others is led anew,
+as one that has several. Topics whose extension cannot serve them, and logs that cannot be opened, are offline; the
+others are served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
@@ -63,8 +64,12 @@ class LocalReplicas:
         fence: Fence | None = None,
         replication: Replicating | None = None,
         tell: Callable[[Leadership], None] = lambda _: None,
+        remove: Callable[[TopicImage, int], Awaitable[None]] | None = None,
     ) -> None:
-        """`replication`: where there are other brokers. `tell`: of what this broker begins and ends to lead."""
+        """`replication`: where there are other brokers. `tell`: of what this broker begins and ends to lead. `remove`:
+        the files of a closed replica.
+        """
+        self._remove = remove
         self.changes = PartitionChanges()
         self._replication = replication
         self._tell = tell
@@ -188,17 +193,24 @@ class LocalReplicas:
 
     async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> list[Partition]:
         """What has changed of who holds and leads the partitions that are there; gives those that are led anew."""
-        lost, gained = [], []
+        lost: list[Partition] = []
+        gained: list[int] = []
+        gone: list[int] = []
         for index, before, state in zip(range(len(there)), old.states(), new.states(), strict=False):
             if state == before:
                 continue
             partition, leads = there[index], state.leader == self._broker_id
             if leads and partition.closed:
                 gained.append(index)
+            elif leads and self._is_replicated(state) and not isinstance(partition, ReplicatedPartition):
+                lost.append(partition)
+                gained.append(index)
             elif leads:
                 self._go_on(partition, before, state)
             elif not partition.closed:
                 lost.append(partition)
+            if self._broker_id in before.replicas and self._broker_id not in state.replicas:
+                gone.append(index)
         limit = asyncio.Semaphore(PARTITIONS_CLOSED_TOGETHER)
 
         async def close(partition: Partition) -> None:
@@ -218,7 +230,14 @@ class LocalReplicas:
             if state.leader != self._broker_id:
                 there[index].leader_epoch = state.leader_epoch
                 await self._follow_leader(there[index], state)
+        for index in gone:
+            logger.info("%s-%d is held here no longer", new.topic.name, index)
+            if self._remove is not None:
+                await self._remove(new.topic, index)
         return begun
+
+    def _is_replicated(self, state: PartitionState) -> bool:
+        return self._replication is not None and len(state.replicas) > 1
 
     def _go_on(self, partition: Partition, before: PartitionState, state: PartitionState) -> None:
         """Lead what was led before: by another state, or another epoch."""
@@ -310,7 +329,7 @@ class LocalReplicas:
     async def _leader(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
         """With what was copied here before, if it was followed."""
         replication = self._replication
-        if replication is None or len(state.replicas) == 1:
+        if replication is None or not self._is_replicated(state):
             return self._partition(image, index, state)
         log, high_watermark = None, 0
         follower = self._followers.pop((image.name, index), None)

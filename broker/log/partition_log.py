@@ -30,9 +30,9 @@ import logging
 import threading
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import crc32c
 import msgspec
@@ -66,6 +66,9 @@ from protocol.records.header import (
     iter_headers,
 )
 
+if TYPE_CHECKING:
+    from broker.slices import Work
+
 __all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
 
 logger = logging.getLogger("headrace.log")
@@ -73,6 +76,9 @@ logger = logging.getLogger("headrace.log")
 T = TypeVar("T")
 
 _INDEX_ENTRY_BYTES_MAX: Final = 12
+_COPIED_BYTES_MAX: Final = 256 << 10
+_COPIED_BATCHES_MAX: Final = 32
+"""Taken over without a rest: a write of 0.05 ms, 5 us for each batch. A batch that is larger is written whole."""
 
 
 class AppendInfo(msgspec.Struct):
@@ -327,13 +333,14 @@ class PartitionLog:
         self._ready_epoch = -1
         self._epochs.truncate_from_end(self.log_end_offset)
 
-    def append_copies(self, batches: Buffer, *, gaps_to: int) -> int:
-        """Take over whole batches from a leader's log as they are, in one write if they fit; gives how many.
+    def append_copies(self, batches: Buffer, *, gaps_to: int) -> Work[int]:
+        """Take over whole batches from a leader's log as they are; gives how many. Rests between them: nobody else may
+        change the log meanwhile, and what was taken over by then is there if it is not gone on with.
 
         Those that are here already are left out. Where the leader has no offsets (its log is compacted) there are none
         here; `gaps_to`: up to where that may be, as far as the leader says. Afterwards `must_commit` tells as it does
         after an append. Raises KafkaError: CORRUPT_MESSAGE for what did not arrive as it was sent or does not go on
-        from here, KAFKA_STORAGE_ERROR; the log is as it was then.
+        from here (nothing was taken over then), KAFKA_STORAGE_ERROR.
         """
         self._check_usable()
         view, end_offset = memoryview(batches), self.log_end_offset
@@ -344,7 +351,7 @@ class PartitionLog:
             for position, header in iter_headers(view):
                 if header.last_offset < end_offset:
                     continue
-                crc = crc32c.crc32c(view[position + ATTRIBUTES_POSITION : position + header.size])
+                crc = yield from _crc(view[position + ATTRIBUTES_POSITION : position + header.size])
                 if crc != header.crc:
                     raise DecodeError(
                         f"the batch at offset {header.base_offset} has the CRC {header.crc:#010x}, but its bytes give"
@@ -373,12 +380,14 @@ class PartitionLog:
         except OSError as error:
             raise self._storage_error("append to", error) from error
         self._producer_state()
-        for part in self._parts(taken):
-            self._append_part(view, part)
+        for some in _written_together(taken):
+            yield
+            for part in self._parts(some):
+                self._append_part(view, part)
         return len(taken)
 
     def _parts(self, taken: Sequence[tuple[int, BatchHeader]]) -> Iterable[Sequence[tuple[int, BatchHeader]]]:
-        """What can be written together: all of it, unless the segment has to be sealed on the way."""
+        """All of it, unless the segment has to be sealed on the way."""
         segment, config = self._segments[-1], self.config
         first, (last, last_header) = taken[0][0], taken[-1]
         newest = max(header.max_timestamp for _, header in taken)
@@ -1060,3 +1069,25 @@ class PartitionLog:
         for segment in self._segments:
             segment.remove()
         self._folder.delete()
+
+
+def _crc(data: memoryview) -> Work[int]:
+    crc = 0
+    for first in range(0, len(data), _COPIED_BYTES_MAX):
+        yield
+        crc = crc32c.crc32c(data[first : first + _COPIED_BYTES_MAX], crc)
+    return crc
+
+
+def _written_together(
+    taken: Sequence[tuple[int, BatchHeader]],
+) -> Iterator[Sequence[tuple[int, BatchHeader]]]:
+    first = 0
+    for number, (position, header) in enumerate(taken):
+        end = position + header.size
+        if number > first and (
+            number - first == _COPIED_BATCHES_MAX or end - taken[first][0] > _COPIED_BYTES_MAX
+        ):
+            yield taken[first:number]
+            first = number
+    yield taken[first:]

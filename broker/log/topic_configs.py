@@ -211,7 +211,8 @@ _KEYS: Final = (
             f"{role}.replication.throttled.replicas",
             _LIST,
             "",
-            f"Replicas (partition:broker, or *) throttled as {role}s; not followed here: copying has no limit.",
+            f"Replicas (partition:broker, or *) that are held to {role}.replication.throttled.rate of their brokers "
+            "while they are not in sync.",
             partial(_throttled, role),
         )
         for role in ("leader", "follower")

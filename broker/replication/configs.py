@@ -65,6 +65,18 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "How much of all partitions a follower fetches at a time; a larger batch comes whole.",
         at_least(0),
     ),
+    *(
+        ConfigKey(
+            f"{role}.replication.throttled.rate",
+            _LONG,
+            str(2**63 - 1),
+            f"How many bytes a second this broker {copies} of replicas that are not in sync and that "
+            f"{role}.replication.throttled.replicas of their topics names.",
+            at_least(1),
+            dynamic=True,
+        )
+        for role, copies in (("leader", "sends to followers"), ("follower", "fetches as a follower"))
+    ),
     ConfigKey(
         "controlled.shutdown.enable",
         _BOOLEAN,

@@ -29,6 +29,8 @@ from protocol.messages.fetch import (
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
+    from broker.replication.throttle import Throttle
+    from broker.slices import Slices
 
 logger = logging.getLogger("headrace.replication")
 
@@ -37,6 +39,8 @@ VERSION: Final = 18
 ANSWER_SECONDS: Final = 10.0
 """Beyond the time that the leader may wait."""
 UNREACHABLE_SECONDS: Final = 0.1
+THROTTLED_SECONDS_MAX: Final = 0.5
+"""Then is looked again whether it still is."""
 _STALE: Final = {
     ErrorCode.FENCED_LEADER_EPOCH,
     ErrorCode.UNKNOWN_LEADER_EPOCH,
@@ -61,6 +65,8 @@ class Fetcher:
         peers: Peers,
         config: BrokerConfig,
         executor: Executor,
+        slices: Slices,
+        throttle: Throttle,
     ) -> None:
         self.leader_id = leader_id
         self.followers: dict[Key, Follower] = {}
@@ -69,8 +75,11 @@ class Fetcher:
         self._peers = peers
         self._config = config
         self._executor = executor
+        self._slices = slices
+        self._throttle = throttle
         self._changed = asyncio.Event()
         self._is_polling = False
+        self._is_over = False
 
     def changed(self) -> None:
         """Its followers have."""
@@ -78,8 +87,13 @@ class Fetcher:
         if self._is_polling:
             self._peers.hang_up(self.leader_id, CHANNEL)
 
+    def end(self) -> None:
+        """It has no followers any more, nor will it have others."""
+        self._is_over = True
+        self.changed()
+
     async def run(self) -> None:
-        while True:
+        while not self._is_over:
             self._changed.clear()
             asked, wait = await self._asked()
             if not asked:
@@ -89,12 +103,14 @@ class Fetcher:
                 except TimeoutError:
                     pass
                 continue
+            request = await self._request(asked)
+            self._is_polling = not self._changed.is_set()
+            wait_ms = self._config["replica.fetch.wait.max.ms"] if self._is_polling else 0
+            request.max_wait_ms = wait_ms if wait is None else min(wait_ms, int(wait * 1000))
             try:
-                self._is_polling = not self._changed.is_set()
-                wait_ms = self._config["replica.fetch.wait.max.ms"] if self._is_polling else 0
                 response = await self._peers.ask(
                     self.leader_id,
-                    self._request(asked, wait_ms if wait is None else min(wait_ms, int(wait * 1000))),
+                    request,
                     FetchResponse,
                     VERSION,
                     channel=CHANNEL,
@@ -126,22 +142,38 @@ class Fetcher:
         loop = asyncio.get_running_loop()
         asked: dict[Key, tuple[Follower, int]] = {}
         wait: float | None = None
+        pace = self._slices.pace()
         for key, follower in list(self.followers.items()):
+            await pace.rest()
+            if follower.is_copying:  # what another leader has sent
+                await follower.at_rest()
             if not follower.is_open and not await follower.open(self._executor):
                 continue
             if follower.leader != self.leader_id:
                 continue
             left = follower.not_before - loop.time()
+            if left <= 0 and self._is_held_to_throttle(follower):
+                left = min(self._throttle.wait_seconds(), THROTTLED_SECONDS_MAX)
             if left > 0:
                 wait = left if wait is None else min(wait, left)
                 continue
             asked[key] = follower, follower.state.leader_epoch
         return asked, wait
 
-    def _request(self, asked: dict[Key, tuple[Follower, int]], wait_ms: int) -> FetchRequest:
+    def _is_held_to_throttle(self, follower: Follower) -> bool:
+        partition = follower.partition
+        return self._broker_id not in follower.state.isr and self._throttle.holds_for(
+            partition.topic, partition.index
+        )
+
+    async def _request(self, asked: dict[Key, tuple[Follower, int]]) -> FetchRequest:
         config = self._config
         topics: dict[UUID, FetchTopic] = {}
+        pace = self._slices.pace()
         for (topic_id, index), (follower, epoch) in asked.items():
+            await pace.rest()
+            if not follower.is_open:
+                continue
             topic = topics.get(topic_id)
             if topic is None:
                 topic = topics[topic_id] = FetchTopic(topic_id=topic_id, partitions=[])
@@ -159,7 +191,6 @@ class Fetcher:
             )
         return FetchRequest(
             replica_state=ReplicaState(replica_id=self._broker_id, replica_epoch=self._broker_epoch()),
-            max_wait_ms=wait_ms,
             min_bytes=config["replica.fetch.min.bytes"],
             max_bytes=config["replica.fetch.response.max.bytes"],
             topics=list(topics.values()),
@@ -174,17 +205,19 @@ class Fetcher:
                     continue
                 if not follower.is_open or follower.state.leader_epoch != epoch:
                     continue  # it follows another leader by now, or leads
-                self._answered(follower, answer)
+                if answer.records and self._is_held_to_throttle(follower):
+                    self._throttle.copied(len(answer.records))
+                await self._answered(follower, answer)
                 if follower.is_open and follower.failure is None and follower.log.must_commit:
                     unsafe.append(follower)
                 await asyncio.sleep(0)
         if unsafe:
             await asyncio.gather(*(self._commit(follower) for follower in unsafe))
 
-    def _answered(self, follower: Follower, answer: PartitionData) -> None:
+    async def _answered(self, follower: Follower, answer: PartitionData) -> None:
         loop = asyncio.get_running_loop()
         try:
-            follower.answered(answer)
+            await follower.answered(answer, self._slices)
         except KafkaError as error:
             if error.code in _STALE:
                 follower.not_before = loop.time() + RETRY_SECONDS

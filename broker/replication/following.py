@@ -4,7 +4,9 @@ The log has what the leader's has, from where it begins to where it ends: batche
 log has and the leader's has not is cut off by leader epochs (KIP-101, KIP-279): back to where the latest epoch that
 both know ends, in the one that ends it first. Never to the high watermark.
 
-Everything here is done on the event loop, but opening and closing the log. Nobody else uses it meanwhile.
+Everything here is done on the event loop, but opening and closing the log. Nobody else changes it meanwhile. Batches
+are taken over in slices of the loop's time; whoever ends the follower, or has it follow another epoch, ends that too,
+and waits for it (`at_rest`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from broker.cluster.image import NO_LEADER
+from broker.cluster.log_closing import close_log
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from broker.cluster.image import PartitionState
     from broker.cluster.partition import Partition
     from broker.log.partition_log import PartitionLog
+    from broker.slices import Slices, Work
     from protocol.messages.fetch import PartitionData
 
 logger = logging.getLogger("headrace.replication")
@@ -50,6 +54,7 @@ class Follower:
         self._log: PartitionLog | None = None
         self._opening: asyncio.Future[PartitionLog] | None = None
         self._committing: asyncio.Future[None] | None = None
+        self._copying: asyncio.Future[None] | None = None
         self.ended = False
 
     def __repr__(self) -> str:
@@ -107,7 +112,7 @@ class Follower:
 
     # -- what the leader answers ---------------------------------------------------------------------------
 
-    def answered(self, answer: PartitionData) -> None:
+    async def answered(self, answer: PartitionData, slices: Slices) -> None:
         """Do what an answer of this epoch's leader says. Raises KafkaError for what it says is wrong, or the disk."""
         log = self.log
         code = answer.error_code
@@ -128,10 +133,31 @@ class Follower:
             self._truncate(diverging.epoch, diverging.end_offset)
             return
         if answer.records:
-            log.append_copies(answer.records, gaps_to=answer.high_watermark)
+            epoch = self.state.leader_epoch
+            await self._copied(answer, slices)
+            if self.ended or self.state.leader_epoch != epoch:
+                return
         self.high_watermark = max(self.high_watermark, min(answer.high_watermark, log.log_end_offset))
         if answer.log_start_offset > log.log_start_offset:
             log.delete_records(min(answer.log_start_offset, log.log_end_offset))
+
+    async def _copied(self, answer: PartitionData, slices: Slices) -> None:
+        """Not all of it, if this follower ends or follows another epoch meanwhile."""
+        _, rest = slices.start(self._copies(answer))
+        if rest is not None:
+            self._copying = rest
+            try:
+                await rest
+            finally:
+                self._copying = None
+
+    def _copies(self, answer: PartitionData) -> Work[None]:
+        epoch = self.state.leader_epoch
+        for _ in (work := self.log.append_copies(answer.records, gaps_to=answer.high_watermark)):
+            yield
+            if self.ended or self.state.leader_epoch != epoch:
+                work.close()
+                return
 
     def _truncate(self, epoch: int, end_offset: int) -> None:
         log = self.log
@@ -171,7 +197,7 @@ class Follower:
     async def release(self) -> tuple[PartitionLog | None, int]:
         """Its log, open, for who leads from now on; None if it was not opened or has failed. And the high watermark."""
         self.ended = True
-        await self._at_rest()
+        await self.at_rest()
         log, self._log = self._log, None
         if log is not None and log.failure is not None:
             log.close(clean=False)
@@ -181,23 +207,19 @@ class Follower:
     async def close(self, executor: Executor | None = None, *, clean: bool = True) -> None:
         """Flush and close the log; what goes wrong leaves its reason in `failure`."""
         self.ended = True
-        await self._at_rest()
+        await self.at_rest()
         log, self._log = self._log, None
-        if log is None:
-            return
-        if log.failure is not None:
-            self.fail(log.failure)
-        clean = clean and self.failure is None
-        try:
-            if executor is None:
-                log.close(clean=clean)
-            else:
-                await asyncio.get_running_loop().run_in_executor(executor, log.close, clean)
-        except Exception as error:  # noqa: BLE001 - of one replica: told
-            self.fail(f"it did not close cleanly: {error}")
+        if log is not None:
+            await close_log(self, log, logger, clean=clean, executor=executor)
 
-    async def _at_rest(self) -> None:
-        """What is under way in threads is over; a log that was being opened is there."""
+    @property
+    def is_copying(self) -> bool:
+        return self._copying is not None
+
+    async def at_rest(self) -> None:
+        """What is under way is over; a log that was being opened is there."""
+        if self._copying is not None:
+            await asyncio.wait([self._copying])
         if self._opening is not None:
             await asyncio.wait([self._opening])
             if self._log is None and not self._opening.cancelled() and self._opening.exception() is None:

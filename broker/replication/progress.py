@@ -6,8 +6,8 @@ Invariants
   nobody knows yet whether it was carried out (rule R5). Who has not fetched under this epoch has no end yet.
 - It does not move while the ISR is smaller than `min.insync.replicas`: who leaves such an ISR stays eligible (KIP-966),
   and would have to lead without what was acknowledged or read meanwhile.
-- It waits for those who are about to join, for as long as they keep up; otherwise a follower that is always one fetch
-  behind would never get in.
+- It waits for those who are about to join, for as long as they keep up, and also where it is past their ends already;
+  otherwise a follower that is always one fetch behind would never get in.
 - A follower joins when it has everything below the high watermark, and something of this epoch if there is anything
   (rule R7), under the broker epoch that it fetches with and the image knows (KIP-903). It leaves when it has not had
   all for `replica.lag.time.max.ms`.
@@ -94,7 +94,7 @@ class Progress:
             if broker in maximal:
                 new = min(new, replica.end_offset)
             elif (
-                present <= replica.end_offset < new
+                UNKNOWN < replica.end_offset < new
                 and now - replica.caught_up_at <= lag_s
                 and epochs.get(broker) == replica.broker_epoch
             ):

@@ -19,6 +19,7 @@ from broker.ports import STORE_LOST
 from broker.replication.fetcher import Fetcher
 from broker.replication.following import Follower
 from broker.replication.leading import ReplicatedPartition
+from broker.replication.throttle import Throttle
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from broker.net.peers import Peers
     from broker.ports import Clock
     from broker.replication.serving import FollowerFetches
+    from broker.slices import Slices
 
 logger = logging.getLogger("headrace.replication")
 
 RETRY_SECONDS: Final = 0.2
-PARTITIONS_PER_TURN: Final = 100
 
 
 class Replication:
@@ -57,17 +58,27 @@ class Replication:
         self._waiting: dict[Follower, None] = {}
         self._proposals: dict[ReplicatedPartition, ChangeIsr] = {}
         self._proposed = asyncio.Event()
+        self._brokers_changed = asyncio.Event()
+        self._slices: Slices
+        self._throttle = Throttle("follower", broker_id, config, clock.monotonic)
         self._brokers: Mapping[int, BrokerImage] = {}
         self._epochs: Mapping[int, int] = {}
 
     def start(
-        self, metadata: TopicManager, peers: Peers, executor: Executor, fetches: FollowerFetches
+        self,
+        metadata: TopicManager,
+        peers: Peers,
+        executor: Executor,
+        fetches: FollowerFetches,
+        slices: Slices,
     ) -> None:
         self._metadata, self._peers, self._executor, self.fetches = metadata, peers, executor, fetches
+        self._slices = slices
         waiting, self._waiting = self._waiting, {}
         for follower in waiting:
             self.follows(follower)
-        metadata.broker_listeners.append(self._brokers_changed)
+        metadata.broker_listeners.append(self._brokers_changed.set)
+        self._background.keep(self._advance_all, "replicas of brokers that are gone")
         self._background.keep(self._write_isrs, "changes of in-sync replicas")
         self._background.keep(self._look_for_lag, "replicas that lag behind")
         self._background.keep(self._prefer_leaders, "partitions that are not led by their first replica")
@@ -132,11 +143,16 @@ class Replication:
                 if not partition.closed:
                     partition.refused(change)  # unless the state is another one by now
 
-    def _brokers_changed(self) -> None:
+    async def _advance_all(self) -> None:
         """Who was about to join an ISR, and is gone, is not waited for any more."""
-        for partition in list(self._led):
-            if not partition.closed:
-                partition.advance()
+        while True:
+            await self._brokers_changed.wait()
+            self._brokers_changed.clear()
+            pace = self._slices.pace()
+            for partition in list(self._led):
+                await pace.rest()
+                if not partition.closed:
+                    partition.advance()
 
     async def _prefer_leaders(self) -> None:
         """The controller sees to it: leaders that went elsewhere while a broker was away come back."""
@@ -151,11 +167,11 @@ class Replication:
     async def _look_for_lag(self) -> None:
         while True:
             await asyncio.sleep(self.lag_seconds / 2)
-            for number, partition in enumerate(list(self._led), 1):
+            pace = self._slices.pace()
+            for partition in list(self._led):
+                await pace.rest()
                 if not partition.closed:
                     partition.check_lag()
-                if not number % PARTITIONS_PER_TURN:
-                    await asyncio.sleep(0)
 
     # -- for followers -------------------------------------------------------------------------------------
 
@@ -167,9 +183,7 @@ class Replication:
         before, leader = self._fetcher_of.get(follower), follower.leader
         key = follower.topic_id, follower.partition.index
         if before is not None and before.leader_id != leader:
-            del self._fetcher_of[follower]
-            if before.followers.get(key) is follower:
-                del before.followers[key]
+            self._leave(before, follower)
         if leader == NO_LEADER:
             return
         fetcher = self._fetchers.get(leader)
@@ -181,6 +195,8 @@ class Replication:
                 peers=self._peers,
                 config=self._config,
                 executor=self._executor,
+                slices=self._slices,
+                throttle=self._throttle,
             )
             self._background.keep(fetcher.run, f"what broker {leader} leads")
         fetcher.followers[key] = follower
@@ -189,7 +205,15 @@ class Replication:
 
     def follows_no_longer(self, follower: Follower) -> None:
         self._waiting.pop(follower, None)
-        fetcher = self._fetcher_of.pop(follower, None)
+        fetcher = self._fetcher_of.get(follower)
+        if fetcher is not None:
+            self._leave(fetcher, follower)
+
+    def _leave(self, fetcher: Fetcher, follower: Follower) -> None:
+        del self._fetcher_of[follower]
         key = follower.topic_id, follower.partition.index
-        if fetcher is not None and fetcher.followers.get(key) is follower:
+        if fetcher.followers.get(key) is follower:
             del fetcher.followers[key]
+        if not fetcher.followers and self._fetchers.get(fetcher.leader_id) is fetcher:
+            del self._fetchers[fetcher.leader_id]
+            fetcher.end()

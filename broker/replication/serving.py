@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from broker.replication.leading import ReplicatedPartition
+from broker.requests.wakeup import Wakeup
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
@@ -32,6 +34,7 @@ from protocol.messages.fetch import (
 if TYPE_CHECKING:
     from broker.cluster.metadata import TopicManager
     from broker.log.partition_log import PartitionLog
+    from broker.replication.throttle import Throttle
     from broker.requests.declaration import RequestContext
     from broker.slices import Slices
 
@@ -41,9 +44,10 @@ logger = logging.getLogger("headrace.replication")
 class FollowerFetches:
     """Of one broker; on its event loop."""
 
-    def __init__(self, metadata: TopicManager, slices: Slices) -> None:
+    def __init__(self, metadata: TopicManager, slices: Slices, throttle: Throttle) -> None:
         self._metadata = metadata
         self._slices = slices
+        self._throttle = throttle
         self._waiting: dict[int, dict[_FollowerFetch, None]] = {}
         self._stopping = False
 
@@ -70,7 +74,7 @@ class FollowerFetches:
     async def _fetch(self, request: FetchRequest) -> FetchResponse:
         state = request.replica_state
         broker, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
-        fetch = _FollowerFetch(request, broker, epoch)
+        fetch = _FollowerFetch(request, broker, epoch, self._throttle)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.max_wait_ms / 1000
         waiting = self._waiting.setdefault(broker, {})
@@ -90,7 +94,7 @@ class FollowerFetches:
                         fetch.places[partition] = entry
                     fetch.look(entry)
             while not fetch.is_complete and not self._stopping:
-                if not await fetch.woken(deadline):
+                if not await fetch.woken(min(deadline, loop.time() + fetch.held_up_seconds)):
                     break
                 for grown in fetch.take_grown():
                     await pace.rest()
@@ -130,16 +134,19 @@ class _Entry:
 class _FollowerFetch:
     """One fetch under way."""
 
-    def __init__(self, request: FetchRequest, broker: int, epoch: int) -> None:
+    def __init__(self, request: FetchRequest, broker: int, epoch: int, throttle: Throttle) -> None:
         self.entries: list[_Entry] = []
         self.places: dict[ReplicatedPartition, _Entry] = {}
         self.is_complete = False
         self._request = request
         self._broker = broker
         self._epoch = epoch
+        self.held_up_seconds = math.inf
+        """Until there is something to be had that a throttle held up; the follower asks for it again then."""
+        self._throttle = throttle
         self._bytes = 0
         self._grown: dict[ReplicatedPartition, None] = {}
-        self._woken: asyncio.Future[None] | None = None
+        self._wakeup = Wakeup()
 
     # -- waiting -------------------------------------------------------------------------------------------
 
@@ -149,21 +156,12 @@ class _FollowerFetch:
             self.wake()
 
     def wake(self) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+        self._wakeup.wake()
 
     async def woken(self, deadline: float) -> bool:
         """False when the time is up, or the broker stops, and nothing has grown."""
-        if self._grown:
-            return True
-        loop = asyncio.get_running_loop()
-        self._woken = loop.create_future()
-        timer = loop.call_at(deadline, self.wake)
-        try:
-            await self._woken
-        finally:
-            timer.cancel()
-            self._woken = None
+        if not self._grown:
+            await self._wakeup.wait(deadline)
         return bool(self._grown)
 
     def take_grown(self) -> list[ReplicatedPartition]:
@@ -232,6 +230,10 @@ class _FollowerFetch:
         if bytes_max <= 0 and self._bytes:
             self.is_complete = True
             return
+        is_held = self._is_held_to_throttle(entry)
+        if is_held and (wait_seconds := self._throttle.wait_seconds()) > 0.0:
+            self.held_up_seconds = min(self.held_up_seconds, wait_seconds)
+            return
         found = log.read(
             asked.fetch_offset, max(bytes_max, 0), up_to=log.log_end_offset, min_one_batch=not self._bytes
         )
@@ -239,6 +241,14 @@ class _FollowerFetch:
             self._answer(entry).records = found.region
             self._bytes += found.size
             self.is_complete = True
+            if is_held:
+                self._throttle.copied(found.size)
+
+    def _is_held_to_throttle(self, entry: _Entry) -> bool:
+        partition = entry.partition
+        return self._broker not in partition.state.isr and self._throttle.holds_for(
+            partition.topic, partition.index
+        )
 
     def _answer(self, entry: _Entry) -> PartitionData:
         partition = entry.partition

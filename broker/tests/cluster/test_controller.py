@@ -24,6 +24,7 @@ from broker.cluster.controller import (
     DeleteTopic,
     ElectLeaders,
     Event,
+    Reassign,
     ReplaceTopic,
     step,
 )
@@ -126,7 +127,18 @@ class Run:
         rng, image = self.random, self.controller.image
         names = sorted(image.topics)
         kind = rng.choice(
-            ["start", "start", "gone", "create", "create", "delete", "replace", "elect", "isr", "isr", "isr"]
+            (
+                "start",
+                "start",
+                "gone",
+                "create",
+                "create",
+                "delete",
+                "replace",
+                "elect",
+                *3 * ("isr",),
+                *2 * ("move",),
+            )
         )
         if kind == "start" and len(self.alive) < 4:
             self.epochs += 1
@@ -154,10 +166,16 @@ class Run:
         if kind == "replace":
             count = entry.topic.partition_count + rng.randint(0, 2)
             return ReplaceTopic(replace(entry.topic, partition_count=count), entry.version, rng.randint(1, 3))
+        if kind == "move":
+            index = rng.randrange(entry.topic.partition_count)
+            target = tuple(rng.sample(range(4), rng.randint(1, 3)))
+            return Reassign(((name, index, target if rng.random() < 0.8 else None),))
         if kind == "isr":
             index = rng.randrange(entry.topic.partition_count)
             state = entry.state(index)
-            members = rng.sample(range(4), rng.randint(1, 3))
+            members = rng.sample(state.replicas, rng.randint(1, len(state.replicas)))
+            if rng.random() < 0.2:
+                members = rng.sample(range(4), rng.randint(1, 3))
             if state.leader not in members and rng.random() < 0.8:
                 members.append(state.leader)
             isr = tuple((b, self.alive[b].epoch if b in self.alive else 0) for b in members)
@@ -203,6 +221,9 @@ class Run:
         assert len(set(state.replicas)) == len(state.replicas) > 0
         assert set(state.isr) <= set(state.replicas)
         assert set(state.elr) <= set(state.replicas) - set(state.isr)
+        assert set(state.adding) | set(state.removing) <= set(state.replicas)
+        assert not set(state.adding) & set(state.removing)
+        assert set(state.removing) != set(state.replicas), "somebody is to hold it"
         if state.leader != NO_LEADER:
             assert state.leader in state.isr
             assert state.leader in self.alive
@@ -218,7 +239,14 @@ class Run:
             and not (isinstance(event, ElectLeaders) and event.unclean)
             and state.replicas != (state.leader,)
         ):
-            assert state.leader in {*was.isr, *was.elr}, "who may have less than is committed never leads"
+            joined = {broker for broker, _ in event.isr} if isinstance(event, ChangeIsr) else set()
+            assert state.leader in {*was.isr, *was.elr} | joined, (
+                "who may have less than is committed never leads"
+            )
+        if isinstance(event, Reassign):
+            had_all = set(was.isr or was.elr)
+            assert had_all & {*state.isr, *state.elr} or not had_all, "somebody who has everything stays"
+            assert set(state.isr) <= set(was.isr), "nobody is in sync because somebody wants it"
         if isinstance(event, BrokerStarted) and not event.clean and len(state.replicas) > 1:
             assert event.broker.broker_id not in {*state.isr, *state.elr}
 

@@ -22,6 +22,10 @@ def opened(path, broker_id: int = 0) -> DataDirectory:
     return DataDirectory(path, broker_id, NEW, SystemDisk(), SystemClock())
 
 
+def all_of(image: TopicImage) -> list[tuple[str, int]]:
+    return [(image.name, index) for index in range(image.partition_count)]
+
+
 def topic(name: str, partitions: int = 1) -> TopicImage:
     return TopicImage(name, uuid.uuid4(), partitions)
 
@@ -101,7 +105,7 @@ def test_files_of_an_earlier_topic_of_the_same_name_are_not_taken_over(tmp_path)
     again = directory.prepare_partition_dir(new, 0)
     assert again == path
     assert not (again / "00000000000000000000.log").exists()
-    directory.set_aside_strays([new])
+    directory.set_aside_strays(all_of(new))
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir()) == ["t-0"]
     directory.close(clean=True)
 
@@ -131,13 +135,13 @@ def test_unexplained_folders_are_kept_under_another_name(tmp_path) -> None:
     (tmp_path / "known-2").mkdir()  # beyond the topic's partitions
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "extensions").mkdir()
-    directory.set_aside_strays([known])
+    directory.set_aside_strays(all_of(known))
     names = sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir())
     assert [name for name in names if not name.endswith("-stray")] == ["extensions", "known-0", "lost+found"]
     kept = [name for name in names if name.startswith("lost-0.")]
     assert (tmp_path / kept[0] / "data").read_text() == "precious"
     assert len(names) == 6
-    directory.set_aside_strays([known])  # and a second start leaves them alone
+    directory.set_aside_strays(all_of(known))  # and a second start leaves them alone
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir()) == names
     directory.close(clean=True)
 

@@ -186,8 +186,6 @@ def test_what_is_not_honoured_is_refused(name, value, message):
     [
         ("preallocate", "true"),
         ("unclean.leader.election.enable", "true"),
-        ("leader.replication.throttled.replicas", "0:0,1:0"),
-        ("follower.replication.throttled.replicas", "*"),
     ],
 )
 def test_what_cannot_matter_here_is_taken_and_says_so(name, value):

@@ -9,6 +9,7 @@ import pytest
 
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin, PartitionLog
+from broker.slices import finish
 from broker.testing.disk import SimulatedDisk, Tear
 from broker.testing.log import LogWorld, clean_log, records_of
 from protocol.errors import ErrorCode, KafkaError
@@ -36,7 +37,7 @@ def copy(leader: PartitionLog, log: PartitionLog, max_bytes: int = 1 << 20) -> N
         found = leader.read(log.log_end_offset, max_bytes, up_to=leader.log_end_offset)
         if not found.size:
             return
-        log.append_copies(found.read(), gaps_to=leader.log_end_offset)
+        finish(log.append_copies(found.read(), gaps_to=leader.log_end_offset))
 
 
 def producers(log: PartitionLog) -> dict[int, object]:
@@ -106,16 +107,16 @@ def test_what_was_damaged_on_the_way_or_does_not_go_on_is_not_taken() -> None:
     flipped = bytearray(data)
     flipped[-1] ^= 1
     with pytest.raises(KafkaError) as refused:
-        log.append_copies(flipped, gaps_to=6)
+        finish(log.append_copies(flipped, gaps_to=6))
     assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
     assert log.log_end_offset == 0
-    assert log.append_copies(data, gaps_to=6) == 3
-    assert log.append_copies(data, gaps_to=6) == 0, "it is here already"
+    assert finish(log.append_copies(data, gaps_to=6)) == 3
+    assert finish(log.append_copies(data, gaps_to=6)) == 0, "it is here already"
     older = PartitionLog.open(Path("/data/older-0"), LogConfig(), clock=world.clock, disk=world.disk)
     for _ in range(4):
         world.append(older, 2, epoch=3)
     with pytest.raises(KafkaError, match="cannot follow"):
-        log.append_copies(older.read(6, 1 << 20, up_to=8).read(), gaps_to=8)
+        finish(log.append_copies(older.read(6, 1 << 20, up_to=8).read(), gaps_to=8))
     assert content(log) == content(leader)
 
 
@@ -165,7 +166,7 @@ def test_a_copy_of_a_compacted_log_ends_where_its_batches_do_whatever_a_crash_le
     clean_log(leader, world.clock)
     log = follower(world)
     taken = leader.read(0, 1 << 20, up_to=leader.log_end_offset).read()
-    log.append_copies(taken, gaps_to=leader.log_end_offset)
+    finish(log.append_copies(taken, gaps_to=leader.log_end_offset))
     after = world.disk.restart(tear)
     again = follower(world, after)
     again.follow()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.replication.following import Follower
 from broker.replication.serving import where_logs_part
+from broker.slices import Slices
 from broker.testing.log import LogWorld
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import FetchPartition, PartitionData
@@ -64,9 +66,14 @@ def catch_up(leader: PartitionLog, follower: Follower) -> int:
                 answer.records = leader.read(asked.fetch_offset, 300, up_to=leader.log_end_offset).read()
         except KafkaError as error:
             answer.error_code = error.code
-        follower.answered(answer)
+        at_once(follower.answered(answer, Slices(lambda: 0.0)))
         least = min(least, log.log_end_offset)
     raise AssertionError("it never caught up")
+
+
+def at_once(work: Coroutine[Any, Any, None]) -> None:
+    with pytest.raises(StopIteration):
+        work.send(None)
 
 
 def content(log: PartitionLog) -> bytes:
@@ -153,5 +160,6 @@ def test_a_follower_forgets_what_its_leader_has_deleted() -> None:
     logs = Logs()
     records = [(1, b"%d" % number) for number in range(9)]
     follower = logs.follower(records)
-    follower.answered(PartitionData(high_watermark=7, log_start_offset=6, records=b""))
+    answer = PartitionData(high_watermark=7, log_start_offset=6, records=b"")
+    at_once(follower.answered(answer, Slices(lambda: 0.0)))
     assert (follower.log.log_start_offset, follower.high_watermark) == (6, 7)

@@ -109,3 +109,22 @@ def test_a_follower_that_fetches_what_was_there_at_its_last_fetch_keeps_up() -> 
     assert progress.replicas[2].caught_up_at == 20.0
     progress.fetched(2, 12, 12, 30, 22.0)
     assert progress.replicas[2].caught_up_at == 20.0
+
+
+def test_it_waits_for_who_keeps_up_also_where_it_is_past_it_already() -> None:
+    """The leader alone is in sync: what it appends is published at once, so that whoever comes is always behind."""
+    progress = leader(isr=(1,), end=10)
+    assert hw(progress) == 10, "nobody is near"
+    progress.fetched(2, 12, 7, 10, 1.0)
+    assert hw(progress, 10, now=1.0) == 10
+    progress.own_end = 12
+    progress.fetched(2, 12, 10, 12, 2.0)
+    assert not progress.joining(2, 12)
+    assert hw(progress, 11, now=2.0) == 11, (
+        "it had all that was there at its last fetch: what is new waits for it"
+    )
+    progress.own_end = 14
+    progress.fetched(2, 12, 12, 14, 3.0)
+    assert progress.joining(2, hw(progress, 11, now=3.0))
+    progress.own_end = 20
+    assert hw(progress, 12, now=LAG + 4) == 20, "not for longer than the time by which it would be out"
