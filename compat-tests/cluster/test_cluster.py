@@ -88,6 +88,7 @@ def alive(process):
     return {each.broker_id for each in cluster_of(process).brokers}
 
 
+@pytest.mark.soak
 def test_clients_use_all_brokers_whichever_they_ask_first(brokers):
     one, two, three = brokers.values()
     found = eventually(lambda: len((each := cluster_of(two)).brokers) == 3 and each, "all are alive")
@@ -146,6 +147,7 @@ def test_tables_are_written_and_read_through_any_broker(brokers):
         assert {table.lookup_one({"id": number})["v"] for number in range(0, 1000, 50)} == {"from Kafka"}
 
 
+@pytest.mark.soak
 def test_a_killed_broker_is_missed_and_leads_again_when_it_is_back(brokers):
     eventually(lambda: len(alive(brokers[3])) == 3, "all are alive")
     controller = cluster_of(brokers[3]).controller
@@ -177,6 +179,7 @@ def test_a_killed_broker_is_missed_and_leads_again_when_it_is_back(brokers):
         assert connection.kafka.offsets("t") == {0: 2, 1: 2, 2: 2}
 
 
+@pytest.mark.soak
 def test_transactions_over_all_brokers_are_whole_through_kills(brokers):
     """Each broker leads partitions, and each is killed in the middle of it, the coordinator among them."""
     eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")

@@ -182,10 +182,7 @@ def listener(request):
     return request.param
 
 
-BY_TOOLS = [
-    pytest.param(name, marks=[] if name in ("STORED", "OUTSIDE") else [pytest.mark.soak])
-    for name in LISTENERS
-]
+BY_TOOLS = [pytest.param(name, marks=[] if name == "OUTSIDE" else [pytest.mark.soak]) for name in LISTENERS]
 
 
 VALUES = [bytes([number]) * 20_000 for number in range(RECORDS)]
@@ -294,6 +291,7 @@ def shown(secured, listener: str) -> int:
         return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True)).serial_number
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_certificates_are_replaced_by_kafka_configs(secured) -> None:
     java = JavaTools()

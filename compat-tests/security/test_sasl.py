@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,10 +275,14 @@ CLIENTS = {"librdkafka": librdkafka, "kafka-python": kafka_python, "aiokafka": a
 FOREIGN = "java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platformatic"
 
 
-def quickly(rows: Sequence[str], columns: Sequence[str]) -> list[Any]:
-    """All pairs; each row with one column at once, the rest, which take minutes of waiting, in the soak."""
+def quickly(rows: Sequence[str], columns: Sequence[str], quick: Collection[str] | None = None) -> list[Any]:
+    """All pairs; each row (of those named as quick) with one column at once, the rest, which take minutes of waiting,
+    in the soak."""
+    at_once = rows if quick is None else quick
     return [
-        pytest.param(row, column, marks=[] if at % len(columns) == index else [pytest.mark.soak])
+        pytest.param(
+            row, column, marks=[] if at % len(columns) == index and row in at_once else [pytest.mark.soak]
+        )
         for at, row in enumerate(rows)
         for index, column in enumerate(columns)
     ]
@@ -312,7 +316,9 @@ def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
             assert words.get(mechanism, general) in problems[0]
 
 
-@pytest.mark.parametrize(("name", "mechanism"), quickly(FOREIGN, tuple(USERS)))
+@pytest.mark.parametrize(
+    ("name", "mechanism"), quickly(FOREIGN, tuple(USERS), quick=["java-4.3.1", "kafkajs"])
+)
 def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechanism) -> None:
     program = next(each for each in PROGRAMS if each.name == name)
     try:
@@ -346,7 +352,7 @@ def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechan
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
-@pytest.mark.parametrize(("mechanism", "protocol"), quickly(tuple(USERS), PROTOCOLS))
+@pytest.mark.parametrize(("mechanism", "protocol"), quickly(tuple(USERS), PROTOCOLS, quick=["SCRAM-SHA-256"]))
 def test_kcat_gets_in_and_is_refused(secured, mechanism, protocol) -> None:
     def run(password: str, *arguments: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         settings = {
@@ -461,7 +467,10 @@ def list_topics(secured: Secured, protocol: str, mechanism: str, login: str):
 
 @pytest.mark.parametrize(
     ("protocol", "mechanism"),
-    [("SASL_PLAINTEXT", mechanism) for mechanism in MECHANISMS] + [("SASL_SSL", "SCRAM-SHA-512")],
+    [
+        ("SASL_SSL", "SCRAM-SHA-512"),
+        *(pytest.param("SASL_PLAINTEXT", mechanism, marks=pytest.mark.soak) for mechanism in MECHANISMS),
+    ],
 )
 def test_kafkas_own_tools_get_in(secured, protocol, mechanism) -> None:
     librdkafka(secured, "SASL_SSL", "PLAIN", "ann", PASSWORDS["ann"])
@@ -473,12 +482,14 @@ def test_kafkas_own_tools_get_in(secured, protocol, mechanism) -> None:
     assert "logged-in" in done.printed
 
 
+@pytest.mark.soak
 def test_kafkas_own_tools_are_refused(secured) -> None:
     done = list_topics(secured, "SASL_PLAINTEXT", "SCRAM-SHA-256", jaas("SCRAM-SHA-256", "carl", "wrong"))
     assert done.code == 1
     assert "due to invalid credentials with SASL mechanism SCRAM-SHA-256" in done.output
 
 
+@pytest.mark.soak
 def test_users_are_described_and_deleted_by_kafka_configs(secured) -> None:
     def configs(*arguments: str) -> str:
         bootstrap = ("--bootstrap-server", secured.address("PLAINTEXT"), "--entity-type", "users")
@@ -493,6 +504,7 @@ def test_users_are_described_and_deleted_by_kafka_configs(secured) -> None:
     assert "dora" not in configs("--describe")
 
 
+@pytest.mark.soak
 def test_delegation_tokens_by_kafkas_tool(secured) -> None:
     login = secured.java_properties(
         "SASL_SSL", "SCRAM-SHA-256", jaas("SCRAM-SHA-256", "carl", PASSWORDS["carl"])

@@ -39,6 +39,7 @@ def listed(printed: str) -> dict[tuple[str, str, str], set[tuple[str, ...]]]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_verbs_of_kafka_acls(secured, java) -> None:
     def acls(*arguments: str) -> str:

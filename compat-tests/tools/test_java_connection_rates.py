@@ -51,6 +51,7 @@ def is_closed(connection: socket.socket) -> bool:
         connection.close()
 
 
+@pytest.mark.soak
 def test_a_listener_is_limited_and_the_others_are_not(server) -> None:
     java, at = JavaTools(), ("--bootstrap-server", server.address)
     own = f"listener.name.outside.{RATE}"
@@ -112,6 +113,7 @@ def test_some_addresses_may_have_another_number_of_connections(server) -> None:
     assert "max.connections.per.ip.overrides=localhost:12,10.0.0.7:200 " in described
 
 
+@pytest.mark.soak
 def test_who_comes_beyond_max_connections_waits_and_brokers_find_room(server) -> None:
     java, at = (
         JavaTools(),

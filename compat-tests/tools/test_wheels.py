@@ -96,6 +96,7 @@ def test_one_install_has_server_sql_and_client(whole, served):
     assert printed.endswith("{'id': 1, 'name': 'fig'}\n")
 
 
+@pytest.mark.soak
 def test_the_client_alone_has_no_compiler_no_duckdb_no_rocksdb(wheels, whole, served, tmp_path):
     alone = Installed(wheels["headrace_client"], tmp_path)
     assert alone.packages() == {

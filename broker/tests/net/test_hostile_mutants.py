@@ -73,6 +73,7 @@ def test_f5_decoding_takes_ever_longer_for_each_element() -> None:
         test_hostile.check_that_decoding_is_linear(decode, 10_000)
 
 
+@pytest.mark.soak
 def test_f6_an_unknown_request_is_never_answered(tmp_path, monkeypatch) -> None:
     def unknown(self, *_):
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -103,6 +104,7 @@ def test_f7_a_bomb_is_opened_on_the_event_loop(tmp_path, monkeypatch) -> None:
         test_bombs.test_f7_a_bomb_for_a_compacted_topic_is_refused_and_the_loop_goes_on(tmp_path, "zstd")
 
 
+@pytest.mark.soak
 def test_f8_answers_are_made_for_one_that_never_reads(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(server, "Limits", partial(Limits, unsent_bytes_max=64 << 20))
     with pytest.raises(NOTICED):
@@ -117,6 +119,7 @@ def test_f8_what_is_announced_is_allocated(tmp_path, monkeypatch) -> None:
         test_hostile.test_f8_half_frames_and_silence_cost_no_memory_and_are_closed_in_the_end(tmp_path)
 
 
+@pytest.mark.soak
 def test_f8_silent_peers_are_never_closed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Network, "close_idle", lambda self: None)
     monkeypatch.setattr(test_hostile, "CLOSED_WITHIN_SECONDS", 2.5)
@@ -124,6 +127,7 @@ def test_f8_silent_peers_are_never_closed(tmp_path, monkeypatch) -> None:
         test_hostile.test_f8_half_frames_and_silence_cost_no_memory_and_are_closed_in_the_end(tmp_path)
 
 
+@pytest.mark.soak
 def test_f9_what_cannot_be_decoded_holds_up_the_event_loop(tmp_path, monkeypatch) -> None:
     original = dispatch.Dispatcher.__call__
 

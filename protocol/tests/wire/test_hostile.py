@@ -54,7 +54,7 @@ def test_flipped_bits_give_a_message_or_an_error(kind, version):
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=name_of)
-@settings(max_examples=30, deadline=None, database=None)
+@settings(max_examples=20, deadline=None, database=None)
 @given(data=st.binary(max_size=80), choice=st.integers(0, 1000))
 def test_noise_gives_a_message_or_an_error(kind, data, choice):
     version = kind.MIN_VERSION + choice % (kind.MAX_VERSION - kind.MIN_VERSION + 1)

@@ -76,7 +76,9 @@ def test_everything_closed_disturbs_nothing_that_is_opened_later(run, greek):
     assert (done.returncode, done.stdout) == (0, b"1\n")
 
 
-@pytest.mark.parametrize("output", ["csv", "json", "table"])
+@pytest.mark.parametrize(
+    "output", ["table", *(pytest.param(each, marks=pytest.mark.soak) for each in ("csv", "json"))]
+)
 def test_a_pipe_gets_utf_8_whatever_the_locale(run, greek, output):
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
     done = run("sql", "-e", "SELECT word FROM greek", "-o", output, **locale)
@@ -91,7 +93,13 @@ def test_bytes_that_are_no_text_are_said(run):
     assert "is not UTF-8" in one_line(done)
 
 
-@pytest.mark.parametrize("address", ["host:99999", "", "host:port", "127.0.0.1:0"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host:99999",
+        *(pytest.param(each, marks=pytest.mark.soak) for each in ("", "host:port", "127.0.0.1:0")),
+    ],
+)
 def test_an_address_that_is_none(run, address):
     assert "is not a server address: write host:port" in one_line(run("tables", "list", "-s", address))
     assert "is not a server address" in one_line(run("sql", "-e", "SHOW TABLES", "-s", address))

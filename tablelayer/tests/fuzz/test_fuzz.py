@@ -127,8 +127,8 @@ def _takes_memory(*_: Any) -> Any:
     ("defect", "complaint"),
     [
         (_fails, "a traceback in the log"),
-        (_works_on, "the event loop worked for"),
-        (_takes_memory, "grew by"),
+        pytest.param(_works_on, "the event loop worked for", marks=pytest.mark.soak),
+        pytest.param(_takes_memory, "grew by", marks=pytest.mark.soak),
     ],
 )
 def test_what_a_server_does_wrong_is_noticed_and_made_small(

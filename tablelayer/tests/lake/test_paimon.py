@@ -300,6 +300,7 @@ def test_a_backlog_of_files_is_compacted_at_once(
     assert {file.name for file in folder.glob("bucket-*/*.parquet")} == known, "no file is left behind"
 
 
+@pytest.mark.soak
 def test_a_history_that_forgot_the_offsets_stops_tiering(spark: Any, warehouse: Path) -> None:
     world = world_of(spark, warehouse)
     fill(world.log)

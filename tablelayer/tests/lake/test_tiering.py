@@ -313,6 +313,7 @@ def test_of_two_tierers_one_wins_and_nothing_is_there_twice(spark: Any, warehous
     assert world.lake.find_committed().epoch == 12
 
 
+@pytest.mark.soak
 def test_two_tierers_at_the_very_first_round(spark: Any, warehouse: Path) -> None:
     world = World(spark, warehouse, definition(primary_key=()))
     world.log.add(0, row(1, "a"))
@@ -408,6 +409,7 @@ def test_a_table_created_again_is_not_mixed_with_the_old_one(spark: Any, warehou
     assert old.lake_rows() == old.log.rows()
 
 
+@pytest.mark.soak
 def test_a_backlog_takes_several_commits_and_finish_ends_it_after_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,6 +470,7 @@ def compact_and_expire(world: World) -> None:
         world.lake.spark.sql(f"CALL lake.system.{call}").collect()
 
 
+@pytest.mark.soak
 def test_offsets_survive_compaction_and_expiry(world: World) -> None:
     fill(world.log)
     world.tier()

@@ -28,9 +28,9 @@ from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import Table, replay
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "12"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "8"))
 SOAK_FIRST_SEED = 2_000_000
-CLUSTER_SEEDS = 8
+CLUSTER_SEEDS = 6
 SEEDS_PER_COLLECTION = 4
 """A killed broker closes nothing: its RocksDB keeps files open, 30 a seed, until the collector has found it."""
 FOUND = (31, 58, 101)

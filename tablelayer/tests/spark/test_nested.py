@@ -87,6 +87,7 @@ def test_nested_columns_are_written_streamed_and_looked_up(
     assert rows_of(joined) == [*VALUES, (4, None, None, None, None, None)]
 
 
+@pytest.mark.soak
 def test_nested_columns_are_tiered_and_read_with_the_log(
     spark: Any, address: str, client: Connection
 ) -> None:

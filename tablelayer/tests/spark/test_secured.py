@@ -130,7 +130,7 @@ def run_sql(secured: ConnectionSettings, *statements: str) -> None:
             list(Session(connection).run(statement))
 
 
-@pytest.mark.parametrize("key", ["", ", PRIMARY KEY (a) NOT ENFORCED"])
+@pytest.mark.parametrize("key", [", PRIMARY KEY (a) NOT ENFORCED", pytest.param("", marks=pytest.mark.soak)])
 def test_sql_of_somebody_who_may_read_some_columns(spark: Any, secured: ConnectionSettings, key: str) -> None:
     """Through `format("headrace")` and a view: what has these columns is answered, all else is refused by name."""
     name = "people" if key else "visits"

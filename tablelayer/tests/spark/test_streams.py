@@ -58,6 +58,7 @@ def test_a_pk_table_streams_its_state_and_then_every_change(
     assert all(row._log_offset >= 0 and row._bucket in (0, 1) for row in second)
 
 
+@pytest.mark.soak
 def test_a_capped_stream_takes_exactly_what_it_may_and_goes_on_after_a_restart(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_capped_stream_takes_exactly_what_it_may_and_goes_on_after_a_restart(
     assert [number for number, _, _ in seen] == [0, 1, 2, 3]
 
 
+@pytest.mark.soak
 def test_a_table_made_anew_is_no_continuation(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_frame_of_a_pk_table_stays_at_its_offsets(spark: Any, address: str, cl
     assert spark_table(spark, path, address).to_df().count() == 119
 
 
+@pytest.mark.soak
 def test_views(spark: Any, address: str, client: Connection) -> None:
     client.execute("CREATE DATABASE views; CREATE TABLE views.a (n INT); CREATE TABLE views.b (n INT)")
     client.table("views.a").append([{"n": 1}, {"n": 2}])
