@@ -55,8 +55,7 @@ def _stores() -> tuple[ConfigKey, ...]:
             _string(
                 f"{_SSL}{store}.type",
                 None,
-                "PKCS12, PEM or JKS; by default what the name of the file ends with says. Files of Java's own format "
-                "JKS cannot be read.",
+                "PKCS12, PEM or JKS; by default what the name of the file ends with says.",
                 check=_check_store_type,
             ),
         )

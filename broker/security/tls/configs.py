@@ -52,8 +52,7 @@ TLS_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     _string(
         "ssl.keystore.type",
         "JKS",
-        "PKCS12, PEM or JKS. Files of Java's own format JKS cannot be read; PKCS12 is accepted under this name too, as "
-        "in Java.",
+        "PKCS12, PEM or JKS. As in Java, files of PKCS12 and of JKS are accepted under each other's name.",
         check=_check_store_type,
     ),
     _string(

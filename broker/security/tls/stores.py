@@ -1,7 +1,7 @@
 """Keystores and truststores: from files or texts to keys and certificates, with errors that say what is wrong.
 
-PEM (KIP-651) and PKCS12. Java's own format JKS is not read: no library that is kept well does, and Java has not made
-it by default since 2017; its files are turned into PKCS12 by keytool. No error has a password or a key in it.
+PEM (KIP-651), PKCS12 and Java's own JKS, told apart by what a file begins with as Java does. No error has a password or
+a key in it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
 from broker.config_key import ConfigError
+from protocol import jks
 
-_JKS_MAGIC: Final = bytes.fromhex("feedfeed")
 _STORE_BYTES_MAX: Final = 16 << 20
 
 
@@ -122,17 +122,20 @@ def _pkcs12(store: Store) -> pkcs12.PKCS12KeyAndCertificates:
     if store.location is None:
         raise ConfigError(f"{store.name}.location must be set with {store.name}.type={store.type}")
     data = _read(store)
-    if data.startswith(_JKS_MAGIC):
-        raise ConfigError(
-            f"{store.location} ({store.name}.location) is in Java's own format JKS, which cannot be read here; turn it "
-            f"into PKCS12: keytool -importkeystore -srckeystore {store.location} -destkeystore NEW.p12 "
-            "-deststoretype PKCS12"
-        )
+    if data.startswith(jks.MAGIC):
+        try:
+            return jks.load_jks(data, store.password, store.key_password)
+        except jks.JksError as error:
+            raise ConfigError(f"{store.location} ({store.name}.location) cannot be opened: {error}") from None
     password = None if store.password is None else store.password.encode()
     try:
         return pkcs12.load_pkcs12(data, password)
     except (ValueError, TypeError) as error:
-        reason = "its password is wrong" if "password" in str(error).lower() else "it is not a file of PKCS12"
+        reason = (
+            "its password is wrong"
+            if "password" in str(error).lower()
+            else "it is not a file of PKCS12 or JKS"
+        )
         raise ConfigError(f"{store.location} ({store.name}.location) cannot be opened: {reason}") from None
 
 

@@ -20,11 +20,13 @@ from broker.security.tls.ciphers import choose_suites
 from broker.security.tls.listener_tls import load_tls, settings_of
 from broker.security.tls.names import subject_of
 from broker.security.tls.rules import PrincipalRules
+from broker.security.tls.stores import Store, read_certificates
 from broker.server import Broker
 from broker.testing.certificates import identity, trusted_pkcs12
 from broker.testing.direct import DirectBroker
 from broker.tests.api.test_broker_configs import BROKER, SET, alter
 from protocol.errors import ErrorCode
+from protocol.tests import jks_files
 
 AUTHORITY = identity("authority")
 SERVER = identity("localhost", AUTHORITY)
@@ -83,6 +85,8 @@ def stores(tmp_path):
     (tmp_path / "server.p12").write_bytes(SERVER.pkcs12("changeit"))
     (tmp_path / "trust.p12").write_bytes(trusted_pkcs12([AUTHORITY.certificate], "changeit"))
     (tmp_path / "old.jks").write_bytes(bytes.fromhex("feedfeed00000002") + b"x" * 40)
+    (tmp_path / "keytool.jks").write_bytes(jks_files.KEYSTORE)
+    (tmp_path / "trust.jks").write_bytes(jks_files.TRUSTSTORE)
     (tmp_path / "noise").write_bytes(b"noise")
     return tmp_path
 
@@ -108,6 +112,14 @@ def stores(tmp_path):
             }
             for kind in ("PKCS12", "JKS")
         ),
+        {
+            "ssl_keystore_type": "JKS",
+            "ssl_keystore_location": "keytool.jks",
+            "ssl_keystore_password": jks_files.STORE_PASSWORD,
+            "ssl_key_password": jks_files.KEY_PASSWORD,
+            "ssl_truststore_type": "PEM",
+            "ssl_truststore_location": "ca.pem",
+        },
         inline(),
         inline(ssl_keystore_key=SERVER.key_pem("s3cret"), ssl_key_password="s3cret"),
     ],
@@ -118,6 +130,10 @@ def test_keys_and_certificates_of_every_kind_are_read(stores, explicit) -> None:
     }
     loaded = load(**located, ssl_client_auth="required")
     client = client_context()
+    of_keytool = Store("ssl.truststore", "JKS", str(stores / "trust.jks"), jks_files.STORE_PASSWORD, None)
+    for certificate in read_certificates(of_keytool):
+        client.load_verify_locations(cadata=certificate.public_bytes(serialization.Encoding.DER))
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_cert_chain(CLIENT.write(stores, "client"))
     server, _ = handshake(loaded, client)
     assert str(loaded.principal(server.getpeercert(binary_form=True))) == "User:CN=ann"
@@ -134,7 +150,27 @@ def test_keys_and_certificates_of_every_kind_are_read(stores, explicit) -> None:
             "its password is wrong",
         ),
         ({"ssl_keystore_location": "trust.p12", "ssl_keystore_password": "changeit"}, "no private key"),
-        ({"ssl_keystore_location": "old.jks"}, "keytool -importkeystore"),
+        (
+            {"ssl_keystore_location": "old.jks"},
+            "old.jks (ssl.keystore.location) cannot be opened: it is cut off",
+        ),
+        (
+            {"ssl_keystore_location": "keytool.jks", "ssl_keystore_password": "hunter2"},
+            "cannot be opened: its password is wrong",
+        ),
+        (
+            {"ssl_keystore_location": "keytool.jks", "ssl_keystore_password": jks_files.STORE_PASSWORD},
+            "cannot be opened: its key's password is wrong",
+        ),
+        (
+            {
+                "ssl_keystore_location": "server.p12",
+                "ssl_keystore_password": "changeit",
+                "ssl_truststore_location": "noise",
+                "ssl_client_auth": "required",
+            },
+            "it is not a file of PKCS12 or JKS",
+        ),
         ({"ssl_keystore_type": "PEM", "ssl_keystore_location": "ca.pem"}, "no private key in PEM"),
         ({"ssl_keystore_type": "PEM", "ssl_keystore_location": "server.pem"}, "set ssl.key.password"),
         (

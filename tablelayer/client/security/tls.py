@@ -1,4 +1,4 @@
-"""The client's half of TLS from Kafka's properties: PEM in files or inline, and PKCS12.
+"""The client's half of TLS from Kafka's properties: PEM in files or inline, PKCS12, and Java's own JKS.
 
 TLS 1.2 and 1.3 by the standard library. The server's certificate is checked, and its name, unless the properties say
 otherwise with the names that librdkafka and Java have for that. What is trusted is `ssl.ca.location` (or its kin), else
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from protocol import jks
 from tablelayer.client.errors import SettingsError
 
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -22,7 +23,6 @@ _FILES: Final = (
     "ssl.ca.location", "ssl.truststore.location", "ssl.certificate.location", "ssl.key.location",
     "ssl.keystore.location",
 )  # fmt: skip
-_JKS_MAGIC: Final = b"\xfe\xed\xfe\xed"
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ def _trust(context: ssl.SSLContext, given: Mapping[str, str]) -> None:
         if _is_pem(name, place, given.get("ssl.truststore.type")):
             _load_ca_file(context, name, place)
         else:
-            store = _pkcs12(name, place, given.get("ssl.truststore.password"))
+            store = _store(name, place, given.get("ssl.truststore.password"))
             certificates = [*store.additional_certs, *([store.cert] if store.cert else [])]
             _load_ca(context, name, "".join(_pem(each.certificate) for each in certificates))
     else:
@@ -142,7 +142,7 @@ def _present(context: ssl.SSLContext, given: Mapping[str, str]) -> None:
         if _is_pem(name, place, given.get("ssl.keystore.type")):
             _load_chain(context, name, place, None, password)
         else:
-            store = _pkcs12(name, place, given.get("ssl.keystore.password"))
+            store = _store(name, place, given.get("ssl.keystore.password"), given.get("ssl.key.password"))
             if store.key is None or store.cert is None:
                 raise SettingsError(f"{name}: {place} has no private key with its certificate")
             _load_inline(context, name, _pem_of_key(store), None)
@@ -186,29 +186,32 @@ def _memory_file(content: bytes) -> Iterator[str]:
 
 
 def _is_pem(name: str, place: str, kind: str | None) -> bool:
-    """By its type, or by what it begins with. Raises SettingsError for a store that nothing here reads."""
+    """By its type, or by what it begins with. Raises SettingsError."""
     try:
         with open(place, "rb") as file:
             head = file.read(64)
     except OSError as error:
         raise SettingsError(f"{name}: cannot read {place}: {error.strerror}") from None
-    if head.startswith(_JKS_MAGIC) or ((kind or "").upper() == "JKS" and not head.startswith(b"\x30")):
-        raise SettingsError(
-            f"{name}: {place} is a JKS store, which only Java reads: make it PKCS12 with"
-            " keytool -importkeystore -deststoretype PKCS12"
-        )
-    if kind is not None and kind.upper() in ("PEM", "PKCS12"):
+    if kind is not None and kind.upper() in ("PEM", "PKCS12", "JKS"):
         return kind.upper() == "PEM"
-    return not head.startswith(b"\x30")
+    return not head.startswith((b"\x30", jks.MAGIC))
 
 
-def _pkcs12(name: str, place: str, password: str | None) -> Any:
+def _store(name: str, place: str, password: str | None, key_password: str | None = None) -> Any:
+    """Of PKCS12 or JKS, by what the file begins with, as Java does."""
     from cryptography.hazmat.primitives.serialization import pkcs12  # a tenth of a second to import
 
+    data = Path(place).read_bytes()
     try:
-        return pkcs12.load_pkcs12(Path(place).read_bytes(), None if password is None else password.encode())
+        if data.startswith(jks.MAGIC):
+            return jks.load_jks(data, password, key_password)
+        return pkcs12.load_pkcs12(data, None if password is None else password.encode())
+    except jks.JksError as error:
+        raise SettingsError(f"{name}: {place} cannot be opened: {error}") from None
     except ValueError:
-        raise SettingsError(f"{name}: {place} is no PKCS12 store, or its password is another") from None
+        raise SettingsError(
+            f"{name}: {place} is no PKCS12 or JKS store, or its password is another"
+        ) from None
 
 
 def _pem(certificate: Any) -> str:

@@ -19,6 +19,7 @@ from protocol.messages.metadata import MetadataRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from protocol.sasl import OAuthBearer, Plain, SaslError, Scram
+from protocol.tests import jks_files
 from tablelayer.client import (
     AuthenticationFailed,
     ClientError,
@@ -543,13 +544,41 @@ def test_stores_that_cannot_be_read_are_named(pki: Path, tmp_path: Path) -> None
             {"ssl.keystore.location": str(pki / "client.p12"), "ssl.keystore.password": SECRET},
             "password is another",
         ),
-        ({"ssl.keystore.location": str(tmp_path / "java.jks")}, "keytool -importkeystore"),
-        ({"ssl.truststore.location": str(tmp_path / "java.jks"), "ssl.truststore.type": "JKS"}, "keytool"),
+        ({"ssl.keystore.location": str(tmp_path / "java.jks")}, "java.jks cannot be opened: it is cut off"),
+        (
+            {
+                "ssl.truststore.location": str(tmp_path / "java.jks"),
+                "ssl.truststore.type": "JKS",
+                "ssl.truststore.password": SECRET,
+            },
+            "java.jks cannot be opened: its password is wrong",
+        ),
+        (
+            {"ssl.truststore.location": str(pki / "ca.pem"), "ssl.truststore.type": "JKS"},
+            "no PKCS12 or JKS store",
+        ),
         ({"ssl.truststore.location": str(tmp_path / "none.p12")}, "cannot read"),
     ):
         with pytest.raises(SettingsError, match=complaint) as caught:
             access_of(ConnectionSettings.make("h:1", {"security.protocol": "SSL", **given}))
         assert SECRET not in str(caught.value)
+
+
+def test_stores_of_java_are_read(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(jks_files.KEYSTORE)
+    (tmp_path / "trust").write_bytes(jks_files.TRUSTSTORE)
+    of_key = {
+        "ssl.keystore.location": str(tmp_path / "key"),
+        "ssl.keystore.password": jks_files.STORE_PASSWORD,
+        "ssl.key.password": jks_files.KEY_PASSWORD,
+    }
+    for kind in ({}, {"ssl.keystore.type": "JKS"}, {"ssl.keystore.type": "PKCS12"}):
+        trust = {"ssl.truststore.location": str(tmp_path / "trust")}
+        assert Tls(trust | of_key | kind).context().cert_store_stats()["x509"] == 1
+    wrong = of_key | {"ssl.key.password": SECRET}
+    with pytest.raises(SettingsError, match="its key's password is wrong") as refused:
+        Tls(wrong).context()
+    assert SECRET not in str(refused.value)
 
 
 def test_a_renewed_certificate_is_shown_to_the_next_server(pki: Path, tmp_path: Path) -> None:
