@@ -1,10 +1,13 @@
-"""`headrace console`: the web page and the REST interface, in this process, until a signal."""
+"""`headrace console`: the web page, the REST interface and Flight SQL, in this process, until a signal."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tablelayer.client import Connection
+    from tablelayer.console.access import Access
 
 _PATIENCE_SECONDS = 2
 """With what is under way when it is to end: live tails never end by themselves."""
@@ -35,12 +39,17 @@ def run_console(
     token_file: Path | None,
     hosts: list[str],
     allow_writes: bool,
+    flight_sql: str | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises CommandError for what it cannot be started with."""
     try:
         import uvicorn
 
-        from tablelayer.console.app import Access, make_app
+        from tablelayer.console.access import Access
+        from tablelayer.console.app import make_app
+
+        if flight_sql is not None:
+            import tablelayer.flight.server  # noqa: F401 - what it needs is asked for before anything is opened
     except ModuleNotFoundError as error:
         raise CommandError(f"the console needs {error.name}: pip install 'headrace[console]'") from None
     from tablelayer.client import ClientConfig, connect
@@ -51,9 +60,11 @@ def run_console(
     if credentials is not None and not all(credentials.partition(":")):
         raise CommandError("credentials for the console are written USER:PASSWORD")
     is_local = _is_local(host)
-    if credentials is None and token is None and not is_local:
+    doors = [host] if flight_sql is None else [host, _address(flight_sql)[0]]
+    strange = next((each for each in doors if not _is_local(each)), None)
+    if credentials is None and token is None and strange is not None:
         raise CommandError(
-            f"on {host} others could use the console: give it --basic-auth-file or --token-file "
+            f"on {strange} others could use the console: give it --basic-auth-file or --token-file "
             f"(or {BASIC_VARIABLE}, {TOKEN_VARIABLE}), or listen on 127.0.0.1"
         )
     loaded()
@@ -83,31 +94,47 @@ def run_console(
         typer.echo(f"headrace console is on http://{shown}:{place[1]}/ (server {connection.bootstrap})")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)  # uvicorn ends by it, and raises it again when it has
-        uvicorn.Server(listener).run(sockets=[bound])
+        with _flight(connection, access, flight_sql):
+            uvicorn.Server(listener).run(sockets=[bound])
 
 
-def _query(connection: Connection, text: str) -> pa.Table | pa.RecordBatchReader | str:
-    """The rows of one statement that reads nothing but tables and topics, or what it says in words."""
-    from tablelayer.model.ddl import Explain, Select, Summarize, parse
+@contextmanager
+def _flight(connection: Connection, access: Access, listen: str | None) -> Iterator[None]:
+    """Flight SQL beside the console, where it is wanted."""
+    if listen is None:
+        yield
+        return
+    from tablelayer.flight.server import FlightSql
+
+    host, port = _address(listen)
+    try:
+        server = FlightSql(connection, access, host, port, _version())
+    except OSError as error:
+        raise CommandError(f"{error}; choose another address for --flight-sql") from None
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"Flight SQL is on grpc://{shown}:{server.port}")
+    try:
+        yield
+    finally:
+        if not server.close(_PATIENCE_SECONDS):
+            sys.stdout.flush()
+            os._exit(0)  # a client takes no more of its rows, and gRPC waits for it without end
+
+
+def _query(connection: Connection, text: str) -> pa.Table | pa.RecordBatchReader:
+    """The rows of one statement that reads nothing but tables, topics and names."""
     from tablelayer.model.errors import TableError
     from tablelayer.sql.errors import SqlError
     from tablelayer.sql.session import Session
 
     try:
-        statements = parse(text, "default")
-        if len(statements) != 1 or not isinstance(statements[0], (Select, Explain, Summarize)):
-            raise ValueError(
-                "the console takes one SELECT, EXPLAIN or SUMMARIZE; what changes something is for headrace sql"
-            )
-        (answer,) = Session(connection, files=False).run(text)
+        return Session(connection, files=False).reading(text).run()
     except SqlError as error:
         raise ValueError(str(error)) from None
     except TableError as error:
         if type(error) is TableError:
             raise
         raise ValueError(error.message) from None
-    rows = answer.rows
-    return (answer.text or "") if rows is None else rows
 
 
 def _bound(host: str, port: int) -> socket.socket:

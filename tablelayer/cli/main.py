@@ -262,6 +262,13 @@ def console(
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Let it produce, write rows and reset groups too.")
     ] = False,
+    flight_sql: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Answer Arrow Flight SQL too (ADBC, JDBC, ODBC), reading only; port 0 takes a free one.",
+        ),
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Run the web console until Ctrl-C or SIGTERM: a page, and a REST interface (/openapi.json) below it.
@@ -271,6 +278,7 @@ def console(
 
     \b
       headrace console
+      headrace console --flight-sql 127.0.0.1:31337
       headrace --config admin.properties console --listen 0.0.0.0:9380 --basic-auth-file who.txt --allow-writes
     """
     from tablelayer.cli.console import run_console
@@ -282,6 +290,7 @@ def console(
         token_file=token_file,
         hosts=host or [],
         allow_writes=allow_writes,
+        flight_sql=flight_sql,
     )
 
 

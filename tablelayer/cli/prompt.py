@@ -27,7 +27,7 @@ from tablelayer.cli.describe import describe_definition
 from tablelayer.cli.errors import explain
 from tablelayer.cli.options import Format
 from tablelayer.cli.output import Ends
-from tablelayer.cli.progress import reading
+from tablelayer.cli.progress import showing
 from tablelayer.model.ddl.tokens import DdlError, TokenStream
 from tablelayer.model.errors import TableError
 from tablelayer.sql.answer import Answer
@@ -204,7 +204,7 @@ class Prompt:
         running = self._session.run(text)
         while True:
             began = perf_counter()
-            with reading(self._connection):
+            with showing(self._connection, self._session):
                 answer = next(running, None)
                 ends = None if answer is None else self._taken(answer)
             if answer is None:

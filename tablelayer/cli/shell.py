@@ -14,7 +14,7 @@ from tablelayer.cli.describe import describe_definition
 from tablelayer.cli.errors import CommandError
 from tablelayer.cli.options import Format, SqlFormat
 from tablelayer.cli.output import write_batches, write_parquet
-from tablelayer.cli.progress import reading
+from tablelayer.cli.progress import showing
 from tablelayer.client import Connection
 from tablelayer.sql.answer import Answer
 from tablelayer.sql.session import Session
@@ -99,7 +99,7 @@ def _answers(connection: Connection, session: Session, sql: str) -> Iterator[Ans
     """Of a text's statements; while each is carried out the terminal shows what is read."""
     running = session.run(sql)
     while True:
-        with reading(connection):
+        with showing(connection, session):
             answer = next(running, None)
         if answer is None:
             return

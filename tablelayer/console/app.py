@@ -12,8 +12,6 @@ scripts and styles, nothing inline, nothing from elsewhere. Names and values of 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hmac
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
@@ -22,7 +20,6 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, Final
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -30,6 +27,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from tablelayer.client import ClientError, Connection, KafkaError, TableError
+from tablelayer.console.access import Access
 from tablelayer.console.history import History
 from tablelayer.console.routes import Endpoint, Parameter, RequestError, openapi
 from tablelayer.console.tables import Query, Tables
@@ -63,34 +61,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class Access(msgspec.Struct, frozen=True):
-    """With neither everybody who can connect may. `credentials`: USER:PASSWORD. `hosts`: the names and addresses, with
-    ports, that the console is asked by; none: any.
-    """
-
-    credentials: str | None = None
-    token: str | None = None
-    hosts: frozenset[str] = frozenset()
-
-    def __repr__(self) -> str:
-        return "Access()"
-
-    @property
-    def is_open(self) -> bool:
-        return self.credentials is None and self.token is None
-
-    def admits(self, authorization: str) -> bool:
-        if self.is_open:
-            return True
-        scheme, _, given = authorization.partition(" ")
-        wanted = None
-        if scheme.lower() == "basic" and self.credentials is not None:
-            wanted = base64.b64encode(self.credentials.encode()).decode()
-        elif scheme.lower() == "bearer":
-            wanted = self.token
-        return wanted is not None and hmac.compare_digest(given.strip().encode(), wanted.encode())
 
 
 class Guard:
@@ -223,7 +193,7 @@ def endpoints(views: Views, tables: Tables) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/sql",
-            "Ask: one SELECT, EXPLAIN or SUMMARIZE over tables and topics; at most 10,000 rows come back.",
+            "Ask: one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE; at most 10,000 rows come back.",
             tables.sql,
             body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
         ),

@@ -34,8 +34,8 @@ SQL_ROWS_MAX: Final = 10_000
 SQL_AT_ONCE: Final = 2
 _EARLIEST: Final = "earliest"
 
-Query = Callable[[Connection, str], "pa.Table | pa.RecordBatchReader | str"]
-"""Rows of one SELECT, or its plan in words. Raises ValueError with what is wrong with it."""
+Query = Callable[[Connection, str], "pa.Table | pa.RecordBatchReader"]
+"""Rows of one statement that reads. Raises ValueError with what is wrong with it."""
 
 
 class Tables:
@@ -164,7 +164,7 @@ class Tables:
         return {"deleted": keys.num_rows}
 
     def sql(self, body: Any) -> dict[str, Any]:
-        """One SELECT; at most SQL_ROWS_MAX rows of its answer."""
+        """One statement that reads; at most SQL_ROWS_MAX rows of its answer."""
         text = body.get("query") if isinstance(body, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise RequestError('send {"query": "SELECT ..."}')
@@ -173,9 +173,6 @@ class Tables:
         began = time.monotonic()
         try:
             answer = self._query(self._connection, text)
-            if isinstance(answer, str):
-                ms = round((time.monotonic() - began) * 1000, 1)
-                return {"columns": [], "rows": [], "text": answer, "more": False, "ms": ms}
             batches = answer if isinstance(answer, pa.RecordBatchReader) else answer.to_batches()
             rows, more = _first(batches, answer.schema, SQL_ROWS_MAX)
         except ValueError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -51,6 +51,7 @@ class Engine:
     ) -> None:
         from tablelayer.model.ddl.select import to_duckdb
 
+        self._select = select
         self._sources = sources
         self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
         self._sql = before + to_duckdb(select, self._names)
@@ -87,6 +88,48 @@ class Engine:
                 database.close()
 
         return pa.RecordBatchReader.from_batches(reader.schema, rows())
+
+    def schema(self) -> pa.Schema:
+        """Of the rows; they are read only where the sources do not tell what theirs will be."""
+        import duckdb
+
+        schemas = {
+            name: source.schema if source.batches is None else source.batches()[0]
+            for name, source in self._sources.items()
+        }
+        if any(schema is None for schema in schemas.values()):
+            return self.reader().schema
+        with connect(files=self._files) as database:
+            try:
+                self._bind(database)
+                for name, schema in schemas.items():
+                    assert schema is not None
+                    database.register(self._names[name], schema.empty_table())
+                return database.sql(self._sql).to_arrow_reader(1).schema
+            except duckdb.Error as error:
+                raise self._said(error, ()) from error
+
+    def place_types(self, marks: Sequence[str]) -> list[pa.DataType | None]:
+        """Of values that stand in the query as these texts; None where it leaves the type open."""
+        from tablelayer.model.ddl.select import compared_with
+
+        found: list[pa.DataType | None] = []
+        with connect(files=self._files) as database:
+            for role in compared_with(self._select, marks):
+                if role is not None and role.startswith("::"):
+                    found.append(
+                        database.sql(f"SELECT NULL{role} AS x").to_arrow_reader(1).schema.field(0).type
+                    )
+                    continue
+                kinds = {
+                    source.schema.field(index).type
+                    for source in self._sources.values()
+                    if source.schema is not None and role is not None
+                    for index, name in enumerate(source.schema.names)
+                    if name.lower() == role.lower()
+                }
+                found.append(kinds.pop() if len(kinds) == 1 else None)
+        return found
 
     def _bind(self, database: Any) -> None:
         """Raises DuckDB's errors for a query that makes no sense with these columns."""

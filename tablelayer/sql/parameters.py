@@ -40,6 +40,11 @@ def bind(sql: str, parameters: Parameters) -> str:
     return "".join([*pieces, sql[done:]])
 
 
+def places_count(sql: str) -> int:
+    """How many values `?` stand for. Raises DdlError."""
+    return len(_places(sql, ()))
+
+
 def _places(sql: str, parameters: Parameters) -> list[tuple[tuple[int, int], str]]:
     """Where the places are, and their names."""
     tokens = TokenStream(sql).tokens

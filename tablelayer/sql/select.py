@@ -9,7 +9,7 @@ Everything else is DuckDB's (`tablelayer.sql.duck`), over the columns that it na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -39,20 +39,23 @@ _SUFFIX = "$"
 
 class Plan:
     """How a query is answered: `steps`, one for each table that is read, and whether DuckDB goes over their rows.
-    `run` reads them; rows that come from the server as they are, are given as they come.
+    `run` reads them; rows that come from the server as they are, are given as they come. `schema` is what their schema
+    will be, for which little is read.
     """
 
-    __slots__ = ("in_duckdb", "run", "steps")
+    __slots__ = ("in_duckdb", "run", "schema", "steps")
 
     def __init__(
         self,
         steps: tuple[Step, ...],
         run: Callable[[], pa.Table | pa.RecordBatchReader],
         *,
+        schema: Callable[[], pa.Schema] | None = None,
         in_duckdb: bool = False,
     ) -> None:
         self.steps = steps
         self.run = run
+        self.schema = schema or (lambda: run().schema)
         self.in_duckdb = in_duckdb
 
 
@@ -83,7 +86,21 @@ def of_duckdb(
     """DuckDB's way. `before`: the word that stands before the query."""
     sources = {name: source_of(connection, name, select, known) for name in select.tables}
     engine = Engine(select, sources, files=files, before=before)
-    return Plan(tuple(source.step for source in sources.values()), engine.reader, in_duckdb=True)
+    steps = tuple(source.step for source in sources.values())
+    return Plan(steps, engine.reader, schema=engine.schema, in_duckdb=True)
+
+
+def place_types(
+    connection: Connection,
+    select: Select,
+    marks: Sequence[str],
+    known: Known | None = None,
+    *,
+    files: bool = True,
+) -> list[pa.DataType | None]:
+    """Of values that stand in the query as these texts, None where it leaves the type open; errors as `run_select`."""
+    sources = {name: source_of(connection, name, select, known) for name in select.tables}
+    return Engine(select, sources, files=files).place_types(marks)
 
 
 def _of_one_table(connection: Connection, select: Select) -> Plan | None:
@@ -143,7 +160,7 @@ def _arriving(table: Table, select: Select) -> Plan | None:
         )
 
     step = Step(select.tables[0], "scan", shown_columns(names, schema.names), shown_filter(predicate))
-    return Plan((step,), run)
+    return Plan((step,), run, schema=lambda: answer)
 
 
 def _of_extremes(table: Table, select: Select) -> Plan | None:
@@ -216,14 +233,14 @@ def _without_scan(table: Table, select: Select) -> Plan | None:
         if select.is_count and limit is None:
             return Plan(step("count"), lambda: _counted(part.count()))
         if not select.is_count and limit is not None:
-            return Plan(step(f"limit {limit}"), lambda: part.limit(limit, columns))
+            return _limited(part, step(f"limit {limit}"), limit, columns)
         return None
     if select.is_count:
         if select.equals or limit is not None or begins_in_lake(table):
             return None
         return Plan(step("count"), lambda: _counted(table.count()))
     if not select.equals:
-        return None if limit is None else Plan(step(f"limit {limit}"), lambda: table.limit(limit, columns))
+        return None if limit is None else _limited(table, step(f"limit {limit}"), limit, columns)
     if not definition.is_primary_key_table:
         return None
     conditions = set(select.equals)
@@ -245,6 +262,14 @@ def _without_scan(table: Table, select: Select) -> Plan | None:
             step("prefix lookup"), lambda: _first(table.prefix_lookup([select.equals], columns), limit)
         )
     return None
+
+
+def _limited(table: Table, steps: tuple[Step], limit: int, columns: Sequence[str] | None) -> Plan:
+    return Plan(
+        steps,
+        lambda: table.limit(limit, columns),
+        schema=lambda: table.limit(min(limit, 1), columns).schema,
+    )
 
 
 def _first(rows: pa.Table, limit: int | None) -> pa.Table:

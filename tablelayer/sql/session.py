@@ -8,6 +8,7 @@ which are names for queries and are gone with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,8 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.table_options import DECLARED
 from tablelayer.sql.answer import Answer
 from tablelayer.sql.catalog import columns_of
-from tablelayer.sql.parameters import Parameters, bind
+from tablelayer.sql.errors import SqlError
+from tablelayer.sql.parameters import Parameters, bind, places_count
 from tablelayer.sql.rights import run_rights
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class Session:
         self._files = files
         self.database = database
         self.views: dict[str, str] = {}
+        self._is_writing = False
 
     def run(self, sql: str) -> Iterator[Answer]:
         """Carry out the statements of a text, each when its answer is asked for.
@@ -97,12 +100,51 @@ class Session:
             return SqlResult(None, iter(()), text=last.text, row_count=last.row_count)
         return SqlResult(last.schema, last.batches())
 
+    def reading(self, sql: str) -> Plan:
+        """How one statement is answered that only reads tables, topics and names; nothing is read of a SELECT yet.
+
+        Raises SqlError for any other text, and what its parts raise.
+        """
+        from tablelayer.sql.select import Plan
+
+        statements = parse(sql, self.database, self.views)
+        if len(statements) != 1 or not isinstance(statements[0], _READS):
+            raise SqlError(
+                "one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE is taken here; what changes something is for "
+                "headrace sql"
+            )
+        (statement,) = statements
+        if isinstance(statement, Select):
+            return self._plan(statement)
+        if isinstance(statement, Summarize):
+            return self._summary(statement)
+        answer = self._run(statement)
+        if answer.definition is not None:
+            rows: pa.Table | None = columns_of(answer.definition)
+        else:
+            rows = answer.rows if answer.text is None else _texts({"text": [answer.text]})
+        assert rows is not None
+        return Plan((), lambda: rows)
+
+    def places(self, sql: str) -> pa.Schema:
+        """The types of the values that `?` stand for in a query, named by their places from 1 on; texts where the query
+        leaves the type open. Raises as `reading`."""
+        from tablelayer.sql.select import place_types
+        from tablelayer.sql.sources import Known
+
+        marks = _marks(places_count(sql))
+        statements = parse(bind(sql, marks), self.database, self.views)
+        if len(statements) != 1 or not isinstance(statements[0], Select):
+            raise SqlError("values can be given to a SELECT only")
+        found = place_types(self._connection, statements[0], marks, Known(self.views), files=self._files)
+        return pa.schema([(str(place), kind or pa.string()) for place, kind in enumerate(found, 1)])
+
     def query_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """A statement for each of many rows of parameters; how many rows were written. Those of an INSERT of one row
         are written at once."""
         if not rows:
             return 0
-        marks = [f"\ue000{index}\ue000" for index in range(len(rows[0]))]
+        marks = _marks(len(rows[0]))
         statements = parse(bind(sql, marks), self.database, self.views)
         insert = statements[0] if len(statements) == 1 else None
         if isinstance(insert, Insert) and len(insert.rows) == 1:
@@ -134,6 +176,12 @@ class Session:
         if isinstance(statement, (Grant, Revoke, ShowGrants, CreateUser, AlterUser, DropUser, ShowUsers)):
             return run_rights(self._connection.security, statement)
         raise AssertionError(f"a statement of no known kind: {statement!r}")
+
+    @property
+    def written_count(self) -> int:
+        """Rows that the statement which is being carried out has written so far; for another thread."""
+        found: Writes | None = self.__dict__.get("_writes")
+        return 0 if found is None or not self._is_writing else found.written_count
 
     # -- queries
 
@@ -169,13 +217,15 @@ class Session:
         return Answer(rows=_texts(dict(zip(names, columns, strict=True))))
 
     def _summarize(self, statement: Summarize) -> Answer:
+        return Answer(rows=self._summary(statement).run())
+
+    def _summary(self, statement: Summarize) -> Plan:
         from tablelayer.sql.select import of_duckdb
         from tablelayer.sql.sources import Known
 
-        found = of_duckdb(
+        return of_duckdb(
             self._connection, statement.select, Known(self.views), files=self._files, before="SUMMARIZE "
         )
-        return Answer(rows=found.run())
 
     def _create_view(self, statement: CreateView) -> Answer:
         name = str(statement.path)
@@ -202,14 +252,25 @@ class Session:
         from tablelayer.sql.writes import count_text
 
         began = perf_counter()
-        rows = work()
+        with self._writing():
+            rows = work()
         return Answer(text=count_text(rows, verb, perf_counter() - began), row_count=rows)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._writes.written_count = 0
+        self._is_writing = True
+        try:
+            yield
+        finally:
+            self._is_writing = False
 
     def _create_table_as(self, statement: CreateTableAs) -> Answer:
         from tablelayer.sql.writes import count_text
 
         began = perf_counter()
-        rows = self._writes.create(statement)
+        with self._writing():
+            rows = self._writes.create(statement)
         if rows is None:
             return Answer(text=f"table {statement.path} is there")
         told = count_text(rows, "written", perf_counter() - began)
@@ -334,6 +395,17 @@ _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
     Delete: lambda self, it: self._written(lambda: self._writes.delete(it), "deleted"),
     Truncate: lambda self, it: self._written(lambda: self._writes.truncate(it), "deleted"),
 }
+
+_READS = (
+    Select, Explain, Summarize, DescribeDatabase, DescribeTable, ShowColumns, ShowCreateDatabase, ShowCreateTable,
+    ShowDatabases, ShowOptions, ShowPartitions, ShowTables, ShowTopics,
+)  # fmt: skip
+"""What tells of tables, topics and names, and of users and rights nothing."""
+
+
+def _marks(count: int) -> list[str]:
+    """Texts that stand for the values of places while a statement is looked at."""
+    return [f"\ue000{index}\ue000" for index in range(count)]
 
 
 def _texts(columns: Mapping[str, Any]) -> pa.Table:

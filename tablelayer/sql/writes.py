@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tablelayer.client import Connection, Table
 from tablelayer.client.write.conform import conform
@@ -53,6 +54,8 @@ class Writes:
         self._query = query
         self._analyze = analyze
         self._files = files
+        self.written_count = 0
+        """Rows of the statement that is carried out; another thread may look while it is."""
 
     def insert(self, statement: Insert) -> int:
         table = self._connection.table(statement.path)
@@ -128,10 +131,34 @@ class Writes:
                 TableErrorCode.INVALID_ROW,
                 f"{table.path}: the query gives {len(answer.schema)} columns for {len(names)} ({', '.join(names)})",
             )
-        return _each_written(
+        return self._each_written(
             (cut_moments(rows, columns) for rows in _pieces(answer)),
             lambda rows: self.rows(table, rows, names),
         )
+
+    def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
+        """Write each piece while the next one is made; how many rows there were. An error says how many are written."""
+        self.written_count = written = 0
+        with ThreadPoolExecutor(1, thread_name_prefix="headrace-sql-write") as writer:
+            under_way: tuple[int, Future[Any]] | None = None
+            try:
+                for piece in pieces:
+                    if under_way is not None:
+                        under_way[1].result()
+                        self.written_count = written = written + under_way[0]
+                        under_way = None
+                    if piece.num_rows:
+                        under_way = piece.num_rows, writer.submit(write, piece)
+                if under_way is not None:
+                    under_way[1].result()
+                    written += under_way[0]
+            except Exception as error:
+                if under_way is not None and not under_way[1].exception():
+                    written += under_way[0]
+                if written:
+                    error.add_note(f"{count_text(written, 'written')} before")
+                raise
+        return written
 
     def create(self, statement: CreateTableAs) -> int | None:
         """Make a table and write its rows; None if there was one. A table that not all rows went to is taken away."""
@@ -182,7 +209,9 @@ class Writes:
         plain = [column for column in columns if column.name not in computed]
         given = {name: value for name, value in statement.assignments.items() if name not in computed}
         one = conform([given], plain, table=str(table.path), fill_missing=False) if given else None
-        chosen = [quoted(name) for name in schema.primary_key]
+        called = quoted(statement.alias or table.path.table)
+        among = f"{called}." if statement.others is not None else ""
+        chosen = [f"{among}{quoted(name)}" for name in schema.primary_key]
         chosen += [
             f"{cast_sql(computed[column.name].sql, column)} AS {quoted(f'new {column.name}')}"
             for column in columns
@@ -197,7 +226,14 @@ class Writes:
                     rows = rows.append_column(field, pa.repeat(value[0], rows.num_rows))
             table.partial(rows.select(names), names, only_existing=True)
 
-        return _each_written(iter([self._found(table, chosen, statement.condition)]), write)
+        if statement.others is None:
+            beside = "" if statement.alias is None else f"AS {called}"
+            found = self._found(table, chosen, statement.condition, beside)
+        else:
+            beside = f"AS {called}, {statement.others}"
+            found = self._found(table, chosen, statement.condition, beside, distinct=True)
+            _must_be_one_of_each(found, len(schema.primary_key), str(table.path))
+        return self._each_written(_slices(found), write)
 
     def delete(self, statement: Delete) -> int:
         table = self._connection.table(statement.path)
@@ -214,13 +250,23 @@ class Writes:
                 table.delete([statement.key])
             return int(found[0])
         rows = self._found(table, [quoted(name) for name in primary_key], statement.condition)
-        return _each_written(iter([rows]), table.delete)
+        return self._each_written(_slices(rows), table.delete)
 
-    def _found(self, table: Table, chosen: Sequence[str], condition: str | None) -> pa.Table:
-        """What of the rows that a condition is true for is wanted, all of it before anything is written."""
+    def _found(
+        self,
+        table: Table,
+        chosen: Sequence[str],
+        condition: str | None,
+        beside: str = "",
+        *,
+        distinct: bool = False,
+    ) -> pa.Table:
+        """What of the rows that a condition is true for is wanted, all of it before anything is written. `beside`: what
+        stands after the table's name."""
         where = "" if condition is None else f" WHERE {condition}"
         path = f"{quoted(table.path.database)}.{quoted(table.path.table)}"
-        rows = self._query(self._analyze(f"SELECT {', '.join(chosen)} FROM {path}{where}")).rows
+        what = f"{'DISTINCT ' if distinct else ''}{', '.join(chosen)}"
+        rows = self._query(self._analyze(f"SELECT {what} FROM {path} {beside}{where}")).rows
         assert rows is not None
         return rows
 
@@ -262,6 +308,22 @@ def _must_have_key(table: Table, verb: str) -> None:
         )
 
 
+def _must_be_one_of_each(found: pa.Table, key_columns: int, table: str) -> None:
+    """Raises TableError where the rows of FROM say different things of one row. `found`: no two are equal."""
+    keys = found.rename_columns([str(place) for place in range(found.num_columns)])
+    names = keys.column_names[:key_columns]
+    counted = keys.select(names).group_by(names).aggregate([([], "count_all")])
+    more = counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1).to_pylist()
+    if more:
+        named = zip(found.column_names, (more[0][name] for name in names), strict=False)
+        key = ", ".join(f"{name} = {value}" for name, value in named)
+        raise TableError(
+            TableErrorCode.INVALID_STATEMENT,
+            f"{table}: {more[0]['count_all']} rows of FROM say what the row with {key} is to be, and say different "
+            "things: nothing was written; let the WHERE or a GROUP BY leave one",
+        )
+
+
 def _is_whole_key(table: Table, key: Mapping[str, Any] | None) -> bool:
     return key is not None and set(key) == set(table.definition.schema.primary_key)
 
@@ -279,29 +341,9 @@ def _pieces(answer: Answer) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting, answer.schema)
 
 
-def _each_written(pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
-    """Write each piece while the next one is made; how many rows there were. An error says how many are written."""
-    written = 0
-    with ThreadPoolExecutor(1, thread_name_prefix="headrace-sql-write") as writer:
-        under_way: tuple[int, Future[Any]] | None = None
-        try:
-            for piece in pieces:
-                if under_way is not None:
-                    under_way[1].result()
-                    written += under_way[0]
-                    under_way = None
-                if piece.num_rows:
-                    under_way = piece.num_rows, writer.submit(write, piece)
-            if under_way is not None:
-                under_way[1].result()
-                written += under_way[0]
-        except Exception as error:
-            if under_way is not None and not under_way[1].exception():
-                written += under_way[0]
-            if written:
-                error.add_note(f"{count_text(written, 'written')} before")
-            raise
-    return written
+def _slices(rows: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
+        yield rows.slice(start, _ROWS_AT_ONCE)
 
 
 def _definition(statement: CreateTableAs, schema: pa.Schema) -> TableDefinition:

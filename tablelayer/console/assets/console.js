@@ -246,7 +246,6 @@ function sql() {
     result.replaceChildren(h("p", { class: "soft" }, "Running …"));
     try {
       const found = await send("/api/sql", { query: before + text.value });
-      if (found.text !== undefined) { result.replaceChildren(h("section", {}, h("h2", {}, "Plan"), h("pre", {}, found.text))); return; }
       const numeric = found.columns.findLastIndex((column) => /^(u?int|float|double|decimal)/.test(column.type));
       const chart = numeric > 0 && found.rows.length > 1 ? h("section", {}, h("h2", {}, `${found.columns[numeric].name} by ${found.columns[0].name}`),
         bars(found.columns[numeric].name, found.rows.slice(0, 20).map((row) => [row[0], Number(row[numeric]) || 0]))) : "";

@@ -58,6 +58,11 @@ class QueryReader(ClauseReader):
 
         check_expression(self.stream.sql, start, end)
 
+    def check_sources(self, start: int, end: int) -> None:
+        from tablelayer.model.ddl.select import check_sources
+
+        check_sources(self.stream.sql, start, end)
+
     def computes(self, text: str) -> bool:
         from tablelayer.model.ddl.select import computes
 

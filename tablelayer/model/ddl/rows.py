@@ -85,6 +85,8 @@ class RowsReader:
         stream = self.stream
         stream.expect("UPDATE")
         path = self.reader.table_path()
+        named = stream.accept("AS")
+        alias = stream.name("a name for the table").text if named or not stream.at("SET") else None
         stream.expect("SET")
         assignments: dict[str, Value | Expression] = {}
         while True:
@@ -95,8 +97,10 @@ class RowsReader:
             assignments[token.text] = self.value("WHERE", "FROM", of_columns=True)
             if not stream.accept_kind(TokenType.COMMA):
                 break
-        self.reader.refuse("FROM", what="UPDATE ... SET ...")
-        return Update(path, assignments, *self.where())
+        others = self.sources("WHERE") if stream.accept("FROM") else None
+        condition, key = self.where()
+        plain = others is None and alias is None
+        return Update(path, assignments, condition, key if plain else None, alias, others)
 
     def delete(self) -> Delete:
         self.stream.expect("DELETE")
@@ -187,6 +191,19 @@ class RowsReader:
     def expression(self, *ends: str, stops_at_comma: bool = False) -> str:
         """The text up to the end of the statement, or to where brackets close that it has not opened."""
         stream = self.stream
+        start, end = self.extent("a value", *ends, stops_at_comma=stops_at_comma)
+        self.reader.check_expression(start, end)
+        return stream.sql[start:end]
+
+    def sources(self, *ends: str) -> str:
+        """What stands after FROM, up to one of the words ``ends`` or the end of the statement."""
+        start, end = self.extent("a table", *ends)
+        self.reader.check_sources(start, end)
+        return self.stream.sql[start:end]
+
+    def extent(self, what: str, *ends: str, stops_at_comma: bool = False) -> tuple[int, int]:
+        """From where to where the text goes that `expression` and `sources` take; they are stepped over."""
+        stream = self.stream
         first, last, depth = stream.token, None, 0
         while (token := stream.token) is not None and token.token_type is not TokenType.SEMICOLON:
             if depth == 0 and (
@@ -199,9 +216,8 @@ class RowsReader:
             last = token
             stream.position += 1
         if first is None or last is None:
-            raise stream.expected("a value")
-        self.reader.check_expression(first.start, last.end + 1)
-        return stream.sql[first.start : last.end + 1]
+            raise stream.expected(what)
+        return first.start, last.end + 1
 
     # Files
 

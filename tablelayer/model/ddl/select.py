@@ -10,7 +10,7 @@ table are enough, and ``conditions`` which of its rows (DuckDB applies the whole
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -85,22 +85,39 @@ def with_databases(select: Select) -> str:
 
 def check_expression(sql: str, start: int, end: int) -> None:
     """Raises DdlError for an expression sql[start:end] that is none."""
+    tree = _parse_part(sql, start, end, "SELECT (", "\n)", "the expression")
+    if len(tree.expressions) != 1 or any(
+        value for name, value in tree.args.items() if name not in ("expressions", "kind")
+    ):
+        raise DdlError("expected one value", sql, start, end - start)
+
+
+def check_sources(sql: str, start: int, end: int) -> None:
+    """Raises DdlError if sql[start:end] is not what can stand after FROM."""
+    tree = _parse_part(sql, start, end, "SELECT 1 FROM ", "\n", "what stands after FROM")
+    if any(value for name, value in tree.args.items() if name in _AFTER_FROM):
+        raise DdlError("expected tables and a WHERE", sql, start, end - start)
+
+
+_AFTER_FROM = (
+    "where", "group", "having", "qualify", "order", "sort", "cluster", "distribute", "limit", "offset", "windows",
+    "sample",
+)  # fmt: skip
+
+
+def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: str) -> exp.Expr:
+    """A query with sql[start:end] in it; an error says where in `sql`."""
     text = sql[start:end]
-    before = "SELECT ("
     try:
-        tree = _parse_one(f"{before}{text}\n)")
-    except (ParseError, TokenError) as error:
-        if isinstance(error, TokenError):
-            raise DdlError(f"the expression cannot be read: {error}", sql, start, len(text)) from None
+        return _parse_one(f"{before}{text}{after}")
+    except TokenError as error:
+        raise DdlError(f"{what} cannot be read: {error}", sql, start, len(text)) from None
+    except ParseError as error:
         found = _syntax_error(f"{before}{text}", 0, f"{before}{text}", error)
         place = found.start - len(before)
         if not found.word or not 0 <= place < len(text):
             raise DdlError(found.reason, sql, start, len(text)) from None
         raise DdlError(found.reason, sql, start + place, len(found.word)) from None
-    if len(tree.expressions) != 1 or any(
-        value for name, value in tree.args.items() if name not in ("expressions", "kind")
-    ):
-        raise DdlError("expected one value", sql, start, len(text))
 
 
 def computes(text: str) -> bool:
@@ -112,6 +129,33 @@ def computes(text: str) -> bool:
         and not isinstance(each, plain)
         for each in tree.expressions[0].this.walk()
     )
+
+
+def compared_with(select: Select, texts: Sequence[str]) -> list[str | None]:
+    """Of texts that stand in the query, each in one place: the name of the column that it is compared with, ``::`` and
+    the type that it is cast to, or None."""
+    tree = _parse_one(select.sql)
+    found: dict[str, str | None] = {}
+    for literal in tree.find_all(exp.Literal):
+        if literal.is_string and literal.this in texts:
+            found[literal.this] = _role(literal)
+    return [found.get(text) for text in texts]
+
+
+def _role(literal: exp.Expr) -> str | None:
+    child, parent = literal, literal.parent
+    while isinstance(parent, exp.Paren):
+        child, parent = parent, parent.parent
+    if isinstance(parent, exp.Cast):
+        return f"::{parent.to.sql(dialect=DuckDB)}"
+    if isinstance(parent, (exp.Limit, exp.Offset)):
+        return "::BIGINT"
+    other = None
+    if isinstance(parent, exp.Binary):
+        other = parent.expression if parent.this is child else parent.this
+    elif isinstance(parent, (exp.In, exp.Between)) and parent.this is not child:
+        other = parent.this
+    return other.name if isinstance(other, exp.Column) else None
 
 
 def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:

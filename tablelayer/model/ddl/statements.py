@@ -201,13 +201,16 @@ class CopyTo(msgspec.Struct, frozen=True):
 
 class Update(msgspec.Struct, frozen=True):
     """Set ``assignments`` in the rows that ``condition`` is true for (None: all). ``key``: what the condition says
-    columns are equal to, if it says nothing else; whether that is the whole key is not known here.
+    columns are equal to, if it says nothing else; whether that is the whole key is not known here. ``alias``: what the
+    table is called in expressions and the condition; ``others``: what stands after FROM, in DuckDB's SQL.
     """
 
     path: TablePath
     assignments: Mapping[str, Value | Expression]
     condition: str | None = None
     key: Mapping[str, Value] | None = None
+    alias: str | None = None
+    others: str | None = None
 
 
 class Delete(msgspec.Struct, frozen=True):

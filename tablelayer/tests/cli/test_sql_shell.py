@@ -190,11 +190,18 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch):
 
     monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.01)
     monkeypatch.setattr(progress, "_STEP_SECONDS", 0.01)
-    for stream, expected in ((Terminal(), True), (io.StringIO(), False)):
+
+    class Session:
+        written_count = 0
+
+    for stream, verb, expected in (
+        (Terminal(), "read", True), (Terminal(), "written", True), (io.StringIO(), "written", False),
+    ):  # fmt: skip
         monkeypatch.setattr("sys.stderr", stream)
-        with progress.reading(Connection()):
+        Session.written_count = 1_000_000 if verb == "written" else 0
+        with progress.showing(Connection(), Session()):
             time.sleep(0.1)
-        assert ("rows read" in stream.getvalue()) is expected
+        assert (f"rows {verb}" in stream.getvalue()) is expected
         assert stream.getvalue().endswith("\r\x1b[K") is expected
     assert progress.progress_text(1_234_567, 2.0) == "1,234,567 rows read, 617,284/s, 2 s"
     assert progress.progress_text(0, 1.0) == "0 rows read, 1 s"

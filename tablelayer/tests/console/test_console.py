@@ -19,7 +19,8 @@ from tablelayer.cli.console import _query
 from tablelayer.cli.main import app
 from tablelayer.client import Connection, connect
 from tablelayer.client.admin.produce import OutgoingRecord
-from tablelayer.console.app import SECURITY_HEADERS, Access, endpoints, make_app
+from tablelayer.console.access import Access
+from tablelayer.console.app import SECURITY_HEADERS, endpoints, make_app
 from tablelayer.console.history import History, Look, rates
 from tablelayer.console.routes import openapi
 from tablelayer.console.tables import Tables

@@ -119,6 +119,14 @@ def test_create_table_in_the_words_of_the_quickstart():
             Update(T, {"v": Expression("v + 1"), "w": "x"}, "v < 3"),
         ),
         (
+            "UPDATE t AS u SET v = s.v FROM s JOIN r ON s.k = r.k WHERE u.k = s.k",
+            Update(T, {"v": Expression("s.v")}, "u.k = s.k", None, "u", "s JOIN r ON s.k = r.k"),
+        ),
+        (
+            "UPDATE t SET v = EXTRACT(day FROM d) FROM (SELECT d FROM s) WHERE k = 1; ",
+            Update(T, {"v": Expression("EXTRACT(day FROM d)")}, "k = 1", None, None, "(SELECT d FROM s)"),
+        ),
+        (
             "UPDATE t SET v = CASE WHEN a IN (1, 2) THEN 'WHERE' ELSE w END",
             Update(T, {"v": Expression("CASE WHEN a IN (1, 2) THEN 'WHERE' ELSE w END")}),
         ),
@@ -267,7 +275,9 @@ def test_nested_values_in_statements():
         ("INSERT INTO t VALUES (1 +)", "1 +", "something is missing"),
         ("UPDATE t SET a = b + WHERE b = 1", "b +", "something is missing"),
         ("UPDATE t SET a = 1 WHERE", "", "expected a condition"),
-        ("UPDATE t SET a = u.b FROM u WHERE u.a = t.a", "FROM", "not in this release"),
+        ("UPDATE t SET a = u.b FROM WHERE u.a = t.a", "WHERE", "expected a table"),
+        ("UPDATE t SET a = u.b FROM u ORDER BY 1 WHERE u.a = t.a", "u ORDER BY 1", "expected tables"),
+        ("UPDATE t SET a = u.b FROM (SELECT WHERE 1 = ) u", ")", "something is missing"),
         ("DELETE FROM t WHERE a >", "a >", "something is missing"),
         ("COPY t FROM 'f' (COLOUR red)", "COLOUR", "COPY has no option COLOUR"),
         ("CREATE TABLE t AS VALUES (1)", "VALUES", "expected a query"),

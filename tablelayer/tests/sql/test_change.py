@@ -102,3 +102,51 @@ def test_a_change_that_makes_no_sense_changes_nothing(item, text, error, complai
     with pytest.raises(error, match=complaint):
         item(text)
     assert item("SELECT * FROM item ORDER BY k") == before
+
+
+def test_update_from_other_tables_writes_what_they_say_by_key(item):
+    sql = item
+    sql(
+        "CREATE TABLE list (k INT, price DECIMAL(8, 2), kind STRING);"
+        "INSERT INTO list VALUES (1, 5.00, 'a'), (2, 6.00, 'b'), (77, 7.00, 'a');"
+        "CREATE TABLE factor (kind STRING, f INT); INSERT INTO factor VALUES ('a', 10), ('b', 100)"
+    )
+    told = sql("UPDATE item SET price = list.price, name = 'listed' FROM list WHERE item.k = list.k")
+    assert told == "2 rows updated"
+    named = "SELECT k, CAST(price AS STRING) AS p, n FROM item WHERE name = 'listed' ORDER BY k"
+    assert sql(named) == [{"k": 1, "p": "5.00", "n": 1}, {"k": 2, "p": "6.00", "n": 2}]
+    told = sql(
+        "UPDATE item AS i SET price = i.price * f.f, n = i.n + f"
+        " FROM list l JOIN factor f ON l.kind = f.kind WHERE i.k = l.k AND f.f > 10"
+    )
+    assert told == "1 row updated"
+    assert sql(named) == [{"k": 1, "p": "5.00", "n": 1}, {"k": 2, "p": "600.00", "n": 102}]
+    assert sql("UPDATE item SET name = 'q' FROM (SELECT max(k) AS most FROM list) m WHERE k > most") == (
+        "0 rows updated"
+    )
+    assert sql("UPDATE item o SET n = p.n FROM item p WHERE p.k = o.k + 1 AND o.k = 8") == "1 row updated"
+    assert sql("SELECT n FROM item WHERE k = 8") == [{"n": 0}]
+
+
+def test_update_from_rows_that_say_different_things_of_one_row_writes_nothing(item):
+    sql = item
+    sql("CREATE TABLE two (k INT, n INT); INSERT INTO two VALUES (3, 50), (3, 51), (4, 60), (4, 60)")
+    with pytest.raises(TableError, match=r"2 rows of FROM say what the row with k = 3 is to be"):
+        sql("UPDATE item SET n = two.n FROM two WHERE two.k = item.k")
+    assert sql("SELECT count(*) AS c FROM item WHERE n >= 50") == [{"c": 0}]
+    assert sql("UPDATE item SET n = two.n FROM two WHERE two.k = item.k AND two.n <> 51") == "2 rows updated"
+    assert sql("SELECT k, n FROM item WHERE n >= 50 ORDER BY k") == [{"k": 3, "n": 50}, {"k": 4, "n": 60}]
+
+
+def test_how_many_rows_are_written_is_known_while_they_are(item, monkeypatch):
+    from tablelayer.sql import writes
+
+    monkeypatch.setattr(writes, "_ROWS_AT_ONCE", 4)
+    seen, write = [], Table.partial
+    monkeypatch.setattr(
+        Table,
+        "partial",
+        lambda *given, **more: (seen.append(item.session.written_count), write(*given, **more))[1],
+    )
+    assert item("UPDATE item SET name = upper(name)") == "10 rows updated"
+    assert (seen[0], seen[-1] >= 4, item.session.written_count) == (0, True, 0)
