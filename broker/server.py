@@ -45,7 +45,14 @@ from broker.background import BackgroundTasks
 from broker.backup.cut import Backups
 from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
-from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, is_used, member_of, to_base64
+from broker.cluster.data_dir import (
+    FROM_REMOTE_STORAGE,
+    PARTITION_METADATA,
+    DataDirectory,
+    is_used,
+    member_of,
+    to_base64,
+)
 from broker.cluster.deleted_files import DeletedFiles
 from broker.cluster.endpoints import address_of
 from broker.cluster.fence import Fence
@@ -360,7 +367,10 @@ class Broker:
             await extension.start(self.context)
             self._background.keep(partial(extension.run, self.context), f"extension {extension.name}")
         try:
-            await self._metadata.load(open_all=not self._clean_start)
+            await self._metadata.load(
+                open_all=not self._clean_start,
+                prepare=None if self._remote is None else self._remote.make_missing,
+            )
         except KafkaError as error:
             if error.code is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
                 raise
@@ -719,6 +729,8 @@ class Broker:
 
     def _open_log(self, partition: Partition) -> PartitionLog:
         topic, index = partition.topic, partition.index
+        if self._remote is not None:
+            self._remote.check_known(partition)
         new = self._directory.make_partition_dir(topic, index)
         log = PartitionLog.open(
             new or self._directory.prepare_partition_dir(topic, index),
@@ -738,6 +750,11 @@ class Broker:
         """None without remote storage. Raises ConfigError."""
         config = self.config
         if not config["remote.log.storage.system.enable"]:
+            if self._disk.size(self._directory.path / FROM_REMOTE_STORAGE) is not None:
+                raise ConfigError(
+                    f"the data directory {self._directory.path} was restored from remote storage, and its records are "
+                    "there: start it with remote.log.storage.system.enable=true and that remote.log.storage.directory"
+                )
             return None
         location = config["remote.log.storage.directory"]
         if not location:
@@ -755,6 +772,7 @@ class Broker:
         return RemoteLogManager(
             config,
             files,
+            location,
             self._metadata,
             self._extensions,
             store=store,
@@ -764,7 +782,7 @@ class Broker:
             threads=self._threads,
             executor=executor,
             background=self._background,
-            data_dir=self._directory.path,
+            directory=self._directory,
         )
 
     def _close_remote_log(self) -> None:

@@ -33,6 +33,7 @@ class FaultyS3:
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
+        self.send("POST", "/moto-api/reset", b"")  # what there is belongs to the process
         self.send("PUT", f"/{BUCKET}", b"")
 
     @property

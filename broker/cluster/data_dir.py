@@ -3,6 +3,7 @@
 .lock                      held (flock) by the running broker
 meta.properties            version, cluster.id, node.id; cluster.member if the truth about topics is elsewhere
 meta.db                    the embedded coordination store: the truth about topics of a broker alone
+restored-from-remote-storage  of a broker that was made of what remote storage had: partitions are still to follow
 .kafka_cleanshutdown       there only between a clean stop and the next start
 <topic>-<partition>/       a partition's log; `partition.metadata` names the topic's id
 <topic id>-<partition>-delete/      a deleted topic's files, about to be removed
@@ -21,7 +22,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ _CLEAN = ".kafka_cleanshutdown"
 _LIFE = ".last-life"
 INCARNATIONS_KEPT = 16
 PARTITION_METADATA = "partition.metadata"
+FROM_REMOTE_STORAGE = "restored-from-remote-storage"
 
 
 def holder(disk: Disk, path: Path) -> str | None:
@@ -165,6 +167,23 @@ class DataDirectory:
         self._write_topic_id(path, image.topic_id)
         return path
 
+    def has_partition_dir(self, image: TopicImage, index: int) -> bool:
+        return self._disk.is_directory(self.partition_dir(image.name, index))
+
+    def make_filled_partition_dir(self, image: TopicImage, index: int, files: Mapping[str, bytes]) -> None:
+        """Make the folder of a partition that has none, with these files in it: all of it or nothing, durably."""
+        disk, path = self._disk, self.partition_dir(image.name, index)
+        making = path.with_name(f"{image.topic_id.hex}-{index}-delete")  # what a crash leaves of it goes
+        disk.remove_tree(making)
+        disk.make_directory(making)
+        self._write_topic_id(making, image.topic_id)
+        disk.open_read_only(making / PARTITION_METADATA).sync()
+        for name, data in files.items():
+            disk.replace(making / name, data, sync=True)
+        disk.sync_directory(making)
+        disk.rename(making, path)
+        disk.sync_directory(self.path)
+
     def set_aside(self, image: TopicImage) -> None:
         """Rename the folders of a deleted topic, so that its name is free at once."""
         for index in range(image.partition_count):
@@ -283,6 +302,13 @@ def member_of(disk: Disk, path: Path) -> str | None:
     """
     properties = _read_properties(disk, path)
     return None if properties is None or _MEMBER not in properties else properties.get("cluster.id")
+
+
+def found_directory(disk: Disk, path: Path, cluster_id: str, broker_id: int) -> None:
+    """Make the properties of a data directory of a broker alone, durably: the next start takes it for its own."""
+    disk.make_directory(path)
+    disk.sync_above(path)
+    disk.replace(path / _PROPERTIES, _properties(cluster_id, broker_id, is_member=False), sync=True)
 
 
 def is_used(disk: Disk, path: Path) -> bool:

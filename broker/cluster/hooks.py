@@ -58,6 +58,10 @@ class PartitionHooks(Protocol):
     def retention_floor(self) -> int | None:
         """Retention never deletes at or above this offset; None if it may delete anything."""
 
+    def local_floor(self) -> int | None:
+        """Of a log with remote storage: what is at or above this offset stays local; None if all may go that was
+        copied."""
+
     async def truncated(self, end_offset: int) -> None:
         """Records at and above `end_offset` are gone from the log."""
 

@@ -637,16 +637,24 @@ class TopicManager:
 
     # -- start and stop ------------------------------------------------------------------------------------
 
-    async def load(self, *, open_all: bool) -> None:
+    async def load(
+        self,
+        *,
+        open_all: bool,
+        prepare: Callable[[Sequence[TopicEntry]], Awaitable[None]] | None = None,
+    ) -> None:
         """Register this broker, read the image, and serve it when the controller has seen to the registration: this
-        broker, if nobody else is. `open_all` recovers every log now (after a crash). Raises ConfigError when the
-        store's content is damaged, KafkaError when another broker is in this one's place.
+        broker, if nobody else is. `open_all` recovers every log now (after a crash). `prepare` hears of all topics
+        before any log is opened. Raises ConfigError when the store's content is damaged, KafkaError when another broker
+        is in this one's place.
         """
         await self._finish_deletions()
         image = await self._joined()
         entries = sorted(image.topics.values(), key=lambda entry: entry.topic.name)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.set_aside_strays, self._held_here(entries))
+        if prepare is not None:
+            await prepare(entries)
         # By name: an extension's topic may depend on another one whose name is the beginning of its own.
         for entry in entries:
             await self._replicas.follow(None, entry, open_all=open_all)

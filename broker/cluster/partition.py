@@ -472,7 +472,9 @@ class Partition:
         went.
         """
         if self.log.config.remote_storage_enable:
-            return self.log.delete_local_segments(now_ms)
+            return self.log.delete_local_segments(
+                now_ms, None if self.hooks is None else self.hooks.local_floor()
+            )
         if self.hooks is not None:
             floor = self.hooks.retention_floor()
         deleted = self.log.delete_old_segments(now_ms, self.high_watermark, floor=floor)

@@ -331,12 +331,13 @@ class LocalReplicas:
         replication = self._replication
         if replication is None or not self._is_replicated(state):
             return self._partition(image, index, state)
-        log, high_watermark = None, 0
+        log, high_watermark, remote = None, 0, None
         follower = self._followers.pop((image.name, index), None)
         if follower is not None:
             replication.follows_no_longer(follower)
             log, high_watermark = await follower.release()
-        return ReplicatedPartition(
+            remote = follower.partition.remote
+        partition = ReplicatedPartition(
             image,
             index,
             self._open_log,
@@ -348,6 +349,10 @@ class LocalReplicas:
             changes=self.changes,
             fence=self._fence,
         )
+        if log is not None and remote is not None:
+            remote.reload()  # another leader has copied meanwhile
+            partition.remote = remote
+        return partition
 
     def _find_hooks(self, partition: Partition, image: TopicImage) -> None:
         """A topic that its extension cannot serve is offline; the others are served."""

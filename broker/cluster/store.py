@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from broker import disk_errors
 from broker.ports import (
     BadVersionError,
@@ -60,6 +62,13 @@ _CREATIONS = (
 )
 
 
+class StoreImage(msgspec.Struct, frozen=True):
+    """All that outlives a session, by path and by name: (path, data, version) of nodes, (name, value) of counters."""
+
+    nodes: tuple[tuple[str, bytes, int], ...]
+    counters: tuple[tuple[str, int], ...]
+
+
 class EmbeddedStore:
     """A CoordinationStore in the file `path`."""
 
@@ -69,6 +78,7 @@ class EmbeddedStore:
         self._copies = (threads or SystemThreads()).pool(1, "copies of the store")
         self._connection: sqlite3.Connection | None = None
         self._watches: dict[str, list[Callable[[], None]]] = {}
+        self._changes = 0
 
     async def open(self) -> None:
         await self._run(self._connect)
@@ -110,6 +120,7 @@ class EmbeddedStore:
         for operation in operations:
             _check_path(operation.path)
         frozen = tuple(operations)
+        self._changes += 1
         paths = await self._run(lambda connection: _transact(connection, frozen))
         touched = {
             path for operation, made in zip(frozen, paths, strict=True) for path in _touched(operation, made)
@@ -126,6 +137,17 @@ class EmbeddedStore:
         """
         copying = await self._run(lambda _: self._begin_copy(target))
         await asyncio.get_running_loop().run_in_executor(self._copies, _copy, copying)
+
+    @property
+    def changes(self) -> int:
+        """Counts the transactions since it was opened."""
+        return self._changes
+
+    async def image(self) -> StoreImage:
+        """What is in it, but ephemeral nodes. Does not wait for what is begun afterwards, nor the other way round.
+        Raises sqlite3.Error.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._copies, _read_image, self._path)
 
     def _begin_copy(self, target: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -172,6 +194,34 @@ class EmbeddedStore:
         connection.executescript(_SCHEMA)
         _end_session(connection)
         return connection
+
+
+def _read_image(path: Path) -> StoreImage:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("BEGIN")
+        nodes = connection.execute(
+            "SELECT path, data, version FROM nodes WHERE path NOT IN (SELECT path FROM ephemerals) ORDER BY path"
+        ).fetchall()
+        counters = connection.execute("SELECT name, value FROM counters ORDER BY name").fetchall()
+    finally:
+        connection.close()
+    return StoreImage(tuple((each, bytes(data), version) for each, data, version in nodes), tuple(counters))
+
+
+def write_store(path: Path, image: StoreImage) -> None:
+    """Make the file of a store that is what another one was. Durable but for the file's name. Raises sqlite3.Error."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.executescript(_SCHEMA)
+        connection.execute("BEGIN")
+        rows = ((each, _parent(each), data, version) for each, data, version in image.nodes)
+        connection.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", rows)
+        connection.executemany("INSERT INTO counters VALUES (?, ?)", image.counters)
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
 
 
 def _copy(connection: sqlite3.Connection) -> None:

@@ -465,6 +465,47 @@ class PartitionLog:
                 self._fail(f"it could not go on at offset {offset}: {error}")
                 raise self._storage_error("truncate", error) from error
 
+    def begin_after(
+        self, tiered_to: int, log_start_offset: int, epochs: Iterable[tuple[int, int]], producers: bytes
+    ) -> None:
+        """Give up every local record; the log goes on at `tiered_to`, up to where remote storage has it, with what is
+        known of leader epochs and producers there. For a follower that its leader has nothing local for any more
+        (KIP-405). Raises KafkaError.
+        """
+        self._check_usable()
+        with self._flush_lock:
+            try:
+                known = ProducerState()
+                if producers:
+                    known = ProducerState.decode_snapshot(producers, self._clock.monotonic())
+                self._folder.unmark_clean()
+                self._ready_epoch = -1
+                self._reader.forget()
+                for each in recovery.snapshot_offsets(self._disk, self.directory):
+                    self._disk.remove(self.directory / recovery.snapshot_name(each))
+                self._folder.make()
+                self.tiered_to = tiered_to
+                self._write_checkpoint(log_start_offset)
+                for segment in self._segments:
+                    segment.remove()
+                segment = self._new_segment(tiered_to)
+                segment.activate()
+                self._segments[:], self._bases[:] = [segment], [tiered_to]
+                self._producers = known
+                self._folder.write_snapshot(tiered_to, self._producer_state)
+                self._epochs.truncate_from_end(0)
+                for epoch, start_offset in epochs:
+                    self._epochs.assign(epoch, start_offset)
+                self._epochs.truncate_from_start(log_start_offset)
+                self._folder.write_epochs(self._epochs, sync=True)
+                self.recovery_point = tiered_to
+            except (OSError, ValueError) as error:
+                self._fail(f"it could not go on at offset {tiered_to}: {error}")
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{self.directory.name} could not go on at offset {tiered_to}: {error}",
+                ) from error
+
     # -- transactions --------------------------------------------------------------------------------------
 
     @property
@@ -719,8 +760,26 @@ class PartitionLog:
         self.tiered_to = max(self.tiered_to, up_to)
         self._write_checkpoint()
 
-    def delete_local_segments(self, now_ms: int) -> int:
-        """Delete files of segments that remote storage has and local retention no longer covers; gives how many.
+    def has_local_excess(self, now_ms: int) -> bool:
+        """Whether local retention does not cover the first segment, wherever else it may be."""
+        if len(self._segments) == 1:
+            return False
+        config, first = self.config, self._segments[0]
+        is_excess = 0 <= config.local_bytes <= self.size_bytes - first.size
+        return is_excess or self._is_older(first, now_ms, config.local_ms)
+
+    def roll(self) -> None:
+        """Begin another segment, so that what is written so far can be copied. Raises KafkaError."""
+        self._check_usable()
+        if self._segments[-1].size:
+            try:
+                self._roll()
+            except OSError as error:
+                raise self._storage_error("append to", error) from error
+
+    def delete_local_segments(self, now_ms: int, floor: int | None = None) -> int:
+        """Delete files of segments that remote storage has, that local retention no longer covers and that are below
+        `floor`; gives how many.
 
         The log begins where it did. The written segment stays, as Kafka's does. Raises KafkaError.
         """
@@ -731,7 +790,7 @@ class PartitionLog:
         excess = self.size_bytes - config.local_bytes if config.local_bytes >= 0 else -1
         count = 0
         for segment in self._segments[:-1]:
-            if segment.end_offset > self.tiered_to:
+            if segment.end_offset > (self.tiered_to if floor is None else min(self.tiered_to, floor)):
                 break
             is_passed = segment.end_offset <= self.log_start_offset
             if not (is_passed or excess >= segment.size or self._is_older(segment, now_ms, config.local_ms)):
@@ -830,6 +889,7 @@ class PartitionLog:
             end_offset = self._segments[bisect_right(self._bases, offset) - 1].locate(offset)[1]
         self.recovery_point = min(self.recovery_point, end_offset)
         self.compacted_to = min(self.compacted_to, end_offset)
+        self.tiered_to = min(self.tiered_to, end_offset)
         self._write_checkpoint(min(self.log_start_offset, end_offset))
         while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
             segment = self._segments.pop()

@@ -4,9 +4,10 @@ Segments there are `broker.log.segment`'s over a `RemoteDisk`, found and cut by 
 positions, indexes, times and aborted transactions are looked up by the same code. What is different: it blocks for as
 long as the network takes, and belongs into a thread of `readers`.
 
-The manifest is read when it is first needed. What it names beyond what the local log knows to be there (`tiered_to`) is
-no part of it: a crash came before that was noted, or the data directory was restored to an earlier time and offsets
-were given anew. Whoever writes next leaves it out (`broker.remote.manager`).
+The manifest is read when it is first needed, and again when somebody else may have written one. What it names that is
+not of this log (`is_of_log`) is no part of it: a crash came before it was noted, the data directory was restored to an
+earlier time and offsets were given anew, or another machine has gone on from what was there. Whoever writes next leaves
+it out (`broker.remote.manager`).
 
 On the event loop but where it says otherwise.
 """
@@ -20,8 +21,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from msgspec.structs import replace
 
 from broker import disk_errors
 from broker.log.errors import CorruptLogError
@@ -47,10 +51,43 @@ Result = TypeVar("Result")
 
 _INDEX_INTERVAL_BYTES = 4096
 """Only for indexes that have to be built again."""
+_GONE_MAX = 16
+"""Manifests that a listing still has and that are gone."""
+
+
+def newest_manifest(files: RemoteFiles, folder: str) -> Manifest:
+    """The manifest that counts of a partition; an empty one, number 0, if there is none. A listing may be behind, and
+    manifests go when there is a next one: those that it does not show yet are asked for by their number. Blocking.
+    Raises OSError, ManifestError.
+    """
+    listed = max((manifest_number(name) for name in files.names(folder)), default=0)
+    newest = Manifest()
+    for number in count(listed or 1):
+        try:
+            newest = Manifest.decode(files.read(f"{folder}/{Manifest(number).name}"))
+        except FileNotFoundError:
+            if newest.number or not listed:
+                return newest
+            if number == listed + _GONE_MAX:
+                raise OSError(f"{folder}: its manifests change faster than they can be read") from None
+    raise AssertionError
+
+
+def read_producers(files: RemoteFiles, folder: str, manifest: Manifest) -> bytes:
+    """The snapshot of producers where the remote part ends; empty if it has none. Blocking. Raises OSError."""
+    if not manifest.segments or not manifest.segments[-1].producers_size:
+        return b""
+    last = manifest.segments[-1]
+    data = files.read_range(f"{folder}/{last.name}", last.producers_position, last.producers_size)
+    if len(data) != last.producers_size:
+        raise OSError(f"{folder}/{last.name} is shorter than it should be")
+    return data
 
 
 class RemoteLog:
-    """Of one partition. `tiered_to`: what its local log knew to be there when it was opened."""
+    """Of one partition. `is_of_log`: whether a segment that somebody else has put there, or a life before, has what
+    the local log has.
+    """
 
     def __init__(
         self,
@@ -59,18 +96,23 @@ class RemoteLog:
         files: RemoteFiles,
         chunks: Chunks,
         readers: Executor,
-        tiered_to: int,
+        is_of_log: Callable[[RemoteSegment], bool],
+        writer: str,
     ) -> None:
+        """`writer`: what this process calls itself in manifests."""
         self.name = name
         self.folder = folder
         self.manifest = Manifest()
         self.is_loaded = False
         self.has_leftovers = True
         """Objects may be there that no manifest names."""
+        self.is_cut = False
+        """The manifest that is there names more than what is of this log."""
         self._files = files
         self._chunks = chunks
         self._readers = readers
-        self._tiered_to: int | None = tiered_to
+        self._is_of_log = is_of_log
+        self._writer = writer
         self._segments: list[Segment] = []
         self._reader = Reader([], [])
         self._lock = threading.Lock()
@@ -89,7 +131,7 @@ class RemoteLog:
             return
         async with self._loading:
             if not self.is_loaded:
-                self.install(await self.run(self._newest))
+                self.install(self._own(await self.run(self.newest)))
                 self.is_loaded = True
 
     def reload(self) -> None:
@@ -98,16 +140,6 @@ class RemoteLog:
 
     def install(self, manifest: Manifest) -> None:
         """This is what there is from now on. Reads under way go on with what was there."""
-        if self._tiered_to is not None:
-            kept = [segment for segment in manifest.segments if segment.end_offset <= self._tiered_to]
-            if len(kept) < len(manifest.segments):
-                logger.info(
-                    "%s: remote storage has offsets up to %d, and this log knows of those up to %d: the others are "
-                    "left out",
-                    self.name, manifest.end_offset, self._tiered_to,
-                )  # fmt: skip
-            manifest = Manifest(manifest.number, manifest.writer, tuple(kept))
-            self._tiered_to = None
         before = {segment.id for segment in self.manifest.segments}
         for gone in before - {segment.id for segment in manifest.segments}:
             name = next(each.name for each in self.manifest.segments if each.id == gone)
@@ -119,6 +151,19 @@ class RemoteLog:
             self.manifest = manifest
             self._segments = segments
             self._reader = Reader(segments, [segment.base_offset for segment in segments])
+
+    def _own(self, manifest: Manifest) -> Manifest:
+        """Without what is not of this log."""
+        kept = tuple(takewhile(self._is_of_log, manifest.segments))
+        self.is_cut = manifest.writer != self._writer and len(kept) < len(manifest.segments)
+        if not self.is_cut:
+            return manifest
+        cut = replace(manifest, segments=kept)
+        logger.warning(
+            "%s: remote storage has offsets up to %d, of which this log knows those up to %d: the others are left out",
+            self.name, manifest.end_offset, cut.end_offset,
+        )  # fmt: skip
+        return cut
 
     def _segment(self, disk: RemoteDisk, stored: RemoteSegment) -> Segment:
         return Segment(
@@ -132,16 +177,18 @@ class RemoteLog:
             first_timestamp=stored.first_timestamp,
         )
 
-    def _newest(self) -> Manifest:
-        """In a thread. A listing may be behind: manifests that it does not show yet are asked for by their number."""
-        numbers = [manifest_number(name) for name in self._files.names(self.folder)]
-        newest, number = Manifest(), max(numbers, default=0)
-        while True:
-            try:
-                newest = Manifest.decode(self._files.read(f"{self.folder}/{Manifest(number or 1).name}"))
-            except FileNotFoundError:
-                return newest
-            number = newest.number + 1
+    def newest(self) -> Manifest:
+        """What is there, whoever has written it. In a thread. Raises OSError, ManifestError."""
+        return newest_manifest(self._files, self.folder)
+
+    def newest_with_producers(self) -> tuple[Manifest, bytes]:
+        """And the snapshot of producers at its end. In a thread. Raises OSError, ManifestError."""
+        manifest = self.newest()
+        return manifest, read_producers(self._files, self.folder, manifest)
+
+    def own_end(self, manifest: Manifest) -> int:
+        """Up to where a manifest is of this log."""
+        return max((each.end_offset for each in takewhile(self._is_of_log, manifest.segments)), default=0)
 
     # -- reading -------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Copies sealed segments to remote storage, and lets go of what retention no longer covers there (KIP-405).
 
 For each partition of a topic with `remote.storage.enable` that is led here, one after the other, every
-`remote.log.manager.task.interval.ms`:
+`remote.log.manager.task.interval.ms` (followers only let go of what is local, when it is there too):
 
 - **Copy**: a sealed segment below the last stable offset, and below the recovery point (what is on this disk for good
   only), goes to one object; then a manifest that names it is created; then the log notes durably how far it is in
@@ -14,6 +14,9 @@ For each partition of a topic with `remote.storage.enable` that is led here, one
 So a crash, or a store that fails, at any point leaves at most objects that nobody knows of, until the next turn. A
 manifest is created under the next number: a broker that is not the leader any more finds the number taken, and stops
 writing until it has looked again. When the answer is lost, what is there tells whose it is.
+
+A broker alone keeps its metadata there too (`cluster_copy`), always before segments of topics that it knows of: a new
+machine can go on with what is there (`bootstrap`). Who finds that another one has done so only reads from then on.
 
 A topic that is deleted leaves nothing: a node of the coordination store, `/remote-log/<topic id>`, is made before its
 first object, and goes after its last one; nor does one whose remote storage is switched off with its data. What
@@ -31,6 +34,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -38,27 +42,43 @@ from uuid import UUID
 
 import msgspec
 
+from broker import disk_errors
 from broker.backup.archive import RESTORED_NAME
+from broker.cluster.data_dir import FROM_REMOTE_STORAGE
 from broker.cluster.nodes import OwnedNodes
+from broker.cluster.store import EmbeddedStore
+from broker.config_key import ConfigError
+from broker.log.recovery import snapshot_name
 from broker.ports import STORE_LOST, CreateNode, NodeExistsError
+from broker.remote.bootstrap import partition_files
 from broker.remote.chunks import Chunks
+from broker.remote.cluster_copy import ClusterCopy, ReplacedError
 from broker.remote.configs import is_enabled
-from broker.remote.log import RemoteLog
-from broker.remote.manifest import Manifest, RemoteSegment, TopicNote, manifest_number, partition_folder
+from broker.remote.log import RemoteLog, newest_manifest, read_producers
+from broker.remote.manifest import (
+    Manifest,
+    ManifestError,
+    RemoteSegment,
+    TopicNote,
+    manifest_number,
+    partition_folder,
+)
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from broker.background import BackgroundTasks
+    from broker.cluster.data_dir import DataDirectory
+    from broker.cluster.image import TopicEntry
     from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
+    from broker.cluster.topic import TopicImage
     from broker.cluster.topic_policy import TopicPolicy
     from broker.config import BrokerConfig
     from broker.log.partition_log import PartitionLog
     from broker.log.segment import Segment
     from broker.objects.files import RemoteFiles
     from broker.ports import AgeClock, CoordinationStore, Disk, Entropy, Threads
+    from broker.replication.following import Follower
 
 logger = logging.getLogger("headrace.remote")
 
@@ -73,12 +93,13 @@ class FencedError(Exception):
 
 
 class RemoteLogManager:
-    """`files`: where everything is."""
+    """`files`: where everything is; `location`: what a person calls it."""
 
     def __init__(
         self,
         config: BrokerConfig,
         files: RemoteFiles,
+        location: str,
         metadata: TopicManager,
         policies: Sequence[TopicPolicy],
         *,
@@ -89,8 +110,9 @@ class RemoteLogManager:
         threads: Threads,
         executor: Executor,
         background: BackgroundTasks,
-        data_dir: Path,
+        directory: DataDirectory,
     ) -> None:
+        data_dir = directory.path
         self._is_read_only = disk.size(data_dir / RESTORED_NAME) is not None
         if self._is_read_only:
             logger.warning(
@@ -100,6 +122,8 @@ class RemoteLogManager:
             )  # fmt: skip
         self._config = config
         self._files = files
+        self._location = location
+        self._directory = directory
         self._metadata = metadata
         self._policies = policies
         self._store = store
@@ -116,6 +140,21 @@ class RemoteLogManager:
         self.chunks = Chunks(files.read_range, self._ahead, config["remote.log.reader.cache.bytes"])
         self._noted: set[UUID] = set()
         """Topics that have a node."""
+        self._copied: dict[UUID, TopicImage] = {}
+        """Of which something was copied in this turn."""
+        self._unknown: dict[tuple[UUID, int], Exception] = {}
+        """Partitions that have no folder here, and of which nobody could be asked what remote storage has."""
+        self._cluster: ClusterCopy | None = None
+        if isinstance(store, EmbeddedStore):
+            self._cluster = ClusterCopy(
+                files,
+                store,
+                cluster_id=directory.cluster_id,
+                broker_id=directory.broker_id,
+                writer=self._writer,
+                time_ms=ages.time_ms,
+                executor=self._copier,
+            )
         self.copied_bytes = 0
         self.copied_segments = 0
 
@@ -124,14 +163,90 @@ class RemoteLogManager:
         if not log.config.remote_storage_enable and not log.tiered_to:
             return None
         topic = partition.topic
+        is_alone = self._cluster is not None
+
+        def is_of_log(segment: RemoteSegment) -> bool:
+            if segment.end_offset <= log.tiered_to:
+                return True
+            # Another leader has put it there, of what this log has too.
+            return (
+                not is_alone
+                and segment.end_offset <= log.log_end_offset
+                and log.epoch_at(segment.end_offset - 1) == segment.last_epoch
+            )
+
         return RemoteLog(
             f"{topic.name}-{partition.index}",
             partition_folder(topic.topic_id, partition.index),
             self._files,
             self.chunks,
             self.readers,
-            log.tiered_to,
+            is_of_log,
+            self._writer,
         )
+
+    # -- the start -----------------------------------------------------------------------------------------
+
+    async def make_missing(self, topics: Sequence[TopicEntry]) -> None:
+        """Give partitions of this broker that have no folder, and a remote part, a log that goes on from there.
+
+        A broker alone does so once, after `bootstrap.make_directory`; raises ConfigError if it cannot. Of a member of a
+        cluster such a partition stays offline then.
+        """
+        is_alone = self._cluster is not None
+        note = self._directory.path / FROM_REMOTE_STORAGE
+        if is_alone and self._disk.size(note) is None:
+            return
+        copied = set(await self._store.children(NODES))
+        broker_id = self._directory.broker_id
+        wanted = [
+            (entry.topic, index)
+            for entry in topics
+            if is_enabled(entry.topic.config) or str(entry.topic.topic_id) in copied
+            for index, state in enumerate(entry.states())
+            if broker_id in state.replicas and not self._directory.has_partition_dir(entry.topic, index)
+        ]
+        loop = asyncio.get_running_loop()
+        made = await asyncio.gather(
+            *(loop.run_in_executor(self.readers, self._make_missing, *each) for each in wanted),
+            return_exceptions=True,
+        )
+        for (topic, index), result in zip(wanted, made, strict=True):
+            if isinstance(result, OSError | ManifestError):
+                if is_alone:
+                    raise ConfigError(
+                        f"{topic.name}-{index} cannot be made from remote storage {self._location}: {result}; start "
+                        "again when it can be read"
+                    )
+                self._unknown[topic.topic_id, index] = result
+            elif isinstance(result, BaseException):
+                raise result
+            elif (
+                result and str(topic.topic_id) not in copied
+            ):  # its metadata was copied before its first segment
+                copied.add(str(topic.topic_id))
+                await self._make_node(topic)
+        if is_alone:
+            logger.info(
+                "%d partitions go on from what remote storage has", sum(each is True for each in made)
+            )
+            self._disk.remove(note)
+            self._disk.sync_directory(self._directory.path)
+
+    def _make_missing(self, topic: TopicImage, index: int) -> bool:
+        folder = partition_folder(topic.topic_id, index)
+        manifest = newest_manifest(self._files, folder)
+        if not manifest.segments:
+            return False
+        producers = read_producers(self._files, folder, manifest)
+        self._directory.make_filled_partition_dir(topic, index, partition_files(manifest, producers))
+        return True
+
+    def check_known(self, partition: Partition) -> None:
+        """Before a log is made anew. Raises OSError if nobody knows whether it has a remote part."""
+        error = self._unknown.get((partition.topic.topic_id, partition.index))
+        if error is not None:
+            raise OSError(f"remote storage cannot be asked what it has of it: {error}")
 
     def close(self) -> None:
         """What is under way ends by itself: nobody waits for the network any more."""
@@ -152,9 +267,12 @@ class RemoteLogManager:
         """Look after every partition once."""
         if self._is_read_only:
             return
-        for partition in self._metadata.all_partitions():
+        partitions = self._metadata.all_partitions()
+        if self._cluster is not None and not await self._keep_cluster(self._cluster):
+            return
+        for partition in partitions:
             is_wanted = partition.remote is not None or is_enabled(partition.topic.config)
-            if not is_wanted or partition.closed or partition.failure is not None:
+            if not is_wanted or partition.closed or partition.failure is not None or partition.is_fenced:
                 continue
             try:
                 await self.tend(partition)
@@ -169,7 +287,34 @@ class RemoteLogManager:
                         partition.remote.storage_error("take or give up segments", error)
             except Exception as error:  # noqa: BLE001 - of one partition: told
                 self._background.failed(f"the remote log of {partition!r}", error)
+        for follower in self._metadata.followers_here():
+            try:
+                await self._tend_follower(follower)
+            except (KafkaError, OSError) as error:
+                logger.info("%s keeps what is local: %s", follower.name, error)
+            except Exception as error:  # noqa: BLE001 - of one replica: told
+                self._background.failed(f"the remote log of {follower!r}", error)
         await self._remove_deleted()
+
+    async def _keep_cluster(self, cluster: ClusterCopy) -> bool:
+        """Whether segments may be copied and removed."""
+        try:
+            await cluster.keep()
+        except ReplacedError as error:
+            self._is_read_only = True
+            logger.error(
+                "%s: nothing is copied to remote storage any more, and nothing removed: another server has gone on "
+                "with what this one has there. Stop this one",
+                error,
+            )
+            return False
+        except (OSError, sqlite3.Error) as error:
+            disk_errors.DISK_LOG.tell(
+                logger, logging.ERROR, "metadata in remote storage",
+                "the metadata cannot be copied to remote storage: %s", error,
+            )  # fmt: skip
+            return False
+        return True
 
     async def tend(self, partition: Partition) -> None:
         """One partition. Raises KafkaError, FencedError, OSError."""
@@ -180,6 +325,8 @@ class RemoteLogManager:
             if remote is None:
                 return
         await remote.load()
+        if remote.is_cut:  # a manifest must not name what is about to go
+            await self._commit(log, remote, remote.manifest.segments)
         if remote.has_leftovers:
             await self._run(self._remove_leftovers, remote)
             remote.has_leftovers = False
@@ -190,6 +337,22 @@ class RemoteLogManager:
                 await self._copy(partition, log, remote)
         elif log.tiered_to > log.log_start_offset or remote.manifest.segments:
             await self._forget(partition, log, remote)
+
+    async def _tend_follower(self, follower: Follower) -> None:
+        """The leader copies; what local retention does not cover goes here too. Raises KafkaError, OSError."""
+        if not follower.is_open or not follower.log.config.remote_storage_enable:
+            return
+        log, remote = follower.log, follower.partition.remote
+        if remote is None:
+            remote = follower.partition.remote = self.of(follower.partition, log)
+        if remote is None or not log.has_local_excess(self._ages.time_ms()):
+            return
+        manifest = await remote.run(remote.newest)
+        end_offset = min(remote.own_end(manifest), follower.high_watermark)
+        if end_offset > log.tiered_to:
+            await asyncio.get_running_loop().run_in_executor(self._executor, log.note_tiered, end_offset)
+        if follower.is_open:
+            log.delete_local_segments(self._ages.time_ms())
 
     # -- copying -------------------------------------------------------------------------------------------
 
@@ -208,13 +371,18 @@ class RemoteLogManager:
             if partition.closed:
                 return
             await self._note_topic(partition)
-            stored, index, time_index = self._described(log, segment)
+            producers = await self._run(self._producers_at, log, segment.end_offset)
+            stored, index, time_index = self._described(log, segment, len(producers))
             remote.has_leftovers = True
             await self._run(
-                self._upload, remote, stored, segment, index, time_index, bytes(segment.aborted.entries)
+                self._upload,
+                remote,
+                stored,
+                segment,
+                (index, time_index, bytes(segment.aborted.entries), producers),
             )
             segments = (*remote.manifest.segments, stored)
-            await self._commit(remote, segments)
+            await self._commit(log, remote, segments)
             remote.has_leftovers = False
             await asyncio.get_running_loop().run_in_executor(
                 self._executor, log.note_tiered, stored.end_offset
@@ -232,7 +400,16 @@ class RemoteLogManager:
                 self._executor, log.note_tiered, remote.end_offset
             )
 
-    def _described(self, log: PartitionLog, segment: Segment) -> tuple[RemoteSegment, bytes, bytes]:
+    def _producers_at(self, log: PartitionLog, offset: int) -> bytes:
+        """The snapshot of producers that was made when the segment was sealed, if it is still there."""
+        try:
+            return self._disk.read(log.directory / snapshot_name(offset))
+        except FileNotFoundError:
+            return b""
+
+    def _described(
+        self, log: PartitionLog, segment: Segment, producers_size: int
+    ) -> tuple[RemoteSegment, bytes, bytes]:
         """A sealed segment, and what its index files have."""
         index, time_index = bytes(segment.index.entries), bytes(segment.time_index.entries)
         timestamp, offset = segment.largest
@@ -251,6 +428,7 @@ class RemoteLogManager:
             segment.first_timestamp,
             self._ages.time_ms(),
             tuple(epoch for epoch in epochs[first:] if epoch[1] < segment.end_offset),
+            producers_size,
         )
         return stored, index, time_index
 
@@ -259,9 +437,7 @@ class RemoteLogManager:
         remote: RemoteLog,
         stored: RemoteSegment,
         segment: Segment,
-        index: bytes,
-        time_index: bytes,
-        aborted: bytes,
+        rest: tuple[bytes, ...],
     ) -> None:
         def parts() -> Iterator[bytes]:
             file = self._disk.open_read_only(segment.path)
@@ -274,34 +450,39 @@ class RemoteLogManager:
                     yield piece
             finally:
                 file.close()
-            yield from (each for each in (index, time_index, aborted) if each)
+            yield from (each for each in rest if each)
 
         self._files.put(f"{remote.folder}/{stored.name}", parts())
 
     async def _note_topic(self, partition: Partition) -> None:
         topic = partition.topic
+        self._copied[topic.topic_id] = topic
         if topic.topic_id in self._noted:
             return
-        with contextlib.suppress(NodeExistsError):
-            await self._store.transact(
-                [CreateNode(f"{NODES}/{topic.topic_id}", json.dumps({"name": topic.name}).encode())]
-            )
+        await self._make_node(topic)
         note = TopicNote(topic.name, str(topic.topic_id), topic.partition_count, dict(topic.config))
         await self._run(self._put_note, topic.topic_id, note)
         self._noted.add(topic.topic_id)
 
+    async def _make_node(self, topic: TopicImage) -> None:
+        with contextlib.suppress(NodeExistsError):
+            await self._store.transact(
+                [CreateNode(f"{NODES}/{topic.topic_id}", json.dumps({"name": topic.name}).encode())]
+            )
+
     def _put_note(self, topic_id: UUID, note: TopicNote) -> None:
         self._files.put(f"{topic_id}/topic.json", msgspec.json.encode(note))
 
-    async def _commit(self, remote: RemoteLog, segments: Sequence[RemoteSegment]) -> None:
+    async def _commit(self, log: PartitionLog, remote: RemoteLog, segments: Sequence[RemoteSegment]) -> None:
         """Make these the partition's segments. Raises FencedError, OSError."""
-        manifest = remote.manifest.with_segments(segments, self._writer)
+        manifest = remote.manifest.with_segments(segments, self._writer, log.log_start_offset)
         try:
             await self._run(self._create, remote, manifest)
         except BaseException:
             remote.reload()  # it may be there
             raise
         remote.install(manifest)
+        remote.is_cut = False
 
     def _create(self, remote: RemoteLog, manifest: Manifest) -> None:
         name = f"{remote.folder}/{manifest.name}"
@@ -343,11 +524,13 @@ class RemoteLogManager:
             excess -= segment.size
             count += 1
         if not count:
+            if stored and log.log_start_offset > remote.manifest.log_start_offset:
+                await self._commit(log, remote, stored)  # deleted records are deleted for whoever comes after
             return
         if stored[count - 1].end_offset > log.log_start_offset:
             log.delete_records(stored[count - 1].end_offset)
             partition.wake()
-        await self._drop(remote, stored[:count], stored[count:])
+        await self._drop(log, remote, stored[:count], stored[count:])
         logger.info("%s: retention removed %d segments from remote storage", remote.name, count)
 
     def _floor(self, partition: Partition) -> int | None:
@@ -357,10 +540,14 @@ class RemoteLogManager:
         return min((floor for floor in floors if floor is not None), default=None)
 
     async def _drop(
-        self, remote: RemoteLog, gone: Sequence[RemoteSegment], kept: Sequence[RemoteSegment]
+        self,
+        log: PartitionLog,
+        remote: RemoteLog,
+        gone: Sequence[RemoteSegment],
+        kept: Sequence[RemoteSegment],
     ) -> None:
         remote.has_leftovers = True
-        await self._commit(remote, kept)
+        await self._commit(log, remote, kept)
         for segment in gone:
             await self._run(self._files.remove, f"{remote.folder}/{segment.name}")
         remote.has_leftovers = False
@@ -371,7 +558,7 @@ class RemoteLogManager:
             log.delete_records(log.local_start_offset)
             partition.wake()
         if remote.manifest.segments:
-            await self._drop(remote, remote.manifest.segments, ())
+            await self._drop(log, remote, remote.manifest.segments, ())
 
     def _remove_leftovers(self, remote: RemoteLog) -> None:
         """In a thread: what the manifest does not name, of a partition that only this broker writes."""
@@ -384,13 +571,22 @@ class RemoteLogManager:
             self._files.remove(name)
 
     async def _remove_deleted(self) -> None:
-        """Topics that were deleted leave nothing behind."""
-        if not self._metadata.is_loaded:
+        """Topics that were deleted leave nothing behind. Of several brokers the controller sees to it."""
+        metadata = self._metadata
+        if not metadata.is_loaded:
+            return
+        for topic_id, topic in list(self._copied.items()):
+            if metadata.topic_by_id(topic_id) is None:  # it went while a segment was being copied
+                await self._make_node(topic)
+        self._copied.clear()
+        if not metadata.is_alone and not metadata.is_controller:
             return
         nodes = OwnedNodes(self._store, NODES)
-        for name in await self._store.children(NODES):
+        there = await self._store.children(NODES)
+        await metadata.refreshed()  # a topic without a node cannot be among them, one that is new may be
+        for name in there:
             topic_id = UUID(name)
-            if self._metadata.topic_by_id(topic_id) is not None:
+            if metadata.topic_by_id(topic_id) is not None:
                 continue
             try:
                 await self._run(self._files.remove_folder, name)

@@ -1,10 +1,12 @@
 """What is in remote storage of one partition, and under which names. Pure.
 
+    cluster/<cluster id>/metadata-<n>.json.gz the topics and everything else that is known of them (`cluster_copy`)
     <topic id>/topic.json                     what the topic was when its first segment was copied: name, partitions
     <topic id>/<partition>/manifest-<n>.json  which segments there are; the one with the highest number counts
     <topic id>/<partition>/<base>-<id>.segment
-                                              a segment: the file of batches, then its offset index, its time index and
-                                              the index of its aborted transactions, as they are on disk
+                                              a segment: the file of batches, then its offset index, its time index,
+                                              the index of its aborted transactions, as they are on disk, and what was
+                                              known of producers at its end
 
 A segment is there when a manifest names it. Each change is a manifest of the next number, which is created, never
 replaced: of two who write, one fails and knows that it is not the leader any more. What no manifest names is left of
@@ -30,7 +32,8 @@ class ManifestError(Exception):
 
 class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
     """`size` bytes of batches with offsets base_offset .. end_offset-1, and how many bytes its indexes have. `epochs`
-    are (leader epoch, start offset) from the one on that wrote its first record.
+    are (leader epoch, start offset) from the one on that wrote its first record. `producers_size`: of the snapshot of
+    producers at its end; 0 where there was none any more.
     """
 
     id: str
@@ -45,6 +48,7 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
     first_timestamp: int = -1
     copied_ms: int = 0
     epochs: tuple[tuple[int, int], ...] = ()
+    producers_size: int = 0
 
     @property
     def name(self) -> str:
@@ -53,16 +57,29 @@ class RemoteSegment(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def stored_size(self) -> int:
+        return self.producers_position + self.producers_size
+
+    @property
+    def producers_position(self) -> int:
+        """In the object."""
         return self.size + self.index_size + self.time_index_size + self.aborted_size
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of its last record, -1 if unknown."""
+        return self.epochs[-1][0] if self.epochs else -1
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`writer` tells whose it is when an answer was lost. Segments follow one another without a gap."""
+    """`writer` tells whose it is when an answer was lost. Segments follow one another without a gap. What is below
+    `log_start_offset` was deleted, though its segment be there.
+    """
 
     number: int = 0
     writer: str = ""
     segments: tuple[RemoteSegment, ...] = ()
     version: int = VERSION
+    log_start_offset: int = 0
 
     @property
     def name(self) -> str:
@@ -81,9 +98,19 @@ class Manifest(msgspec.Struct, frozen=True):
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
 
-    def with_segments(self, segments: Sequence[RemoteSegment], writer: str) -> Manifest:
+    def epochs(self) -> list[tuple[int, int]]:
+        """(leader epoch, start offset) of all that is there."""
+        found: dict[int, int] = {}
+        for segment in self.segments:
+            for epoch, start_offset in segment.epochs:
+                found.setdefault(epoch, start_offset)
+        return sorted(found.items())
+
+    def with_segments(
+        self, segments: Sequence[RemoteSegment], writer: str, log_start_offset: int
+    ) -> Manifest:
         """The next one."""
-        return Manifest(self.number + 1, writer, tuple(segments))
+        return Manifest(self.number + 1, writer, tuple(segments), log_start_offset=log_start_offset)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

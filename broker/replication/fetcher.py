@@ -205,6 +205,9 @@ class Fetcher:
                     continue
                 if not follower.is_open or follower.state.leader_epoch != epoch:
                     continue  # it follows another leader by now, or leads
+                if answer.error_code == ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
+                    await self._go_on_behind_remote(follower)
+                    continue
                 if answer.records and self._is_held_to_throttle(follower):
                     self._throttle.copied(len(answer.records))
                 await self._answered(follower, answer)
@@ -215,21 +218,30 @@ class Fetcher:
             await asyncio.gather(*(self._commit(follower) for follower in unsafe))
 
     async def _answered(self, follower: Follower, answer: PartitionData) -> None:
-        loop = asyncio.get_running_loop()
         try:
             await follower.answered(answer, self._slices)
-        except KafkaError as error:
-            if error.code in _STALE:
-                follower.not_before = loop.time() + RETRY_SECONDS
-                return
-            follower.not_before = loop.time() + FAILED_SECONDS
-            if follower.is_open and follower.log.failure is not None:
-                follower.fail(follower.log.failure)
-            else:
-                logger.warning("%s: %s", follower.name, error.message)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - of one replica: told
+            self._failed(follower, error)
+
+    async def _go_on_behind_remote(self, follower: Follower) -> None:
+        follower.not_before = asyncio.get_running_loop().time() + RETRY_SECONDS
+        try:
+            await follower.go_on_behind_remote()
+        except Exception as error:  # noqa: BLE001 - of one replica: told
+            self._failed(follower, error)
+
+    def _failed(self, follower: Follower, error: Exception) -> None:
+        now = asyncio.get_running_loop().time()
+        if isinstance(error, KafkaError) and error.code in _STALE:
+            follower.not_before = now + RETRY_SECONDS
+            return
+        follower.not_before = now + FAILED_SECONDS
+        if not isinstance(error, KafkaError):
             logger.error("%s cannot take over what its leader has sent", follower.name, exc_info=error)
-            follower.not_before = loop.time() + FAILED_SECONDS
+        elif follower.is_open and follower.log.failure is not None:
+            follower.fail(follower.log.failure)
+        else:
+            logger.warning("%s: %s", follower.name, error.message)
 
     async def _commit(self, follower: Follower) -> None:
         try:

@@ -159,6 +159,31 @@ class Follower:
                 work.close()
                 return
 
+    async def go_on_behind_remote(self) -> None:
+        """The leader has only in remote storage what comes next here: begin where that ends, with what was known there
+        of leader epochs and producers. Raises KafkaError, as `answered`.
+        """
+        remote, log, epoch = self.partition.remote, self.log, self.state.leader_epoch
+        if remote is None:
+            raise KafkaError(
+                ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE,
+                f"what follows offset {log.log_end_offset} is in remote storage, which this broker does not use: start "
+                "it with the same remote.log.storage.directory as the others",
+            )
+        manifest, producers = await remote.run(remote.newest_with_producers)
+        if not self.is_open or self.state.leader_epoch != epoch or manifest.end_offset <= log.log_end_offset:
+            return
+        logger.info(
+            "%s ends at %d and goes on at %d, where remote storage ends",
+            self.name,
+            log.log_end_offset,
+            manifest.end_offset,
+        )
+        log_start_offset = max(manifest.start_offset, manifest.log_start_offset, log.log_start_offset)
+        log.begin_after(manifest.end_offset, log_start_offset, manifest.epochs(), producers)
+        log.follow()
+        self.high_watermark = log.log_end_offset  # nothing else is copied
+
     def _truncate(self, epoch: int, end_offset: int) -> None:
         log = self.log
         own_epoch, own_end = log.epoch_end_offset(epoch)

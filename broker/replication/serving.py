@@ -1,5 +1,7 @@
 """Fetch (1), as followers ask it (KIP-903): up to the log's end, by which they say how far they have come.
 
+What is in remote storage only is not read for followers: they are told so, and go on behind it (KIP-405).
+
 An answer names the partitions that have something to tell: records, another high watermark, where the logs part
 (KIP-320), an error. A fetch that finds nothing waits for an append to any of its partitions, which those tell
 (`appended`): they know their followers, so that nothing is registered with partitions and only those are looked at
@@ -230,6 +232,8 @@ class _FollowerFetch:
         if bytes_max <= 0 and self._bytes:
             self.is_complete = True
             return
+        if asked.fetch_offset < log.local_start_offset:
+            raise KafkaError(ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE)
         is_held = self._is_held_to_throttle(entry)
         if is_held and (wait_seconds := self._throttle.wait_seconds()) > 0.0:
             self.held_up_seconds = min(self.held_up_seconds, wait_seconds)

@@ -3,13 +3,19 @@ store does wrong loses nothing."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from confluent_kafka import Consumer, Producer
 from faulty_s3 import BUCKET, FaultyS3
 
 from tablelayer.client import connect
 
-EARLIEST, EARLIEST_LOCAL, LATEST_TIERED = -2, -4, -5
+LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -4, -5
 TOPIC = {
     "remote.storage.enable": "true",
     "segment.bytes": "60000",
@@ -84,6 +90,11 @@ def segments(store: FaultyS3) -> list[str]:
     return [name for name in store.names() if name.endswith(".segment")]
 
 
+def records(store: FaultyS3) -> list[str]:
+    """All but the cluster's metadata."""
+    return [name for name in store.names() if "/cluster/" not in name]
+
+
 def test_clients_read_from_the_beginning_what_is_only_in_remote_storage(
     store, tiered_server, unique, wait_until
 ):
@@ -97,7 +108,86 @@ def test_clients_read_from_the_beginning_what_is_only_in_remote_storage(
         assert tiered >= connection.kafka.offsets(topic, EARLIEST_LOCAL)[0] - 1 >= 299
         assert consume(address, topic, unique("group"), 600) == list(range(600))
         connection.kafka.delete_topic(topic)
-        wait_until(lambda: not store.names(), "an empty bucket", PATIENCE_SECONDS)
+        wait_until(lambda: not records(store), "an empty bucket", PATIENCE_SECONDS)
+
+
+def headrace(*arguments: object) -> str:
+    command = [sys.executable, "-m", "tablelayer.cli.main", *map(str, arguments)]
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_new_machine_that_has_the_bucket_alone_serves_what_is_there(
+    store, tmp_path, unique, wait_until, server_process_class
+):
+    """kill -9, no data directory any more; topics, log tables, primary-key tables, and what they go on with."""
+    topic, log_table, keyed = unique("tiered"), "default.clicks", "default.people"
+    options = ", ".join(f"'{name}' = '{value}'" for name, value in TOPIC.items())
+    settings = {
+        **SETTINGS,
+        "kv.snapshot.directory": f"s3://{BUCKET}/snapshots",
+        "kv.snapshot.interval": "1 s",
+    }
+    old = server_process_class(tmp_path / "old", **settings)
+    old.directory.mkdir()
+    old.start()
+    try:
+        with connect(old.address) as connection:
+            connection.kafka.create_topic(topic, partitions=2, configs=TOPIC)
+            produce(old.address, topic, 0, 600)
+            connection.sql(f"CREATE TABLE {log_table} (id BIGINT, text STRING) WITH ({options})")
+            connection.sql(
+                f"CREATE TABLE {keyed} (id BIGINT NOT NULL, text STRING, PRIMARY KEY (id) NOT ENFORCED) "
+                f"WITH ({options}, 'bucket.num' = '2')"
+            )
+            for first in range(0, 400, 20):
+                rows = [{"id": at, "text": os.urandom(2000).hex()} for at in range(first, first + 20)]
+                connection.table(log_table).append(rows)
+                connection.table(keyed).upsert([{**row, "id": row["id"] % 50} for row in rows])
+            wait_until(lambda: is_local_gone(connection, topic), "copies", PATIENCE_SECONDS)
+            wait_until(lambda: is_local_gone(connection, log_table, 0.8), "copies", PATIENCE_SECONDS)
+
+            def is_state_copied() -> bool:
+                tiered, ends = (connection.kafka.offsets(keyed, time) for time in (LATEST_TIERED, LATEST))
+                return all(tiered[each] == ends[each] - 1 for each in ends)
+
+            wait_until(is_state_copied, "a snapshot and what it goes on from", PATIENCE_SECONDS)
+            rows = sorted(connection.table(keyed).to_arrow().to_pylist(), key=lambda row: row["id"])
+            assert len(rows) == 50
+            tiered = connection.kafka.offsets(topic, LATEST_TIERED)
+        old.kill()
+        shutil.rmtree(old.directory)
+
+        said = headrace(
+            "restore", "--from-remote", f"s3://{BUCKET}/remote", "--data", tmp_path / "new" / "data"
+        )
+        assert "3 topics have records in remote storage" in said
+        new = server_process_class(tmp_path / "new", **settings).start()
+        try:
+            with connect(new.address) as connection:
+                count = sum(offset + 1 for offset in tiered.values())
+                assert count > 300
+                assert connection.kafka.offsets(topic) == {each: last + 1 for each, last in tiered.items()}
+                found = consume(new.address, topic, unique("group"), count)
+                assert len(set(found)) == count
+                read = connection.table(log_table).to_arrow().column("id").to_pylist()
+                assert read == list(range(len(read)))
+                assert len(read) > 300
+                there = connection.table(keyed).to_arrow().to_pylist()
+                assert sorted(there, key=lambda row: row["id"]) == rows
+                connection.table(keyed).upsert([{"id": 1, "text": "after"}])
+                assert connection.table(keyed).lookup_one({"id": 1})["text"] == "after"
+                produce(new.address, topic, 600, 100)
+                assert len(consume(new.address, topic, unique("group"), count + 100)) == count + 100
+            assert "Traceback" not in new.log()
+        finally:
+            new.kill()
+    finally:
+        old.kill()
 
 
 @pytest.mark.soak
@@ -142,5 +232,5 @@ def test_a_store_that_fails_loses_nothing_and_kafkas_tool_says_where_records_are
         )
         assert sorted(consume(address, topic, unique("group"), count)) == list(range(count))
         connection.kafka.delete_topic(topic)
-        wait_until(lambda: not store.names(), "an empty bucket", PATIENCE_SECONDS)
+        wait_until(lambda: not records(store), "an empty bucket", PATIENCE_SECONDS)
     assert "Traceback" not in tiered_server.log()

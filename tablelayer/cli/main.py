@@ -430,8 +430,8 @@ def backup(
 @app.command()
 def restore(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Where backups were made to: a directory or a URL.")
-    ],
+        str | None, typer.Argument(metavar="SOURCE", help="Where backups were made to: a directory or a URL.")
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The data directory to make; it must not be there, or be empty."),
@@ -441,18 +441,39 @@ def restore(
         typer.Option("--as-of", metavar="TIME", help="The newest backup that is not younger than this."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Only say what backups there are.")] = False,
+    from_remote: Annotated[
+        str | None,
+        typer.Option(
+            "--from-remote",
+            metavar="URL",
+            help="Instead of a backup: go on with what is in remote storage (remote.log.storage.directory).",
+        ),
+    ] = None,
+    cluster_id: Annotated[
+        str | None,
+        typer.Option("--cluster-id", metavar="ID", help="Whose, if several keep their remote log there."),
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make a data directory from a backup, for `headrace serve --data DIR`.
+    """Make a data directory from a backup, or of a remote log alone, for `headrace serve --data DIR`.
 
     \b
       headrace restore /mnt/backups --list
       headrace restore /mnt/backups --data ./data
       headrace restore s3://company-backups/headrace --data ./data --as-of 2026-05-04T03:00:00
+      headrace restore --from-remote s3://bucket/headrace --data ./data
     """
-    from tablelayer.cli.backup import restore_backup
+    from tablelayer.cli.backup import restore_backup, restore_from_remote
+    from tablelayer.cli.errors import CommandError
 
-    restore_backup(source, data, as_of, listed=listed, output=output)
+    if (source is None) == (from_remote is None):
+        raise CommandError("say where backups were made to, or with --from-remote where the remote log is")
+    if source is not None:
+        restore_backup(source, data, as_of, listed=listed, output=output)
+    elif from_remote is not None:
+        if listed or as_of is not None:
+            raise CommandError("--list and --as-of are of backups; a remote log has the present only")
+        restore_from_remote(from_remote, data, cluster_id)
 
 
 @app.command("warm-up", hidden=True)

@@ -11,7 +11,11 @@ import pytest
 
 from broker.backup.archive import RESTORED_NAME
 from broker.cluster.partition import Partition
+from broker.cluster.store import StoreImage
+from broker.config_key import ConfigError
+from broker.log.disk import SystemDisk
 from broker.objects.files import LocalFiles
+from broker.remote import bootstrap, cluster_copy
 from broker.remote.manager import RemoteLogManager
 from broker.testing.direct import DirectBroker, direct_broker, values_of
 from broker.testing.transactional_client import Client, committed_values
@@ -36,7 +40,7 @@ def values() -> list[bytes]:
 
 
 @asynccontextmanager
-async def tiered(tmp_path: Path, **config: str) -> AsyncIterator[DirectBroker]:
+async def tiered(tmp_path: Path, data: str = "data", **config: str) -> AsyncIterator[DirectBroker]:
     settings = {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.directory": str(tmp_path / "remote"),
@@ -44,7 +48,7 @@ async def tiered(tmp_path: Path, **config: str) -> AsyncIterator[DirectBroker]:
         "log.retention.ms": "-1",
         **{name.replace("_", "."): value for name, value in config.items()},
     }
-    async with direct_broker(tmp_path / "data", settings) as made:
+    async with direct_broker(tmp_path / data, settings) as made:
         yield made
 
 
@@ -186,7 +190,8 @@ async def test_a_deleted_topic_leaves_nothing_and_others_stay(tmp_path: Path) ->
         foreign.put("6d0fdb73-6f2c-4dd2-b8d3-6a9b8ab9a3f1/0/x.segment", b"of another cluster")
         await made.context.metadata.delete_topic("t")
         await manager(made).turn()
-        assert foreign.names("") == ["6d0fdb73-6f2c-4dd2-b8d3-6a9b8ab9a3f1/0/x.segment"]
+        left = [name for name in foreign.names("") if not name.startswith(f"{cluster_copy.FOLDER}/")]
+        assert left == ["6d0fdb73-6f2c-4dd2-b8d3-6a9b8ab9a3f1/0/x.segment"]
 
 
 async def test_a_reader_of_committed_records_is_told_of_transactions_that_were_aborted_there(
@@ -375,7 +380,7 @@ async def test_of_two_who_write_one_finds_out(tmp_path: Path) -> None:
         await tend(made)
         remote = partition_of(made).remote
         assert remote is not None
-        other = remote.manifest.with_segments(remote.manifest.segments, "another broker")
+        other = remote.manifest.with_segments(remote.manifest.segments, "another broker", 0)
         LocalFiles(tmp_path / "remote").put(f"{remote.folder}/{other.name}", other.encode())
         before = stored(tmp_path)
         for _ in range(8):
@@ -386,3 +391,139 @@ async def test_of_two_who_write_one_finds_out(tmp_path: Path) -> None:
         await tend(made)
         assert remote.end_offset > other.end_offset
         assert len(await read_all(made)) == RECORDS + 8
+
+
+def files_of(tmp_path: Path) -> LocalFiles:
+    return LocalFiles(tmp_path / "remote")
+
+
+def bootstrapped(tmp_path: Path, data: str) -> cluster_copy.ClusterImage:
+    return bootstrap.make_directory(
+        files_of(tmp_path), str(tmp_path / "remote"), None, SystemDisk(), tmp_path / data
+    )
+
+
+async def test_a_new_machine_goes_on_with_what_remote_storage_has(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await made.create_topic("plain", retention_ms="12345")
+        await made.produce("plain", [b"local alone"])
+        again = build_batch(
+            [Record(None, b"once", (), FIRST_MS)], producer_id=7, producer_epoch=0, base_sequence=0
+        )
+        once = (await made.produce("t", again)).base_offset
+        for _ in range(4):
+            await made.produce("t", [b"y" * 100])
+        await tend(made)
+        await delete_records(made, 10)
+        await tend(made)
+        end = partition_of(made).log.tiered_to
+        assert once < end < RECORDS + 5
+        written = await read_all(made, 10)
+        epoch = partition_of(made).log.last_epoch
+    bootstrapped(tmp_path, "new")
+    async with tiered(tmp_path, "new") as made:
+        log = partition_of(made).log
+        assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (10, end, end)
+        assert await read_all(made, 10) == [each for each in written if each[0] < end]
+        assert await offset_at(made, FIRST_MS + 20_000) == 20
+        assert (await made.produce("t", again)).base_offset == once, "what was known of producers is lost"
+        assert (await made.produce("t", [b"more"])).base_offset == end
+        assert log.last_epoch > epoch
+        plain = made.context.metadata.topic("plain")
+        assert plain is not None
+        assert plain.config == {"retention.ms": "12345"}
+        for _ in range(8):
+            await made.produce("t", [b"z" * 100])
+        await tend(made)
+        assert log.tiered_to > end
+        assert len(await read_all(made, 10)) == log.log_end_offset - 10
+    bootstrapped(tmp_path, "third")
+    async with tiered(tmp_path, "third") as made:
+        assert len(await read_all(made, 10)) == partition_of(made).log.log_end_offset - 10
+
+
+async def test_the_old_server_finds_out_and_writes_no_more(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as old:
+        await filled(old)
+        await tend(old)
+        bootstrapped(tmp_path, "new")
+        async with tiered(tmp_path, "new") as new:
+            await tend(new)
+            there = files_of(tmp_path).names("")
+            for _ in range(20):
+                await old.produce("t", [b"of the old one" * 10])
+            await tend(old)
+            assert files_of(tmp_path).names("") == there
+            for _ in range(20):
+                await new.produce("t", [b"of the new one" * 10])
+            await tend(new)
+            assert set(there) - set(files_of(tmp_path).names("")) <= {
+                name for name in there if "manifest" in name
+            }
+            assert len(await read_all(new)) == partition_of(new).log.log_end_offset
+
+
+async def test_what_is_copied_after_a_new_machine_has_begun_is_not_of_its_log(tmp_path: Path) -> None:
+    """Both were at it when it began: the old one may still name one segment more."""
+    async with tiered(tmp_path) as old:
+        await filled(old)
+        await tend(old)
+        bootstrapped(tmp_path, "new")
+        async with tiered(tmp_path, "new") as new:
+            end = partition_of(new).log.log_end_offset
+            for _ in range(8):
+                await old.produce("t", [b"of the old one" * 10])
+            await partition_of(old).flush(old.context.executor)
+            await manager(old).tend(partition_of(old))
+            for _ in range(20):
+                await new.produce("t", [b"of the new one" * 10])
+            for _ in range(3):
+                await tend(new)
+            assert partition_of(new).log.local_start_offset > end
+            assert [value for _, value in await read_all(new, end)] == [b"of the new one" * 10] * 20
+    bootstrapped(tmp_path, "third")
+    async with tiered(tmp_path, "third") as third:
+        tail = [value for _, value in await read_all(third, end)]
+        assert tail == [b"of the new one" * 10] * len(tail)
+        assert len(tail) > 10
+
+
+async def test_a_new_machine_does_not_begin_without_remote_storage(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+    bootstrapped(tmp_path, "new")
+    with pytest.raises(ConfigError, match="restored from remote storage"):
+        async with direct_broker(tmp_path / "new"):
+            pass
+    for name in files_of(tmp_path).names(""):
+        if "manifest" in name:
+            (tmp_path / "remote" / name).rename(tmp_path / "manifest")
+            (tmp_path / "remote" / name).write_bytes(b"{")
+            broken = tmp_path / "remote" / name
+    with pytest.raises(ConfigError, match=r"t-0 cannot be made from remote storage"):
+        async with tiered(tmp_path, "new"):
+            pass
+    (tmp_path / "manifest").rename(broken)
+    async with tiered(tmp_path, "new") as made:
+        assert len(await read_all(made)) == partition_of(made).log.log_end_offset > 30
+
+
+def test_what_is_no_cluster_is_not_restored(tmp_path: Path) -> None:
+    with pytest.raises(cluster_copy.ClusterCopyError, match="has no metadata of a cluster"):
+        bootstrapped(tmp_path, "new")
+    files = files_of(tmp_path)
+    for cluster in ("a", "b"):
+        image = cluster_copy.ClusterImage(cluster, 0, "w", 1, StoreImage((), ()))
+        files.put(cluster_copy.name_of(cluster, 1), image.encode())
+    with pytest.raises(cluster_copy.ClusterCopyError, match=r"several clusters \(a, b\)"):
+        bootstrapped(tmp_path, "new")
+    newer = cluster_copy.ClusterImage("a", 0, "w", 1, StoreImage((), ()), layout=99)
+    files.put(cluster_copy.name_of("a", 2), newer.encode())
+    with pytest.raises(cluster_copy.ClusterCopyError, match="layout 99"):
+        bootstrap.make_directory(files, "there", "a", SystemDisk(), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    bootstrap.make_directory(files, "there", "b", SystemDisk(), tmp_path / "new")
+    with pytest.raises(cluster_copy.ClusterCopyError, match="not empty"):
+        bootstrap.make_directory(files, "there", "b", SystemDisk(), tmp_path / "new")

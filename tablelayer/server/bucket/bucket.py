@@ -171,6 +171,10 @@ class TableBucket:
         """Nothing is deleted before the lake has it (when there is one)."""
         return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
 
+    def local_floor(self) -> int | None:
+        """Readers find what is in remote storage there."""
+        return None
+
     def check_publishing(self) -> None:
         """Raise KafkaError if what is in the log will not be published before somebody does something about it."""
 

@@ -5,10 +5,11 @@ Order of things (R1, R11, R12): a batch is prepared, appended to the log, put in
 log says that it is replicated, stored; and only then is its high watermark published. Reads see the store alone,
 and an answer made while a batch was being stored waits until that batch is published.
 
-After a crash the store has the rows up to some applied offset, and the rest is replayed from the log. A store
-that is damaged, or ahead of its log, is built again from a snapshot and the log (`recovery`); damage that shows only in
-a read or a write makes it so at once, and whoever asked is told to ask again. Snapshots are taken beside everything
-else (`snapshots`).
+After a crash the store has the rows up to some applied offset, and the rest is replayed from the log. Where old
+segments are in remote storage, what a store has not in its files stays local; older changes are read from there. A
+store that is damaged, or ahead of its log, is built again from a snapshot and the log (`recovery`); damage that shows
+only in a read or a write makes it so at once, and whoever asked is told to ask again. Snapshots are taken beside
+everything else (`snapshots`).
 """
 
 from __future__ import annotations
@@ -106,19 +107,21 @@ class KeyBucket(TableBucket):
             )
 
     async def _bring_up(self) -> None:
-        clock, log = self.services.context.clock, self.partition.log
+        clock, partition, log = self.services.context.clock, self.partition, self.partition.log
         began = clock.monotonic()
         store = await self._recovery.open(log.log_start_offset, log.log_end_offset)
         definition = self.definition
         tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
         kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
         while store.applied_offset < log.log_end_offset:
-            found = log.read(
+            found = await partition.read_anywhere(
                 store.applied_offset, self.services.limits.replay_bytes, up_to=log.log_end_offset
             )
             if found.region is None:
                 raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
-            replayed += await self.services.run(_replay, tablet, versions, found.region, times)
+            replayed += await self.services.run_on(
+                found.region, partition, _replay, tablet, versions, found.region, times
+            )
         self._tablet = tablet
         self._no_space = None
         self._candidate = log.log_end_offset
@@ -460,6 +463,8 @@ class KeyBucket(TableBucket):
                 snapshots.take, tablet.kv, self.services.memory, self.definition, clock.time_ms()
             )
             succeeded = True
+            if self.partition.remote is not None and not self.closed:
+                self.partition.log.roll()  # remote storage gets what the snapshot goes on from
             await self.services.background(snapshots.clean)
             logger.info(
                 "%s: snapshot %d at offset %d: %d rows, %d files of %d bytes, %d of them uploaded in %.0f ms",
@@ -544,6 +549,10 @@ class KeyBucket(TableBucket):
             floor = min(floor, self.snapshots.floor)
         tiered = super().retention_floor()
         return floor if tiered is None else min(floor, tiered)
+
+    def local_floor(self) -> int | None:
+        """A start does not wait for remote storage: what the store would replay is local."""
+        return 0 if self._tablet is None else self._tablet.kv.durable_offset
 
     # -- end -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from broker.remote.configs import is_enabled
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.topic_options import PREFIX, TopicOptions
@@ -39,18 +38,6 @@ PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
 """A topic with more than one dot in its name: its table would be the first group."""
 
 
-def _refuse_remote_changelog(definition: TableDefinition, config: Mapping[str, str]) -> None:
-    """The state of a primary-key table is built from its changelog: that stays where it can be read at once. Raises
-    TableError.
-    """
-    if definition.is_primary_key_table and is_enabled(config):
-        raise TableError(
-            TableErrorCode.INVALID_TABLE,
-            "a primary-key table cannot have its changelog in remote storage (remote.storage.enable): its state is "
-            "built from it; a log table can",
-        )
-
-
 class TopicChecks:
     """What a `broker.cluster.topic_policy.TopicPolicy` says of configurations."""
 
@@ -72,7 +59,6 @@ class TopicChecks:
             _refuse_record_options(config)
             self._catalog.check_database(path.database)
             normal = await self._catalog.reader.run(read_new, path, partitions, config)
-            _refuse_remote_changelog(normal.definition, config)
             self._check_registry(normal.definition)
             self._check_precreated(normal.definition)
             check_lake_options(normal, self._catalog.context.config[ALLOWED_CONFIG])
@@ -115,7 +101,6 @@ class TopicChecks:
                     f"{definition.table_id}",
                 )
             check_partitioned(definition)
-            _refuse_remote_changelog(definition, config)
             partition = definition.of_partition(path.partition, None)
             if partitions != definition.bucket_count:
                 raise TableError(
@@ -178,7 +163,6 @@ class TopicChecks:
             _refuse_topic_lake(config)
             path = TablePath.parse(topic.name)
             normal = await self._catalog.reader.run(read_changed, path, partitions, topic.config, config)
-            _refuse_remote_changelog(normal.definition, config)
             self._check_precreated(normal.definition)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None

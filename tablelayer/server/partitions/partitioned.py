@@ -167,6 +167,9 @@ class OrphanBucket:
     def retention_floor(self) -> int | None:
         return None
 
+    def local_floor(self) -> int | None:
+        return None
+
     async def truncated(self, end_offset: int) -> None:
         """Nothing is held that could be ahead of the log."""
 

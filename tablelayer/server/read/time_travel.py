@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from broker.log.region import RemoteRegion
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.table_options import ChangelogImage
 from tablelayer.server.regions import headers_of
@@ -27,6 +29,8 @@ from tablelayer.server.store.kv import KeyValueStore
 from tablelayer.server.store.tablet import Tablet
 
 if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+    from broker.log.region import FileRegion
     from tablelayer.model.rows.versions import SchemaVersions
     from tablelayer.server.bucket.key_bucket import KeyBucket
     from tablelayer.server.services import Services
@@ -147,16 +151,18 @@ class PastStates:
             if base.is_present:
                 await bucket.read(lambda store: store.checkpoint(directory, services.memory))
                 store = await services.run(KeyValueStore.open, directory, services.memory)
-                regions = await services.run(_regions, log, offset, store.applied_offset)
+                regions = await _regions(services, partition, offset, store.applied_offset)
             else:
                 first = 0 if base.snapshot is None else base.snapshot.offset
-                regions = await services.run(_regions, log, first, offset)
+                regions = await _regions(services, partition, first, offset)
                 if base.snapshot is not None:
                     assert snapshots is not None
                     await services.run(snapshots.download, base.snapshot, directory)
                 store = await services.run(KeyValueStore.open, directory, services.memory)
         try:
-            await services.run(_move, store, bucket.versions(), regions, offset, base.is_present)
+            slow = next((each for each in regions if isinstance(each, RemoteRegion)), None)
+            move = (_move, store, bucket.versions(), regions, offset, base.is_present)
+            await (services.run(*move) if slow is None else services.run_on(slow, partition, *move))
         except BaseException:
             await services.run(store.destroy)
             raise
@@ -194,18 +200,25 @@ def outside_retention(bucket: KeyBucket, offset: int, snapshots: Sequence[Snapsh
     )
 
 
-def _regions(log: Any, start: int, end: int) -> list[Any]:
+async def _regions(services: Services, partition: Partition, start: int, end: int) -> list[FileRegion]:
     """Whole batches that hold [start, end), in order."""
     regions = []
     while start < end:
-        region = log.read(start, 4 << 20, up_to=end).region
+        region = (await partition.read_anywhere(start, 4 << 20, up_to=end)).region
         if region is None:
             # The batch that holds `start` ends behind `end`, and comes alone.
-            region = log.read(start, 1, up_to=log.log_end_offset).region
+            region = (await partition.read_anywhere(start, 1, up_to=partition.log.log_end_offset)).region
+        if region is None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{partition!r} has nothing at offset {start}, below {end}"
+            )
         regions.append(region)
-        for _, header in headers_of(region):
-            start = max(start, header.next_offset)
+        start = max(start, await services.run_on(region, partition, _end_of, region))
     return regions
+
+
+def _end_of(region: FileRegion) -> int:
+    return max(header.next_offset for _, header in headers_of(region))
 
 
 def _move(

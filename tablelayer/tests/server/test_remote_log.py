@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
-import pytest
 
 from broker.remote.chunks import CHUNK_BYTES
 from tablelayer.tests.server.tables import Table, Tables, tables
@@ -93,7 +94,55 @@ async def test_columns_that_lie_far_apart_are_fetched_alone(tmp_path: Path) -> N
         assert remote.chunks.fetched_bytes < 16 * CHUNK_BYTES, "all of it was fetched"
 
 
-async def test_a_primary_key_table_keeps_its_changelog(tmp_path: Path) -> None:
+KEYED = "id BIGINT NOT NULL, wide STRING, PRIMARY KEY (id)"
+
+
+async def keyed(made: Tables, rounds: int = 12, **options: str) -> Table:
+    """Every key in every round, a segment a round."""
+    table, noise = await made.create(KEYED, given=GIVEN, **options), Random(1)
+    for _ in range(rounds):
+        await table.put(*(("+", {"id": at, "wide": noise.randbytes(2500).hex()}) for at in range(40)))
+    return table
+
+
+async def tend(made: Tables, table: Table) -> None:
+    partition = table.partition
+    await partition.flush(made.broker.context.executor)
+    remote = made.broker.broker._remote
+    assert remote is not None
+    await remote.turn()
+    partition.apply_retention(made.broker.context.clock.time_ms())
+
+
+async def test_old_changes_of_a_primary_key_table_are_in_remote_storage(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
-        with pytest.raises(AssertionError, match="primary-key table cannot have its changelog in remote"):
-            await made.create("id BIGINT NOT NULL, PRIMARY KEY (id)", given=GIVEN)
+        table = await keyed(made)
+        partition = table.partition
+        await tend(made, table)
+        assert partition.log.local_start_offset == 0, "what the store would replay is gone"
+        before = await table.changelog()
+        past = partition.high_watermark // 2
+        then = await table.state(as_of=past)
+        partition.hooks._start_flush()
+        await partition.hooks._flushing
+        await tend(made, table)
+        assert partition.log.local_start_offset > past
+        assert await table.changelog() == before
+        assert await table.state(as_of=past) == then
+        assert await table.count() == 40
+
+
+async def test_a_store_that_is_lost_is_built_again_from_remote_storage(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        table = await keyed(made)
+        table.partition.hooks._start_flush()
+        await table.partition.hooks._flushing
+        await tend(made, table)
+        assert table.partition.log.local_start_offset > 0
+        directory = table.partition.hooks.directory
+        rows = await table.state()
+    shutil.rmtree(directory)
+    async with tiered(tmp_path) as made:
+        table = await made.open()
+        assert await table.state() == rows
+        assert len(rows) == 40

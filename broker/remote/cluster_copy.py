@@ -1,0 +1,200 @@
+"""What a broker alone knows of its topics, tables, configurations and users, kept in remote storage beside segments: a
+new machine that has nothing but remote storage goes on from there (`bootstrap`).
+
+    cluster/<cluster id>/metadata-<n>.json.gz   its coordination store (`ClusterImage`); the highest number counts
+
+Numbers are created, never replaced. A broker creates the next one when it starts, before it writes anything else to
+remote storage, and whenever its store has changed since; it looks for a later one all the time. So of two brokers that
+take themselves for the same one the later is the one that writes: the other one finds out, and only reads from then on.
+
+ACLs and what users prove their passwords by are part of it: who may read remote storage may read those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import re
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from broker.cluster.data_dir import LAYOUT_VERSION
+from broker.cluster.store import StoreImage
+
+if TYPE_CHECKING:
+    from broker.objects.files import RemoteFiles
+
+Result = TypeVar("Result")
+
+FOLDER: Final = "cluster"
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"metadata-(\d{20})\.json\.gz")
+_PROBED: Final = 16
+"""Numbers that a listing may still have though they are gone, or not have yet."""
+
+
+class ClusterCopyError(Exception):
+    """What there is of a cluster cannot be used; the text is for a person."""
+
+
+class ReplacedError(Exception):
+    """Another broker has gone on with what this one has in remote storage."""
+
+
+class ClusterImage(msgspec.Struct, frozen=True):
+    """`layout`: of data directories, as the broker knows it that has written this."""
+
+    cluster_id: str
+    broker_id: int
+    writer: str
+    made_ms: int
+    store: StoreImage
+    layout: int = LAYOUT_VERSION
+    version: int = _VERSION
+
+    def encode(self) -> bytes:
+        return gzip.compress(msgspec.json.encode(self), 1, mtime=0)
+
+    @classmethod
+    def decode(cls, name: str, data: bytes) -> ClusterImage:
+        """Raises ClusterCopyError."""
+        try:
+            text = gzip.decompress(data)
+            head = msgspec.json.decode(text, type=_Head)
+            if head.version > _VERSION or head.layout > LAYOUT_VERSION:
+                raise ClusterCopyError(
+                    f"{name} was written by a newer version (layout {head.layout}; this one knows {LAYOUT_VERSION}): "
+                    "upgrade first"
+                )
+            return msgspec.json.decode(text, type=cls)
+        except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+            raise ClusterCopyError(f"{name} cannot be read: {error}") from error
+
+
+class _Head(msgspec.Struct):
+    version: int
+    layout: int
+
+
+class Store(Protocol):
+    """What is copied."""
+
+    @property
+    def changes(self) -> int: ...
+
+    async def image(self) -> StoreImage: ...
+
+
+class ClusterCopy:
+    """Of one broker alone. `executor`: where the network is waited for."""
+
+    def __init__(
+        self,
+        files: RemoteFiles,
+        store: Store,
+        *,
+        cluster_id: str,
+        broker_id: int,
+        writer: str,
+        time_ms: Callable[[], int],
+        executor: Executor,
+    ) -> None:
+        self._files = files
+        self._store = store
+        self._cluster_id = cluster_id
+        self._broker_id = broker_id
+        self._writer = writer
+        self._time_ms = time_ms
+        self._executor = executor
+        self._number: int | None = None
+        self._written: StoreImage | None = None
+        self._changes = -1
+
+    async def keep(self) -> None:
+        """See that what is there is this broker's, and as it is now. Raises ReplacedError, OSError."""
+        if self._number is None:
+            self._number = await self._run(newest_number, self._files, self._cluster_id)
+        elif await self._run(self._is_there, self._number + 1):
+            self._number += 1  # this broker's own, if an answer was lost
+        changes = self._store.changes
+        if changes == self._changes and self._written is not None:
+            return
+        image = await self._store.image()
+        if image != self._written:
+            await self._run(self._write, image)
+            self._written = image
+        self._changes = changes
+
+    def _is_there(self, number: int) -> bool:
+        """Raises ReplacedError if it is another broker's."""
+        name = name_of(self._cluster_id, number)
+        try:
+            found = ClusterImage.decode(name, self._files.read(name))
+        except FileNotFoundError:
+            return False
+        except ClusterCopyError as error:
+            raise ReplacedError(str(error)) from error
+        if found.writer != self._writer:
+            raise ReplacedError(f"{name} was written by another broker")
+        return True
+
+    def _write(self, store: StoreImage) -> None:
+        assert self._number is not None
+        image = ClusterImage(self._cluster_id, self._broker_id, self._writer, self._time_ms(), store)
+        data = image.encode()
+        while True:
+            number = self._number + 1
+            name = name_of(self._cluster_id, number)
+            try:
+                self._files.put(name, data, create=True)
+            except FileExistsError:
+                if self._written is not None:
+                    self._is_there(number)
+                self._number = number  # of the life before, or one whose answer was lost
+                continue
+            self._number = number
+            break
+        if number > 1:
+            with contextlib.suppress(OSError):
+                self._files.remove(name_of(self._cluster_id, number - 1))
+
+    async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+def name_of(cluster_id: str, number: int) -> str:
+    return f"{FOLDER}/{cluster_id}/metadata-{number:020d}.json.gz"
+
+
+def clusters(files: RemoteFiles) -> list[str]:
+    """The ids of the clusters that have their metadata there. Blocking. Raises OSError."""
+    found = (name.split("/") for name in files.names(FOLDER))
+    return sorted({parts[1] for parts in found if len(parts) == 3 and _NAME.fullmatch(parts[2])})
+
+
+def newest_number(files: RemoteFiles, cluster_id: str) -> int:
+    """0 if there is none. A listing may be behind. Blocking. Raises OSError."""
+    names = files.names(f"{FOLDER}/{cluster_id}")
+    found = (_NAME.fullmatch(name.rpartition("/")[2]) for name in names)
+    return max((int(each.group(1)) for each in found if each is not None), default=0)
+
+
+def read_newest(files: RemoteFiles, cluster_id: str) -> ClusterImage:
+    """Blocking. Raises ClusterCopyError, OSError."""
+    listed = newest_number(files, cluster_id)
+    newest: ClusterImage | None = None
+    for number in range(listed or 1, listed + _PROBED):
+        name = name_of(cluster_id, number)
+        try:
+            newest = ClusterImage.decode(name, files.read(name))
+        except FileNotFoundError:
+            if newest is not None:
+                break
+    if newest is None:
+        raise ClusterCopyError(f"there is no metadata of cluster {cluster_id} in {files}")
+    return newest
