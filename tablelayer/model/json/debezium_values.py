@@ -1,4 +1,4 @@
-"""Values as Debezium's connectors write them: numbers for dates and times, base64 for decimals.
+"""Values as Debezium's connectors write them: numbers or objects for dates and times, base64 for decimals.
 
 What a number counts is said, in this order, by the schema around the record (`connect_schema`), by the table's
 `table.kafka.debezium.time-units` for the column, or by its `time-precision-mode` where that leaves nothing open. Else
@@ -28,6 +28,7 @@ from numba import njit
 from tablelayer.model.arrays import unscaled
 from tablelayer.model.errors import RowError
 from tablelayer.model.json import scan as json_scan
+from tablelayer.model.json import structured_times
 from tablelayer.model.json import values as json_values
 from tablelayer.model.json.connect_schema import DECIMAL, TIME_UNITS, ConnectSchema
 from tablelayer.model.json.rows import Field, FoundFields, find_fields
@@ -41,6 +42,7 @@ Mask = npt.NDArray[np.bool_]
 Part = tuple[Mask, Callable[["DebeziumField"], pa.Array]]
 
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_NO_NUMBERS = (DebeziumTime.ISOSTRING, DebeziumTime.STRUCTURED)
 _TEMPORAL_KINDS = TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}
 _UNIT_NAMES = {"d": "days", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
@@ -264,7 +266,8 @@ class DebeziumField(Field):
     # -- dates and times -----------------------------------------------------------------------------------
 
     def _temporal(self) -> pa.Array:
-        """Numbers that count, texts that may have a zone where the column has none, and the two infinities."""
+        """Numbers that count, objects of parts, texts that may have a zone where the column has none, and the two
+        infinities."""
         signs = np.zeros(len(self.kinds), np.int8)
         texts = self.kinds == json_scan.STRING
         if texts.any():
@@ -278,13 +281,19 @@ class DebeziumField(Field):
             else:
                 self._turn_infinities(signs)
         counted = self.kinds == json_scan.NUMBER
-        if self.conventions.time is DebeziumTime.ISOSTRING and self._said() is None:
+        structured = self.kinds == json_scan.CONTAINER
+        if self.conventions.time in _NO_NUMBERS and self._said() is None:
             counted = np.zeros(len(self.kinds), np.bool_)
         failures: list[RowError] = []
         values: pa.Array | None = None
         kinds, self.kinds = self.kinds, np.where(signs != 0, json_scan.MISSING, self.kinds).astype(np.uint8)
         try:
-            values = self._merged(((counted, partial(DebeziumField._counted, signs=signs)),))
+            values = self._merged(
+                (
+                    (counted, partial(DebeziumField._counted, signs=signs)),
+                    (structured, partial(DebeziumField._structured, signs=signs)),
+                )
+            )
             self._look_at_years(values, signs)
         except RowError as error:
             failures.append(self._with_hint(error))
@@ -302,9 +311,9 @@ class DebeziumField(Field):
                 signs[row] = -signs[row]
 
     def _with_hint(self, error: RowError) -> RowError:
-        if self.kinds[error.index] != json_scan.NUMBER or self.conventions.time is not DebeziumTime.ISOSTRING:
+        if self.kinds[error.index] != json_scan.NUMBER or self.conventions.time not in _NO_NUMBERS:
             return error
-        hint = f" ('{TableOptions.debezium_time.name}' is 'isostring')"
+        hint = f" ('{TableOptions.debezium_time.name}' is '{self.conventions.time}')"
         return RowError(error.index, error.column, error.reason + hint)
 
     def _beyond(self, row: int) -> RowError:
@@ -415,6 +424,26 @@ class DebeziumField(Field):
             ticks = np.where(too_high | too_low, 0, numbers) * factor
         else:
             ticks = numbers // (_TICKS[unit] // target)
+        if data_type.kind is TypeKind.TIME and data_type.precision <= 3:
+            ticks = ticks.astype(np.int32)
+        return self.array(ticks)
+
+    def _structured(self, signs: np.ndarray) -> pa.Array:
+        """Objects of the parts of a date or time. What the column cannot hold because it is too early or too late is
+        marked in `signs`."""
+        data_type, moments = self.column.type, structured_times.read(self, self._inside)
+        signs[moments.signs != 0] = moments.signs[moments.signs != 0]
+        days, seconds = moments.days, moments.seconds
+        if data_type.kind is TypeKind.DATE:
+            signs[days > (1 << 31) - 1], signs[days < -(1 << 31)] = 1, -1
+            return self.array(np.where(signs != 0, 0, days).astype(np.int32))
+        target = _TICKS[data_type.unit]
+        seconds = days * _DAY + seconds
+        bound = ((1 << 63) - 1) // target
+        signs[seconds >= bound], signs[seconds < -bound] = 1, -1
+        ticks = np.where(signs != 0, 0, seconds) * target + np.where(
+            signs != 0, 0, moments.nanos // (_TICKS["ns"] // target)
+        )
         if data_type.kind is TypeKind.TIME and data_type.precision <= 3:
             ticks = ticks.astype(np.int32)
         return self.array(ticks)

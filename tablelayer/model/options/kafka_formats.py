@@ -33,6 +33,7 @@ class DebeziumTime(StrEnum):
     MICROSECONDS = "microseconds"
     NANOSECONDS = "nanoseconds"
     ISOSTRING = "isostring"
+    STRUCTURED = "structured"
 
 
 class DebeziumDecimals(StrEnum):

@@ -352,8 +352,9 @@ class TableOptions:
         DebeziumTime.ADAPTIVE,
         "What numbers in DATE, TIME and TIMESTAMP columns count, as the connector's time.precision.mode: "
         "'adaptive' goes by the column's precision (and refuses what is hardly meant then), "
-        "'adaptive_time_microseconds' but for TIME, 'connect' is milliseconds, 'isostring' refuses numbers (with "
-        "json values: the default). A schema around the record, and time-units, come first. Texts are always read.",
+        "'adaptive_time_microseconds' but for TIME, 'connect' is milliseconds, 'isostring' (with json values: the "
+        "default) and 'structured' refuse numbers. A schema around the record, and time-units, come first. Texts, and "
+        "objects of year, month, day, hour and so on, are always read.",
         derived=_debezium_time,
         alterable=True,
         value_format=JSON_FORMATS,

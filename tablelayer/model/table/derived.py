@@ -15,7 +15,7 @@ import msgspec
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.json import connect_schema
 from tablelayer.model.json.connect_schema import DECIMAL, VARIABLE_DECIMAL, ConnectSchema
-from tablelayer.model.options.kafka_formats import KafkaValueFormat
+from tablelayer.model.options.kafka_formats import DELETED_FIELD, KafkaValueFormat
 from tablelayer.model.options.table_options import TableOptions
 from tablelayer.model.schema.schema import Column, Schema, check_column_name
 from tablelayer.model.table.definition import TableDefinition, TablePath
@@ -40,6 +40,10 @@ _NAMED = {
     f"{_TIME}IsoTimestamp": types.timestamp(6),
     f"{_TIME}NanoTimestamp": types.timestamp(9),
     f"{_TIME}ZonedTimestamp": types.timestamp_ltz(6),
+    f"{_TIME}StructuredDate": types.DATE,
+    f"{_TIME}StructuredTime": types.time(6),
+    f"{_TIME}StructuredTimestamp": types.timestamp(6),
+    f"{_TIME}StructuredZonedTimestamp": types.timestamp_ltz(6),
     VARIABLE_DECIMAL: types.decimal(38, 18),
 }
 _PLAIN = {
@@ -57,6 +61,7 @@ _PLAIN = {
 }
 _ENVELOPE = frozenset({"schema", "payload"})
 _OP_FIELD = "__op"
+_MARKS = frozenset({DELETED_FIELD, _OP_FIELD})
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -82,6 +87,8 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
         )
     newest, found = rows[-1], _fields(rows)
     keys = tuple(primary_key) or _key_names(samples)
+    if keys and not newest.is_change:  # as columns they would mark no deletion any more
+        found = [each for each in found if each[0] not in _MARKS or each[0] in keys]
     known = [name for name, _, _ in found]
     missing = [name for name in keys if name not in known]
     if missing:

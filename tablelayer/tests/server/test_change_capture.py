@@ -40,8 +40,8 @@ def field(name: str, kind: str, meaning: str | None = None, **more: Any) -> dict
     return {"type": kind, "optional": True, "field": name, **named, **more}
 
 
-def struct(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "struct", "fields": list(fields), "optional": True, "field": name}
+def struct(column: str, *fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "struct", "fields": list(fields), "optional": True, "field": column, **more}
 
 
 def enveloped(payload: Any, *fields: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +167,98 @@ def test_r17_10_isostring_has_the_letter_of_a_zone(kind: str, text: str, wanted:
     assert str(rows.column(0)[0].as_py()) == wanted
 
 
+def parts(*numbers: int | None, **more: Any) -> dict[str, Any]:
+    """As a connector writes a moment with `time.precision.mode=structured`: what it does not know is null."""
+    names = ("year", "month", "day", "hour", "minute", "second", "nanos")
+    known = {name: number for name, number in zip(names, numbers, strict=False) if number is not None}
+    return {"specialValue": None, "precision": 6, **known, **more}
+
+
+_LEAP = (2024, 2, 29, 12, 34, 56, 789_012_000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wanted"),
+    [
+        ("DATE", parts(2024, 2, 29), "2024-02-29"),
+        ("DATE", parts(1900, 3, 1, 0, 0, 0, 0), "1900-03-01"),
+        ("DATE", parts(1, 1, 1), "0001-01-01"),
+        ("DATE", parts(9999, 12, 31), "9999-12-31"),
+        ("TIME(6)", parts(None, None, None, 23, 59, 59, 999_999_000), "23:59:59.999999"),
+        ("TIME(3)", parts(None, None, None, 0, 0, 1, 5_000_000), "00:00:01.005000"),
+        ("TIME(0)", parts(None, None, None, 12, 34, 56, offsetSeconds=0), "12:34:56"),
+        ("TIMESTAMP(6)", parts(*_LEAP), "2024-02-29 12:34:56.789012"),
+        ("TIMESTAMP(3)", parts(1969, 12, 31, 23, 59, 59, 999_000_000), "1969-12-31 23:59:59.999000"),
+        ("TIMESTAMP(0)", parts(2000, 2, 29, 0, 0, 0), "2000-02-29 00:00:00"),
+        ("TIMESTAMP(6)", parts(*_LEAP, offsetSeconds=0), "2024-02-29 12:34:56.789012"),
+        (
+            "TIMESTAMP_LTZ(6)",
+            parts(*_LEAP, offsetSeconds=0, zoneId="UTC"),
+            "2024-02-29 12:34:56.789012+00:00",
+        ),
+        ("TIMESTAMP_LTZ(6)", parts(*_LEAP, offsetSeconds=46_800), "2024-02-28 23:34:56.789012+00:00"),
+        ("TIMESTAMP_LTZ(6)", parts(*_LEAP, offsetSeconds=-43_200), "2024-03-01 00:34:56.789012+00:00"),
+    ],
+)
+def test_r17_10_dates_and_times_come_as_objects_of_their_parts(
+    kind: str, value: dict[str, Any], wanted: str
+) -> None:
+    said = struct("v", field("year", "int32"), name="io.debezium.time.StructuredTimestamp")
+    structured = {"table.kafka.debezium.time-precision-mode": "structured"}
+    for options in ({}, DEBEZIUM, {**DEBEZIUM, **structured}):
+        definition = table(f"id BIGINT; v {kind}", ("id",), **options)
+        row = {"id": 1, "v": value}
+        around = (lambda each: (None, each)) if not options else created
+        events = [around({"id": 0}), around(row), *((created(row, said),) if options else ())]
+        rows = from_kafka(records(*events), definition).rows.column("v")
+        assert [str(each) for each in rows.to_pylist()] == ["None", *[wanted] * (len(events) - 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        ("DATE", parts(2023, 2, 29), "is not a date"),
+        ("DATE", parts(1900, 2, 29), "is not a date"),
+        ("DATE", parts(2024, 13, 1), "is not a date"),
+        ("DATE", parts(2024, 0, 1), "is not a date"),
+        ("DATE", parts(2024, 4, 31), "is not a date"),
+        ("DATE", parts(2024, 4, 0), "is not a date"),
+        ("DATE", parts(2024, 2), "is not a value of"),
+        ("DATE", parts(2024, 2, 29, 0, 0, 1), "is not a date"),
+        ("DATE", {"specialValue": "NOON"}, "is not a value of"),
+        ("DATE", {}, "is not a value of"),
+        ("DATE", [2024, 2, 29], "is not a value of"),
+        ("DATE", parts(2024, 2, 29, month="x"), "'x'"),
+        ("TIME(6)", parts(None, None, None, 24, 0, 0), "is not a time"),
+        ("TIME(6)", parts(None, None, None, 1, 60, 0), "is not a time"),
+        ("TIME(6)", parts(None, None, None, 1, 0, 60), "is not a time"),
+        ("TIME(6)", parts(None, None, None, 1, 0, 0, -1), "is not a time"),
+        ("TIME(6)", parts(None, None, None, 1, 0, 0, 1_000_000_000), "is not a time"),
+        ("TIME(6)", parts(None, None, None, 1, 0, 0, offsetSeconds=3600), "zone"),
+        ("TIME(6)", parts(2024, None, None, 1, 0, 0), "is not a time"),
+        ("TIME(6)", {"specialValue": "POSITIVE_INFINITY"}, "is not a value of"),
+        ("TIME(3)", parts(None, None, None, 1, 0, 0, 1000), "more digits"),
+        ("TIMESTAMP(3)", parts(*_LEAP), "more digits"),
+        ("TIMESTAMP(6)", parts(*_LEAP, offsetSeconds=3600), "zone"),
+        ("TIMESTAMP(6)", parts(*_LEAP[:3]), "is not a value of"),
+        ("TIMESTAMP_LTZ(6)", parts(*_LEAP), "zone"),
+        ("TIMESTAMP_LTZ(6)", parts(*_LEAP, offsetSeconds=70_000), "is not a timestamp"),
+    ],
+)
+def test_r17_10_parts_that_are_no_date_or_time_name_their_record(kind: str, value: Any, reason: str) -> None:
+    definition = table(f"id BIGINT; v {kind}", ("id",), **DEBEZIUM)
+    good = created({"id": 1})
+    with pytest.raises(RowError, match=reason) as caught:
+        from_kafka(records(good, created({"id": 2, "v": value}), created({"id": 3, "v": {}})), definition)
+    assert (caught.value.index, caught.value.column) == (1, "v")
+
+
+def test_r17_10_numbers_are_no_times_where_the_connector_writes_objects() -> None:
+    options = {**DEBEZIUM, "table.kafka.debezium.time-precision-mode": "structured"}
+    with pytest.raises(RowError, match="is 'structured'"):
+        from_kafka(records(created({"id": 1, "v": 5})), table("id BIGINT; v TIMESTAMP(3)", **options))
+
+
 _MICROS, _MILLIS = (field("v", "int64", _TIME + name) for name in ("MicroTimestamp", "Timestamp"))
 _DAYS = field("v", "int32", _TIME + "Date")
 _ZONED = field("v", "string", _TIME + "ZonedTimestamp")
@@ -196,6 +288,14 @@ _ZONED = field("v", "string", _TIME + "ZonedTimestamp")
         ("DATE", _DAYS, -2_147_472_691, "0001-01-01"),
         ("DATE", _DAYS, 2_932_897, "9999-12-31"),
         ("DATE", None, -719_163, "0001-01-01"),
+        ("DATE", None, {"specialValue": "POSITIVE_INFINITY"}, "9999-12-31"),
+        ("DATE", None, parts(-1, 12, 31), "0001-01-01"),
+        ("DATE", None, parts(2_147_483_647, 12, 31), "9999-12-31"),
+        ("TIMESTAMP(3)", None, {"specialValue": "NEGATIVE_INFINITY", "precision": 3}, "0001-01-01 00:00:00"),
+        ("TIMESTAMP(6)", None, parts(10_000, 1, 1, 0, 0, 0), "9999-12-31 23:59:59.999999"),
+        ("TIMESTAMP(6)", None, parts(-2_147_483_648, 1, 1, 0, 0, 0), "0001-01-01 00:00:00"),
+        ("TIMESTAMP(6)", None, parts(2_147_483_647, 1, 1, 0, 0, 0), "9999-12-31 23:59:59.999999"),
+        ("TIMESTAMP_LTZ(3)", None, parts(1, 1, 1, 0, 0, 0, offsetSeconds=1), "0001-01-01 00:00:00+00:00"),
     ],
 )
 def test_r17_10_dates_that_nobody_can_read_are_what_the_table_says(
@@ -592,6 +692,32 @@ async def test_r17_14_adding_is_for_json(tmp_path: Path) -> None:
     async with tables(tmp_path) as world:
         with pytest.raises(TableError, match="is for values in JSON"):
             await world.create("id BIGINT", given={**ADDING, "table.kafka.value-format": "avro"})
+
+
+@pytest.mark.parametrize("schemas", [False, True])
+async def test_a_table_for_flattened_events_has_no_column_for_what_marks_deletions(
+    tmp_path: Path, schemas: bool
+) -> None:
+    fields = [
+        field("id", "int64"),
+        field("name", "string"),
+        field("__deleted", "string"),
+        field("__op", "string"),
+    ]
+    key = json.dumps({"id": 7}).encode()
+    row = {"id": 7, "name": "x", "__op": "c"}
+    around = (lambda each: flat(each, *fields)) if schemas else (lambda each: each)
+    put, gone = around({**row, "__deleted": "false"}), around({**row, "__deleted": "true"})
+    sample = Sample.of(key, json.dumps(put).encode())
+    async with tables(tmp_path) as world:
+        made = await world.create_as(derive(TablePath("default", "t"), [sample]))
+        assert made.definition.schema.names == ["id", "name"]
+        await sent(made, ({"id": 7}, put))
+        assert await made.lookup({"id": 7}) == [{"id": 7, "name": "x"}]
+        await sent(made, ({"id": 7}, gone))
+        assert await made.lookup({"id": 7}) == [None]
+    log = derive(TablePath("default", "l"), [Sample.of(None, json.dumps(put).encode())])
+    assert set(log.schema.names) == {"id", "name", "__deleted", "__op"}
 
 
 # -- MySQL's connector --------------------------------------------------------------------------------------
