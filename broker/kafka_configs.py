@@ -217,7 +217,6 @@ config.providers LIST* ""
 create.topic.policy.class.name CLASS
 kafka.metrics.reporters LIST ""
 metric.reporters LIST* ""
-replica.selector.class STRING
 """
 _MISSED: Final = """
 cordoned.log.dirs LIST* ""

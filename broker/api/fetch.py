@@ -47,6 +47,9 @@ from broker.cluster.partition import Partition, PartitionChanges
 from broker.config import BrokerConfig
 from broker.log.errors import InRemoteStorage
 from broker.ports import Clock, Entropy
+from broker.replication.configs import RACK_AWARE
+from broker.replication.leading import ReplicatedPartition
+from broker.replication.nearest import NOBODY, FollowedPartition, nearest_replica
 from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.requests.wakeup import Wakeup
@@ -177,6 +180,8 @@ class FetchApi:
                 self._resolve(entry, fetch)
             if entry.partition is not None and entry.partition.hooks is not None:
                 fetch.has_hooks = True
+        if fetch.rack and self._config["replica.selector.class"] == RACK_AWARE:
+            yield from self._send_to_nearest(fetch)
         if not fetch.has_hooks:
             yield from fetch.read()
             is_over = fetch.is_complete or fetch.request.max_wait_ms <= 0 or self._stopping
@@ -230,12 +235,38 @@ class FetchApi:
         entry.partition = (
             self._metadata.find_partition(entry.name, entry.request.partition) if found else None
         )
+        if fetch.rack and entry.partition is not None and entry.partition.closed:
+            entry.partition = self._followed(entry.partition)
         if entry.partition is None and found:
             entry.missing_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if entry.name and not fetch.may_read(entry.name):
             entry.partition = None
             entry.missing_code = fetch.code_of_denied(entry.name)
         entry.image = self._metadata.version
+
+    def _followed(self, partition: Partition) -> Partition:
+        """What this broker has of a partition that another one leads, if consumers may read it as it is."""
+        topic, metadata = partition.topic, self._metadata
+        follower = metadata.follower(topic.name, partition.index)
+        if follower is None or any(name in metadata.topic_configs.extension_keys for name in topic.config):
+            return partition
+        return follower.readable
+
+    def _send_to_nearest(self, fetch: _Fetch) -> Work[None]:
+        """Consumers that say their rack are told of replicas there, where that is configured (KIP-392)."""
+        brokers = self._metadata.image.brokers
+        for entry in fetch.wanted:
+            yield
+            partition = entry.partition
+            entry.preferred = NOBODY
+            if (
+                isinstance(partition, ReplicatedPartition)
+                and partition.hooks is None
+                and not any(
+                    name in self._metadata.topic_configs.extension_keys for name in partition.topic.config
+                )
+            ):
+                entry.preferred = nearest_replica(partition, fetch.rack, entry.request.fetch_offset, brokers)
 
     def _check_again(self, fetch: _Fetch) -> Work[None]:
         """Rights have changed since the partitions were looked up: what may not be read any more is not told."""
@@ -314,7 +345,16 @@ def _superseded(session: FetchSession[Any]) -> FetchResponse:
 class _Wanted(SessionPartition):
     """One partition of a fetch and its part of the answer. Lives on in a session."""
 
-    __slots__ = ("answer", "image", "missing_code", "name", "partition", "record_count", "size")
+    __slots__ = (
+        "answer",
+        "image",
+        "missing_code",
+        "name",
+        "partition",
+        "preferred",
+        "record_count",
+        "size",
+    )
 
     def __init__(self, topic: FetchTopic, request: FetchPartition) -> None:
         super().__init__(topic, request)
@@ -323,6 +363,8 @@ class _Wanted(SessionPartition):
         self.missing_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         self.image = -1  # the version of the topic image in which it was looked up
         self.answer: PartitionData | None = None
+        self.preferred = NOBODY
+        """The replica that the consumer is to ask instead."""
         self.size = 0
         self.record_count = 0
 
@@ -341,6 +383,7 @@ class _Wanted(SessionPartition):
         partition, request = self.partition, self.request
         return (
             partition is not None
+            and self.preferred == NOBODY
             and partition.is_open
             and partition.high_watermark == self.told_high_watermark == request.fetch_offset
             and partition.log.log_start_offset == self.told_log_start
@@ -369,6 +412,7 @@ class _Fetch:
         "in_remote_storage",
         "is_follower",
         "listener",
+        "rack",
         "request",
         "session",
         "superseded",
@@ -403,6 +447,7 @@ class _Fetch:
         """What was found to be there only, and is not read yet."""
         self.by_id = context.api_version >= FIRST_VERSION_WITH_IDS
         self.is_follower = is_follower(request)
+        self.rack = request.rack_id
         self._context = context
         self._rights: Rights | None = None if session is None else session.rights
 
@@ -495,7 +540,8 @@ class _Fetch:
             answer.high_watermark = partition.high_watermark
             answer.last_stable_offset = partition.last_stable_offset
             answer.log_start_offset = log.log_start_offset
-            if request.last_fetched_epoch >= 0:
+            is_behind = isinstance(partition, FollowedPartition) and request.fetch_offset > log.log_end_offset
+            if request.last_fetched_epoch >= 0 and not is_behind:  # its leader may have more
                 epoch, end_offset = log.epoch_end_offset(request.last_fetched_epoch)
                 if epoch < request.last_fetched_epoch or end_offset < request.fetch_offset:
                     # KIP-320: what the consumer has read is not what is here; it has to go back.
@@ -504,6 +550,9 @@ class _Fetch:
                     return False
             if not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
                 self._fail(entry, ErrorCode.OFFSET_OUT_OF_RANGE)
+            elif entry.preferred != NOBODY:
+                answer.preferred_read_replica = entry.preferred
+                self._failed.add(entry)
         except KafkaError as error:
             self._fail(entry, error.code, error.message)
         return entry not in self._failed

@@ -71,6 +71,7 @@ class SessionPartition:
             or answer.log_start_offset != self.told_log_start
             or answer.error_code != 0
             or answer.diverging_epoch is not None
+            or answer.preferred_read_replica >= 0
         )
         self.note(answer)
         return changed

@@ -8,6 +8,16 @@ from broker.config_key import ConfigKey, ConfigType, at_least, between
 
 _INT, _LONG, _SHORT, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.SHORT, ConfigType.BOOLEAN
 
+RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+_LEADER: Final = "org.apache.kafka.common.replica.LeaderSelector"
+
+
+def _check_selector(name: str) -> str | None:
+    if name in (RACK_AWARE, _LEADER):
+        return None
+    return f"Classes of Java cannot be plugged in; {RACK_AWARE} and {_LEADER} are what is offered"
+
+
 REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     ConfigKey(
         "default.replication.factor",
@@ -76,6 +86,15 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             dynamic=True,
         )
         for role, copies in (("leader", "sends to followers"), ("follower", "fetches as a follower"))
+    ),
+    ConfigKey(
+        "replica.selector.class",
+        ConfigType.STRING,
+        None,
+        "Which replica a consumer reads from: the leader, or with "
+        "org.apache.kafka.common.replica.RackAwareReplicaSelector one that is in sync on the consumer's rack "
+        "(client.rack) where there is one.",
+        _check_selector,
     ),
     ConfigKey(
         "controlled.shutdown.enable",

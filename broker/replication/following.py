@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from broker.cluster.image import NO_LEADER
 from broker.cluster.log_closing import close_log
+from broker.replication.nearest import FollowedPartition
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Follower:
         self._opening: asyncio.Future[PartitionLog] | None = None
         self._committing: asyncio.Future[None] | None = None
         self._copying: asyncio.Future[None] | None = None
+        self._read: FollowedPartition | None = None
         self.ended = False
 
     def __repr__(self) -> str:
@@ -78,6 +80,17 @@ class Follower:
         if self._log is None:
             raise RuntimeError(f"{self!r} is not open")
         return self._log
+
+    @property
+    def readable(self) -> FollowedPartition:
+        """What consumers may read of it."""
+        if self._read is None:
+            self._read = FollowedPartition(self)
+        return self._read
+
+    def _tell_readers(self) -> None:
+        if self._read is not None:
+            self._read.refresh()
 
     @property
     def is_open(self) -> bool:
@@ -109,6 +122,7 @@ class Follower:
         if state.leader_epoch != self.state.leader_epoch:
             self.not_before = 0.0
         self.state = state
+        self._tell_readers()
 
     # -- what the leader answers ---------------------------------------------------------------------------
 
@@ -125,6 +139,8 @@ class Follower:
             )
             log.restart_at(max(answer.log_start_offset, 0))
             self.high_watermark = min(self.high_watermark, log.log_end_offset)
+            if self._read is not None:
+                self._read.truncated()
             return
         if code:
             raise KafkaError(ErrorCode(code), f"the leader of {self.name} has said {ErrorCode(code).name}")
@@ -140,16 +156,22 @@ class Follower:
         self.high_watermark = max(self.high_watermark, min(answer.high_watermark, log.log_end_offset))
         if answer.log_start_offset > log.log_start_offset:
             log.delete_records(min(answer.log_start_offset, log.log_end_offset))
+        self._tell_readers()
 
     async def _copied(self, answer: PartitionData, slices: Slices) -> None:
         """Not all of it, if this follower ends or follows another epoch meanwhile."""
-        _, rest = slices.start(self._copies(answer))
-        if rest is not None:
-            self._copying = rest
-            try:
+        log, read = self.log, self._read
+        if read is not None:
+            read.copying(log)
+        try:
+            _, rest = slices.start(self._copies(answer))
+            if rest is not None:
+                self._copying = rest
                 await rest
-            finally:
-                self._copying = None
+        finally:
+            self._copying = None
+            if read is not None:
+                read.copied(log)
 
     def _copies(self, answer: PartitionData) -> Work[None]:
         epoch = self.state.leader_epoch
@@ -200,6 +222,8 @@ class Follower:
         log.truncate_to(end_offset)
         log.follow()
         self.high_watermark = min(self.high_watermark, log.log_end_offset)
+        if self._read is not None:
+            self._read.truncated()
 
     async def commit(self, executor: Executor) -> None:
         """Make durable what the topic wants to be, before the leader is told that it is here. Raises KafkaError."""
@@ -216,12 +240,14 @@ class Follower:
         if self.failure is None:
             self.failure = reason
             logger.error("the replica %s is offline: %s", self.name, reason)
+            self._tell_readers()
 
     # -- the end -------------------------------------------------------------------------------------------
 
     async def release(self) -> tuple[PartitionLog | None, int]:
         """Its log, open, for who leads from now on; None if it was not opened or has failed. And the high watermark."""
         self.ended = True
+        self._tell_readers()
         await self.at_rest()
         log, self._log = self._log, None
         if log is not None and log.failure is not None:
@@ -232,6 +258,7 @@ class Follower:
     async def close(self, executor: Executor | None = None, *, clean: bool = True) -> None:
         """Flush and close the log; what goes wrong leaves its reason in `failure`."""
         self.ended = True
+        self._tell_readers()
         await self.at_rest()
         log, self._log = self._log, None
         if log is not None:

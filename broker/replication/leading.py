@@ -47,6 +47,9 @@ class Leading(Protocol):
     def appended(self, partition: ReplicatedPartition) -> None:
         """Followers may fetch more."""
 
+    def published(self, partition: ReplicatedPartition) -> None:
+        """Followers may show more."""
+
     def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
         """Write it down; the partition hears of it by `follow` or `refused`."""
 
@@ -168,6 +171,7 @@ class ReplicatedPartition(Partition):
         if new > self.high_watermark:
             self.high_watermark = new
             self._moved()
+            self._leading.published(self)
 
     def _replicated(self, offset: int) -> None:
         progress = self.progress

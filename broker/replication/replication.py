@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.cluster.image import NO_LEADER
 from broker.ports import STORE_LOST
+from broker.replication.configs import RACK_AWARE
 from broker.replication.fetcher import Fetcher
 from broker.replication.following import Follower
 from broker.replication.leading import ReplicatedPartition
@@ -109,6 +110,10 @@ class Replication:
     def appended(self, partition: ReplicatedPartition) -> None:
         if self._peers is not None:
             self.fetches.appended(partition)
+
+    def published(self, partition: ReplicatedPartition) -> None:
+        if self._peers is not None and self._config["replica.selector.class"] == RACK_AWARE:
+            self.fetches.published(partition)
 
     def leads(self, partition: ReplicatedPartition) -> None:
         self._led[partition] = None

@@ -65,6 +65,12 @@ class FollowerFetches:
             for fetch in self._waiting.get(broker, ()):
                 fetch.appended(partition)
 
+    def published(self, partition: ReplicatedPartition) -> None:
+        """Consumers read from followers: those hear of another high watermark at once, not at the end of a wait."""
+        for broker in partition.progress.replicas:
+            for fetch in self._waiting.get(broker, ()):
+                fetch.published(partition)
+
     def fetch(self, context: RequestContext, request: FetchRequest) -> Awaitable[Any]:
         """Raises KafkaError for who is not one of the cluster's own."""
         if not context.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
@@ -148,6 +154,7 @@ class _FollowerFetch:
         self._throttle = throttle
         self._bytes = 0
         self._grown: dict[ReplicatedPartition, None] = {}
+        self._published: set[ReplicatedPartition] = set()
         self._wakeup = Wakeup()
 
     # -- waiting -------------------------------------------------------------------------------------------
@@ -156,6 +163,12 @@ class _FollowerFetch:
         if partition in self.places:
             self._grown[partition] = None
             self.wake()
+
+    def published(self, partition: ReplicatedPartition) -> None:
+        entry = self.places.get(partition)
+        if entry is not None and entry.answer is None:
+            self._published.add(partition)
+            self.appended(partition)
 
     def wake(self) -> None:
         self._wakeup.wake()
@@ -197,6 +210,9 @@ class _FollowerFetch:
         try:
             self._check(entry)
             self._read(entry)
+            if entry.answer is None and partition in self._published and self._has_news(entry):
+                self._answer(entry)
+                self.is_complete = True
         except KafkaError as error:
             self._failed(entry, error.code)
 
