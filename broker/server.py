@@ -76,6 +76,7 @@ from broker.groups.handlers import GroupHandlers
 from broker.groups.journal import TOPIC as OFFSETS_TOPIC
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
+from broker.groups.offset_handlers import OffsetHandlers
 from broker.listeners import Listener, SecurityProtocol, inter_broker_listener
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
@@ -711,7 +712,8 @@ class Broker:
             *DelegationTokensApi(self.sasl.tokens, clock, entropy, executor).declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(transactions, allocate_producer_id).declarations(),
-            *GroupHandlers(groups, transactions, metadata, identity, clock, entropy, slices).declarations(),
+            *GroupHandlers(groups, transactions, metadata, identity, entropy, slices).declarations(),
+            *OffsetHandlers(groups, metadata, clock, slices).declarations(),
             *ConsumerGroupHandlers(groups, patterns, metadata, entropy).declarations(),
             *TransactionHandlers(
                 transactions, metadata, allocate_producer_id, executor, clock, slices

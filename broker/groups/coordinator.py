@@ -183,6 +183,10 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self.journal.unavailable(group_id)
 
+    def exists(self, group_id: str) -> bool:
+        """A group is there as soon as a transaction has committed offsets to it, though it has not ended."""
+        return group_id in self.groups or bool(self.transactional.unstable_partitions(group_id))
+
     def submit(
         self, group_id: str, event_for: Callable[[int], Event], respond: Callable[[Any], R]
     ) -> R | asyncio.Future[R]:

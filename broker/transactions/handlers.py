@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from broker.groups.handlers import prepared
 from broker.groups.model import CommittedOffset
+from broker.groups.offset_handlers import prepared
 from broker.pattern import PatternError, matching
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext

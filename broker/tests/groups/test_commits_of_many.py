@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import islice
 
-from broker.groups.handlers import _commit_response
+from broker.groups.offset_handlers import _commit_response
 from broker.slices import finish
 from protocol.errors import ErrorCode
 from protocol.messages.offset_commit import (

@@ -19,6 +19,7 @@ from broker.groups.journal import TOPIC
 from broker.groups.model import Limits
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
+from broker.groups.offset_handlers import OffsetHandlers
 from broker.ports import AgeClock
 from broker.requests.declaration import RequestContext
 from broker.security.principal import ANONYMOUS, Session
@@ -187,7 +188,8 @@ class Site:
         transactions = SimpleNamespace(journal=self.coordinator.journal, check_offered=lambda: None)
         patterns = PatternResolver(self.coordinator, metadata, executor, clock, background)
         handlers = (
-            GroupHandlers(self.coordinator, transactions, metadata, identity, clock, entropy, Slices()),
+            GroupHandlers(self.coordinator, transactions, metadata, identity, entropy, Slices()),
+            OffsetHandlers(self.coordinator, metadata, clock, Slices()),
             ConsumerGroupHandlers(self.coordinator, patterns, metadata, entropy),
         )
         self.apis = {each.key: each for every in handlers for each in every.declarations()}
