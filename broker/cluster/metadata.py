@@ -84,7 +84,6 @@ from broker.ports import (
     StoreOutcomeUnknownError,
     StoreUnavailableError,
 )
-from broker.remote.configs import is_enabled
 from broker.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 
@@ -568,11 +567,6 @@ class TopicManager:
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"{where} cannot be moved: the partitions of a table stay where they are",
             )
-        if after.adding and is_enabled(config):
-            return KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{where} cannot be moved: a part of it is in remote storage, which is not copied yet",
-            )
         return None
 
     async def leave(self, seconds: float) -> None:
@@ -910,7 +904,6 @@ class TopicManager:
 
     async def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=name in INTERNAL_TOPICS)
-        self._check_remote_storage({}, config)
         for policy in self._policies:
             config = await policy.validate_topic(name, partitions, config)
         return config
@@ -918,18 +911,9 @@ class TopicManager:
     async def _revalidated(self, old: TopicImage, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=old.internal)
         self.topic_configs.check_change(old.config, config)
-        self._check_remote_storage(old.config, config)
         for policy in self._policies:
             config = await policy.validate_change(old, partitions, config)
         return config
-
-    def _check_remote_storage(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
-        """What a follower would copy of a log that is in remote storage is not settled."""
-        if is_enabled(new) and not is_enabled(old) and len(self.image.brokers) > 1:
-            raise KafkaError(
-                ErrorCode.INVALID_CONFIG,
-                "remote.storage.enable is not offered in a cluster of several brokers yet",
-            )
 
     async def _remove_replica(self, topic: TopicImage, index: int) -> None:
         """Of a partition that others hold: its files are out of the way when this returns, and gone later."""
