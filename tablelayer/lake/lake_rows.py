@@ -1,15 +1,18 @@
 """`db.t$lake` and `db.t$lake$snapshots` of `format("headrace")`: a lake table alone, as Spark's Python source reads it.
 
-The snapshot is pinned when the frame is first used. The rows come through one task, without Spark's own readers of
+The snapshot is pinned when the frame is first used: the newest, the one that `snapshot` names, or the newest at
+`endingTimestamp`. The rows come through one task, without Spark's own readers of
 Iceberg and Paimon: for all of a large lake table `tablelayer.lake.union_read.union_read` is quicker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -59,7 +62,24 @@ class ViewReader(DataSourceReader):
             raise LakeError(
                 f"{tiered.definition.path} is not in the lake yet: run `headrace tier --once` first"
             )
-        return [_Pinned(state)]
+        return [_Pinned(replace(state, head=self._snapshot(tiered, state.head)))]
+
+    def _snapshot(self, tiered: TieredTable, head: int) -> int:
+        """The one that is asked for, by its number or by a time. Raises LakeError if it is not there (any more)."""
+        wanted, time = self.options.snapshot, self.options.end
+        if wanted is None and not isinstance(time, int):
+            return head
+        known = tiered.catalog.reader(tiered.definition).snapshots()
+        if wanted is None:
+            known = known.filter(pc.less_equal(known["committed_at"].cast(pa.int64()), time))
+        numbers = known["snapshot_id"].to_pylist()
+        if (wanted is not None and wanted not in numbers) or not numbers:
+            what = "of that time" if wanted is None else str(wanted)
+            raise LakeError(
+                f"the lake of {tiered.definition.path} has no snapshot {what}: {tiered.definition.path}$lake$snapshots"
+                " says which ones there are"
+            )
+        return int(numbers[-1] if wanted is None else wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         tiered = _tiered(self.options)

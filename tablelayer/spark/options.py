@@ -37,7 +37,7 @@ bucket."""
 _READ = (
     "bootstrap.servers", "table", "columns", "mode", "where", "limit", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "availableNow", "failOnDataLoss",
-    "minPartitions", "maxRecordsPerPartition", "path",
+    "minPartitions", "maxRecordsPerPartition", "snapshot", "path",
 )  # fmt: skip
 _WRITE = (
     "bootstrap.servers", "table", "write.mode", "columns", "row.kind.column", "delivery", "txnAppId",
@@ -55,7 +55,8 @@ _NOT_HANDED_ON = (
 )
 _CHANGELOG, _LAKE = "$changelog", "$lake"
 _VIEWS: dict[str, View] = {_LAKE: "lake", f"{_LAKE}$snapshots": "snapshots"}
-_OF_VIEWS = ("bootstrap.servers", "table", "path", "columns", "where", "limit")
+_OF_VIEWS = ("bootstrap.servers", "table", "path", "columns", "where", "limit", "snapshot", "endingTimestamp")
+_OF_THE_LAKE_ALONE = ("where", "snapshot", "endingTimestamp")
 _MAX_RECORDS_PER_PARTITION = 1_000_000
 
 
@@ -77,6 +78,8 @@ class ReadOptions:
     min_partitions: int
     max_records: int
     view: View = ""
+    snapshot: int | None = None
+    """Of the lake alone."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -85,9 +88,9 @@ class ReadOptions:
         stated = given.choice("mode", ("current", "changelog", "upsert"), None)
         if table.lower().endswith(_CHANGELOG):
             table = table[: -len(_CHANGELOG)]
-            if stated not in (None, "changelog"):
+            if stated not in (None, "changelog", "upsert"):
                 raise ValueError(f"{table}{_CHANGELOG} is every change of {table}: leave mode '{stated}' out")
-            stated = "changelog"
+            stated = stated or "changelog"
         name, dollar, _ = table.partition("$")
         view: View = ""
         if dollar:
@@ -96,11 +99,14 @@ class ReadOptions:
                 raise ValueError(f"{table}: of {name} there are {', '.join((_CHANGELOG, *_VIEWS))}")
             view, table = _VIEWS[suffix], name
             wrong = [each for each in _READ if given.text(each) is not None and each not in _OF_VIEWS]
-            if wrong or (view == "snapshots" and given.text("where") is not None):
+            if view == "snapshots":
+                wrong += [each for each in _OF_THE_LAKE_ALONE if given.text(each) is not None]
+            if wrong:
                 raise ValueError(
-                    f"option '{(wrong or ['where'])[0]}' is for the log of {name}, not for {name}{suffix}: leave it"
-                    " out"
+                    f"option '{wrong[0]}' is for the log of {name}, not for {name}{suffix}: leave it out"
                 )
+        elif given.text("snapshot") is not None:
+            raise ValueError(f"option 'snapshot' is for the lake of {name}, {name}{_LAKE}: leave it out")
         mode = stated or "current"
         limit = given.number("limit", 0)
         return cls(
@@ -120,6 +126,7 @@ class ReadOptions:
             min_partitions=given.number("minPartitions", 1) or 1,
             max_records=given.number("maxRecordsPerPartition", 1) or _MAX_RECORDS_PER_PARTITION,
             view=view,
+            snapshot=given.number("snapshot", 1),
         )
 
 

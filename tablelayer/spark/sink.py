@@ -148,15 +148,17 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
         raise DataError(
             f"{path}: the row kind column '{kind}' is missing; the frame has {', '.join(names)}", column=kind
         )
-    columns, targets = _columns(definition, options.columns)
+    columns, targets = chosen_columns(definition, options.columns)
     plan = WritePlan(options.bootstrap, definition, mode, columns, targets, kind)
     _check_types(plan, schema)
     return plan
 
 
-def _columns(
+def chosen_columns(
     definition: TableDefinition, names: Sequence[str] | None
 ) -> tuple[tuple[Column, ...], tuple[int, ...] | None]:
+    """The columns of a partial update of these names and the key, and their ids (None: all of them). Raises TableError
+    for one that is not there, and for a NOT NULL one that is left out."""
     schema = definition.schema
     if names is None:
         return tuple(schema.columns), None
@@ -201,26 +203,52 @@ def _check_types(plan: WritePlan, schema: Any) -> None:
 
 
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver: whose batch it was, and its receipt."""
+    """What a task tells the driver: whose batch it was, and its receipts."""
 
-    def __init__(self, writer: str, batch_id: int, receipt: Receipt) -> None:
+    def __init__(self, writer: str, batch_id: int, receipts: Sequence[Receipt]) -> None:
         self.writer = writer
         self.batch_id = batch_id
-        self.receipt = receipt
+        self.receipts = tuple(receipts)
 
 
-class _Sink:
-    """What batch and stream writers have in common."""
+class StagedRows:
+    """The rows of one run of a task, staged under a fresh name."""
 
-    def __init__(self, plan: WritePlan, delivery: str) -> None:
-        self.plan = plan
-        self.delivery = delivery
+    def __init__(self, plan: WritePlan, writer: str, batch_id: int) -> None:
+        self._plan = plan
+        table = open_table(plan.bootstrap, plan.definition)
+        self._staged = table.staged_writer(
+            writer, batch_id, uuid.uuid4().hex, plan.targets, definition=plan.definition
+        )
+
+    def put(self, batch: pa.RecordBatch) -> pa.Table:
+        """The rows as the table has them. Raises as `WritePlan.rows` and `AsyncStagedWriter.write`."""
+        rows = self._plan.rows(batch)
+        if rows.num_rows:
+            self._staged.write(rows, change_type=self._plan.change_type)
+        return rows
+
+    def finish(self) -> Receipt:
+        receipt: Receipt = self._staged.finish()
+        return receipt
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        self._staged.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """What all writers have in common."""
+
+    plan: WritePlan
+    delivery: str
 
     def stage(self, batches: Iterator[pa.RecordBatch], writer: str, batch_id: int) -> StagedMessage:
         """In a task: write its rows under a fresh name."""
         plan = self.plan
-        table = open_table(plan.bootstrap, plan.definition)
         if self.delivery == "at-least-once":
+            table = open_table(plan.bootstrap, plan.definition)
             count = 0
             for batch in batches:
                 count += batch.num_rows
@@ -231,25 +259,22 @@ class _Sink:
                         change_type=plan.change_type,
                         target_columns=plan.targets,
                     )
-            return StagedMessage(writer, batch_id, Receipt("", {}, count))
-        staged = table.staged_writer(
-            writer, batch_id, uuid.uuid4().hex, plan.targets, definition=plan.definition
-        )
+            return StagedMessage(writer, batch_id, [Receipt("", {}, count)])
+        staged = StagedRows(plan, writer, batch_id)
         try:
             for batch in batches:
-                if batch.num_rows:
-                    staged.write(plan.rows(batch), change_type=plan.change_type)
-            return StagedMessage(writer, batch_id, staged.finish())
+                staged.put(batch)
+            return StagedMessage(writer, batch_id, [staged.finish()])
         except BaseException:
             staged.close()
             raise
 
-    def finish(self, messages: Sequence[Any], *, single: bool) -> None:
-        """On the driver: make what the tasks staged part of the table."""
+    def finish(self, messages: Sequence[Any], *, single: bool, first: Sequence[Receipt] = ()) -> None:
+        """On the driver: make what the tasks staged part of the table, after what stands in `first`."""
         found = _same_batch(messages)
         if found and self.delivery == "exactly-once":
             table = open_table(self.plan.bootstrap, self.plan.definition)
-            receipts = [message.receipt for message in found]
+            receipts = [*first, *(receipt for message in found for receipt in message.receipts)]
             table.commit_staged(found[0].writer, found[0].batch_id, receipts, single=single)
 
     def give_up(self, messages: Sequence[Any]) -> None:
@@ -257,7 +282,7 @@ class _Sink:
         found = _same_batch(messages)
         if found and self.delivery == "exactly-once":
             table = open_table(self.plan.bootstrap, self.plan.definition)
-            receipts = [message.receipt for message in found]
+            receipts = [receipt for message in found for receipt in message.receipts]
             table.abort_staged(found[0].writer, found[0].batch_id, receipts)
 
 
@@ -273,7 +298,7 @@ def _same_batch(messages: Sequence[Any]) -> list[StagedMessage]:
 class HeadraceBatchWriter(DataSourceArrowWriter):
     """One DataFrame, written once as a whole: a job that fails leaves nothing."""
 
-    def __init__(self, sink: _Sink, writer: str, batch_id: int, single: bool) -> None:
+    def __init__(self, sink: Sink, writer: str, batch_id: int, single: bool) -> None:
         self.sink = sink
         self.writer = writer
         self.batch_id = batch_id
@@ -293,7 +318,7 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
     """The micro-batches of a query. Identity comes from the task's local properties, which Spark sets from the
     checkpoint."""
 
-    def __init__(self, sink: _Sink) -> None:
+    def __init__(self, sink: Sink) -> None:
         self.sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
@@ -320,14 +345,19 @@ def stream_identity(query_id: str) -> str:
     return f"spark-query-{query_id}"
 
 
+def batch_identity(options: WriteOptions) -> tuple[str, int, bool]:
+    """Of one DataFrame as a writer: its name, its batch, and whether it has no other."""
+    if options.transaction is not None:
+        app, version = options.transaction
+        return f"spark-app-{app}", version, False
+    return f"spark-batch-{uuid.uuid4()}", 0, True
+
+
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> HeadraceBatchWriter:
     """What `df.write` uses."""
     parsed = WriteOptions.parse(options)
-    sink = _Sink(plan_write(parsed, schema, overwrite), parsed.delivery)
-    if parsed.transaction is not None:
-        app, version = parsed.transaction
-        return HeadraceBatchWriter(sink, f"spark-app-{app}", version, False)
-    return HeadraceBatchWriter(sink, f"spark-batch-{uuid.uuid4()}", 0, True)
+    sink = Sink(plan_write(parsed, schema, overwrite), parsed.delivery)
+    return HeadraceBatchWriter(sink, *batch_identity(parsed))
 
 
 def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> HeadraceStreamWriter:
@@ -335,4 +365,4 @@ def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> H
     parsed = WriteOptions.parse(options)
     if parsed.transaction is not None:
         raise ValueError("txnAppId is for df.write: a stream's identity is its checkpoint's")
-    return HeadraceStreamWriter(_Sink(plan_write(parsed, schema, overwrite), parsed.delivery))
+    return HeadraceStreamWriter(Sink(plan_write(parsed, schema, overwrite), parsed.delivery))

@@ -10,7 +10,7 @@ Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` (or `kafka.boots
 that are Spark's or other sources' are left alone; one that looks like one of ours and is none is an error:
 - `table` `db.t$changelog` is `db.t` in mode `changelog`; `db.t$lake` the lake alone as of now and
   `db.t$lake$snapshots` its snapshots (batches only, with `columns`, `where` and `limit`; see
-  `tablelayer.lake.lake_rows`).
+  `tablelayer.lake.lake_rows`). `snapshot` (a number of one) or `endingTimestamp`: the lake as it was.
 - `columns`: `a,b`, only these are read from the server (Spark's Python sources have no column pruning); metadata
   columns may be among them. A schema given by `.schema(...)` does the same.
 - `mode`: `current` (default) gives a log table's rows, or a PK table's rows as they are (batches only);

@@ -19,6 +19,8 @@
   `availableNow=false` says that the trigger is another one, and is refused when it is run again. (4.1's
   `PythonMicroBatchStream` has neither of Spark's interfaces SupportsAdmissionControl and SupportsTriggerAvailableNow,
   and no call to a Python source has the trigger in it.)
+  A catalog's stream (`readStream.table("headrace.db.t")`, `tablelayer.spark.catalog.streams`) has both: there the
+  trigger alone does.
 - **Partitioned tables** are read as a whole: partitions that are added are read from their beginning, those that are
   dropped end, R18.3. A partition that is new to the stream and whose log does not reach back to offset 0 begins with
   its state (a PK table whose stream began "full"), else that is lost rows.
@@ -30,8 +32,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -178,11 +181,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
             if start is not None
             else self._at or Position.from_json(self._initial_offset())
         )
-        table = self._table()
-        latest = resolve(table, "latest")
-        if not isinstance(self.options.end, str):
-            stop = resolve(table, self.options.end)
-            latest = {bucket: min(offset, stop.get(bucket, offset)) for bucket, offset in latest.items()}
+        latest = self._ends(self._table())
         if self.options.available_now == "capped":
             self._pinned = self._pinned or latest
             latest = self._pinned
@@ -196,6 +195,27 @@ class HeadraceStreamReader(DataSourceStreamReader):
         if start is None:
             self._at = end
         return end.to_json()
+
+    def without_cap(self) -> Self:
+        """This reader, for one batch of all that is there."""
+        found = copy(self)
+        found.options = replace(self.options, max_offsets=None)
+        return found
+
+    def pinned(self) -> Self:
+        """This reader, which goes no further than the table's end as it is now, whatever comes later."""
+        found = copy(self)
+        found.options = replace(self.options, available_now="capped", max_offsets=self._most)
+        found._pinned = self._ends(self._table())
+        return found
+
+    def _ends(self, table: Any) -> Any:
+        """Where the stream may go by now."""
+        latest = resolve(table, "latest")
+        if not isinstance(self.options.end, str):
+            stop = resolve(table, self.options.end)
+            latest = {bucket: min(offset, stop.get(bucket, offset)) for bucket, offset in latest.items()}
+        return latest
 
     def _resume(self, last: Any) -> None:
         """The first range after a restart is the last one that the checkpoint knows. When Spark has asked for the end
@@ -337,7 +357,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         given = PartitionedPosition.from_json(start) if start is not None else self._at
         at: PartitionedPosition = given or PartitionedPosition.from_json(self._initial_offset())
         table = self._table()
-        latest = self._latest(table)
+        latest = self._ends(table)
         if self.options.available_now == "capped":
             self._pinned = self._pinned or latest
             latest = {name: end for name, end in self._pinned.items() if name in latest}
@@ -407,7 +427,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
     def _present(self, table: Any) -> list[Partition]:
         return partitions_needed(self.read_plan.definition, table.partitions(), self.options.predicate)
 
-    def _latest(self, table: Any) -> dict[str, PartitionAt]:
+    def _ends(self, table: Any) -> dict[str, PartitionAt]:
         """Where each partition ends, or is to end; only those that stayed the same while they were asked."""
         before = self._present(table)
         latest = resolve_partitions(table, "latest", before)

@@ -8,6 +8,9 @@ it needs, reads Arrow as it is, and writes changes by key (UPDATE, DELETE, MERGE
 
     helper        the process: one per JVM, which forks one for each request that is under way
     statements    databases and tables: what Spark says of them and what is answered
-    rows          what a scan reads and a write writes
+    rows          what a scan reads
+    streams       what a stream reads
+    writes        what a statement or a micro-batch writes
+    requests      what all of them are given
     jar           the Java part, compiled
 """

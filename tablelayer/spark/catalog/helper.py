@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 
 from tablelayer.model.errors import TableError
-from tablelayer.spark.catalog import rows, statements
+from tablelayer.spark.catalog import rows, statements, streams, writes
 
 _LENGTH: Final = struct.Struct(">i")
 _BACKLOG: Final = 128
@@ -46,9 +46,15 @@ _ANSWERS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     "drop_table": statements.drop_table,
     "push": rows.push,
     "plan": rows.plan,
-    "begin_write": rows.begin_write,
-    "commit": rows.commit,
-    "abort": rows.abort,
+    "stream": streams.stream,
+    "stream_initial": streams.initial,
+    "stream_latest": streams.latest,
+    "stream_pinned": streams.pinned,
+    "stream_splits": streams.splits,
+    "begin_write": writes.begin_write,
+    "commit": writes.commit,
+    "abort": writes.abort,
+    "truncate": writes.truncate,
 }
 
 
@@ -110,7 +116,7 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
             if kind == "read":
                 _read(request, answers)
                 continue
-            answer = {"ok": rows.write(request, asked) if kind == "write" else _ANSWERS[kind](request)}
+            answer = {"ok": writes.write(request, asked) if kind == "write" else _ANSWERS[kind](request)}
         except Exception as error:  # noqa: BLE001 - whatever it is, Spark is to say it
             answer = _refusal(error)
         _put(answers, answer)

@@ -1,36 +1,33 @@
-"""What a scan of Spark's catalog reads and a write of it writes, by the data source's own readers and writers. Each
-function answers one request of `helper`; what tasks need travels through Spark as pickled text.
+"""What a scan of Spark's catalog reads, by the data source's own readers. Each function answers one request of
+`helper`; what tasks need travels through Spark as pickled text.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import pickle
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from tablelayer.model.filters.conditions import push_down
-from tablelayer.model.table.definition import TableDefinition
+from tablelayer.spark.catalog.requests import (
+    Request,
+    object_of,
+    table_definition,
+    table_options,
+    text_of,
+)
 from tablelayer.spark.options import ReadOptions, server_of
 from tablelayer.spark.planning import SplitPartition
 from tablelayer.spark.source import HeadraceDataSource
-from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table
-
-Request = Mapping[str, Any]
-
-ROW_KIND_COLUMN = "_headrace_row_kind"
-"""Of what UPDATE, DELETE and MERGE write: which change a row is."""
 
 
 def push(request: Request) -> dict[str, Any]:
     """Which of these conditions (texts of Spark's) the readers apply: `complete`, a boolean for each, and the
     `predicate` of all that can be pushed, as an option."""
-    definition = _definition(request)
+    definition = table_definition(request)
     complete = [push_down([text], definition.schema).complete for text in request["conditions"]]
     predicate = push_down(request["conditions"], definition.schema).predicate
     return {"complete": complete, "predicate": None if predicate is None else json.dumps(predicate)}
@@ -39,32 +36,51 @@ def push(request: Request) -> dict[str, Any]:
 def plan(request: Request) -> dict[str, Any]:
     """Pin what is read: `reader`, `splits` (at least one), and how many rows and bytes there are at most, if known.
 
-    `columns` are those to read, at least one; `as_of_ms` a time, or None.
+    `columns` are those to read, at least one; `as_of_ms` a time, or None; `version` offsets by bucket as JSON, of the
+    lake alone a snapshot, or None.
     """
-    given = {**request["options"], "table": f"{request['database']}.{request['table']}"}
+    given = table_options(request)
     if request["predicate"] is not None:
         given["where"] = request["predicate"]
     if request["limit"] is not None:
         given["limit"] = str(request["limit"])
     names = list(request["columns"])
-    if request["as_of_ms"] is not None:
-        definition = _definition(request)
-        table = open_table(server_of(given), definition)
-        offsets = (
-            table.partition_offsets_as_of(request["as_of_ms"])
-            if definition.is_partitioned
-            else table.offsets_as_of(request["as_of_ms"])
-        )
-        given["endingOffsets"] = json.dumps(offsets)
+    given |= _as_of(request, given)
     source = HeadraceDataSource(given)
     reader = source.reader(_Names(names))
     splits = reader.partitions()
-    answer: dict[str, Any] = {"reader": _text(reader), "splits": [_text(split) for split in splits]}
+    answer: dict[str, Any] = {"reader": text_of(reader), "splits": [text_of(split) for split in splits]}
     if not ReadOptions.parse(given).view:
         rows = _rows(reader, splits)
         widths = reader.read_plan.arrow_schema()
         answer |= {"rows": rows, "bytes": rows * sum(_width(field.type) for field in widths)}
     return answer
+
+
+def _as_of(request: Request, given: dict[str, str]) -> dict[str, str]:
+    """The options for a table of an earlier time."""
+    version, time = request["version"], request["as_of_ms"]
+    if "$" in request["table"]:
+        return (
+            {"snapshot": version}
+            if version is not None
+            else {}
+            if time is None
+            else {"endingTimestamp": str(time)}
+        )
+    if version is not None:
+        if not version.startswith("{"):
+            raise ValueError(
+                f"VERSION AS OF '{version}': a table's version is its offsets by bucket, such as"
+                """ VERSION AS OF '{"0": 17}'; of its lake, `TABLE$lake`, a snapshot's number"""
+            )
+        return {"endingOffsets": version}
+    if time is None:
+        return {}
+    definition = table_definition(request)
+    table = open_table(server_of(given), definition)
+    offsets = table.partition_offsets_as_of(time) if definition.is_partitioned else table.offsets_as_of(time)
+    return {"endingOffsets": json.dumps(offsets)}
 
 
 class _Names:
@@ -99,41 +115,4 @@ _WIDTH_OF_TEXT = 20
 
 def read(request: Request) -> Iterator[pa.RecordBatch]:
     """The rows of one split."""
-    yield from _object(request["reader"]).read(_object(request["split"]))
-
-
-def begin_write(request: Request) -> str:
-    """The writer of one statement. Spark's schema is that of the rows; those with ROW_KIND_COLUMN are changes."""
-    schema = StructType.fromJson(json.loads(request["schema"]))
-    given = {**request["options"], "table": f"{request['database']}.{request['table']}"}
-    if ROW_KIND_COLUMN in schema.fieldNames():
-        given["row.kind.column"] = ROW_KIND_COLUMN
-    return _text(HeadraceDataSource(given).writer(schema, False))
-
-
-def write(request: Request, stream: BinaryIO) -> str:
-    """What a task tells the driver, having staged the rows of an Arrow stream."""
-    with pa.ipc.open_stream(stream) as batches:
-        return _text(_object(request["writer"]).write(iter(batches)))
-
-
-def commit(request: Request) -> None:
-    _object(request["writer"]).commit([_object(each) for each in request["messages"]])
-
-
-def abort(request: Request) -> None:
-    _object(request["writer"]).abort([_object(each) for each in request["messages"]])
-
-
-def _definition(request: Request) -> TableDefinition:
-    client = connection(server_of(request["options"]))
-    return client.admin.describe_table(f"{request['database']}.{request['table'].partition('$')[0]}")
-
-
-def _text(value: object) -> str:
-    return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def _object(text: str) -> Any:
-    """Of what `_text` made, in a process of the same session."""
-    return pickle.loads(base64.b64decode(text))
+    yield from object_of(request["reader"]).read(object_of(request["split"]))

@@ -17,14 +17,14 @@ from tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, SetTableComment
 from tablelayer.model.types.values import literal_sql
+from tablelayer.spark.catalog.requests import Request, table_options
 from tablelayer.spark.options import server_of
 from tablelayer.spark.source import HeadraceDataSource
 from tablelayer.spark.types import spark_type
 from tablelayer.spark.worker import connection
 
-Request = Mapping[str, Any]
-
 PRIMARY_KEY_PROPERTIES = ("primary-key", "primary.key")
+_LAKE = "$lake"
 _COMMENT, _PROVIDER = "comment", "provider"
 _SPARKS_OWN = frozenset({"owner", "is_managed_location", "table_type", "option.serialization.format"})
 _SPARKS_PLACES = frozenset({"location", "external"})
@@ -82,12 +82,16 @@ def table(request: Request) -> dict[str, Any]:
     definition = _client(request).admin.describe_table(TablePath(database, whole))
     if not dollar:
         return _described(definition)
-    source = HeadraceDataSource({**request["options"], "table": f"{database}.{name}"})
+    source = HeadraceDataSource(table_options(request))
     fields = source.schema().fields
     columns = [
         {"name": field.name, "type": field.dataType.json(), "nullable": field.nullable} for field in fields
     ]
-    return {"columns": columns, "primary_key": [], "partitions": [], "properties": {}, "view": True}
+    as_of = name.lower().endswith(_LAKE)
+    return {
+        "columns": columns, "primary_key": [], "partitions": [], "properties": {}, "view": True, "as_of": as_of,
+        "partial": [], "unchanged": None,
+    }  # fmt: skip
 
 
 def _described(definition: TableDefinition) -> dict[str, Any]:
@@ -118,7 +122,31 @@ def _described(definition: TableDefinition) -> dict[str, Any]:
         "properties": properties,
         "id": str(definition.table_id),
         "view": False,
+        "as_of": True,
+        "partial": _written_apart(definition),
+        "unchanged": _unchanged(definition),
     }
+
+
+def _written_apart(definition: TableDefinition) -> list[str]:
+    """Columns that a partial update may leave out."""
+    schema = definition.schema
+    if not schema.primary_key:
+        return []
+    return [
+        column.name for column in schema.columns if column.nullable and column.name not in schema.primary_key
+    ]
+
+
+def _unchanged(definition: TableDefinition) -> str | None:
+    """Why UPDATE and MERGE cannot change this table's rows; None where they can."""
+    engine = definition.settings.merge_engine
+    if engine is None:
+        return None
+    return (
+        f"{definition.path} has the merge engine '{engine}', which decides what becomes of a row that is there:"
+        " INSERT INTO instead"
+    )
 
 
 def create_table(request: Request) -> None:

@@ -6,13 +6,16 @@ import datetime
 import decimal
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import functions
 
 from tablelayer.client import Connection
 from tablelayer.spark.sessions import activate
+from tablelayer.tests.spark.spark_tables import finish
 
 pytestmark = [
     pytest.mark.spark,
@@ -123,6 +126,108 @@ def test_sql_of_every_day(sql: Sql) -> None:
         " WHEN NOT MATCHED THEN INSERT (id, v) VALUES (s.id, s.v)"
     )
     assert sql.rows("t") == [(2, "sent"), (3, "new"), (4, "new"), (5, "new"), (9, "new")]
+    sql("UPDATE headrace.{db}.t SET id = id + 1 WHERE id < 9")
+    assert [row[0] for row in sql.rows("t")] == [3, 4, 5, 6, 9]
+    sql("INSERT OVERWRITE headrace.{db}.t SELECT id, 'kept' FROM headrace.{db}.t WHERE id > 4")
+    assert sql.rows("t") == [(5, "kept"), (6, "kept"), (9, "kept")]
+
+
+def test_streams_by_names(sql: Sql, tmp_path: Path) -> None:
+    sql("CREATE TABLE headrace.{db}.clicks (id BIGINT, page STRING) TBLPROPERTIES ('bucket.num' = '2')")
+    sql("CREATE TABLE headrace.{db}.pages (page STRING, n BIGINT, PRIMARY KEY (page))")
+    sql.table("clicks").append([{"id": n, "page": f"p{n % 3}"} for n in range(90)])
+
+    def copied() -> list[int]:
+        clicks = sql.spark.readStream.option("maxOffsetsPerTrigger", 40).table(
+            f"headrace.{sql.database}.clicks"
+        )
+        writer = clicks.writeStream.option("checkpointLocation", str(tmp_path / "copy"))
+        query = writer.trigger(availableNow=True).toTable(f"headrace.{sql.database}.copy")
+        finish(query)
+        return [progress["numInputRows"] for progress in query.recentProgress]
+
+    assert copied() == [40, 40, 10], "a capped run reaches what was there, and makes the table"
+    sql.table("clicks").append([{"id": n, "page": "p9"} for n in range(90, 100)])
+    copied()
+    assert sql.rows("copy") == [(n, "p9" if n >= 90 else f"p{n % 3}") for n in range(100)]
+    counts = sql.spark.readStream.table(f"headrace.{sql.database}.copy").groupBy("page").count()
+    writer = counts.withColumnRenamed("count", "n").writeStream.outputMode("update")
+    writer = writer.option("checkpointLocation", str(tmp_path / "counts")).trigger(availableNow=True)
+    finish(writer.toTable(f"headrace.{sql.database}.pages"))
+    assert sql.rows("pages") == [("p0", 30), ("p1", 30), ("p2", 30), ("p9", 10)]
+
+
+@pytest.mark.soak
+def test_streams_of_changes_and_whole_answers(sql: Sql, tmp_path: Path) -> None:
+    sql("CREATE TABLE headrace.{db}.k (id BIGINT, v STRING, PRIMARY KEY (id))")
+    sql("CREATE TABLE headrace.{db}.copy (id BIGINT, v STRING, PRIMARY KEY (id))")
+    sql("CREATE TABLE headrace.{db}.counts (v STRING, n BIGINT, PRIMARY KEY (v))")
+    sql("INSERT INTO headrace.{db}.k SELECT id, 'a' FROM range(10)")
+    names = {name: f"headrace.{sql.database}.{name}" for name in ("k", "`k$changelog`", "copy", "counts")}
+
+    def follow() -> None:
+        changes = sql.spark.readStream.option("mode", "upsert").table(names["`k$changelog`"])
+        writer = changes.select("id", "v", "_change_type").writeStream.option(
+            "row.kind.column", "_change_type"
+        )
+        writer = writer.option("checkpointLocation", str(tmp_path / "copy")).trigger(availableNow=True)
+        finish(writer.toTable(names["copy"]))
+
+    follow()
+    sql("UPDATE headrace.{db}.k SET v = 'b' WHERE id > 5")
+    sql("DELETE FROM headrace.{db}.k WHERE id = 0")
+    follow()
+    assert sql.rows("copy") == sql.rows("k") == [(n, "b" if n > 5 else "a") for n in range(1, 10)]
+    for wanted in ([("a", 5), ("b", 4)], [("a", 5)]):
+        counts = sql.spark.readStream.table(names["`k$changelog`"]).where("_change_type = '+I'")
+        counts = counts.groupBy("v").count().withColumnRenamed("count", "n")
+        writer = counts.writeStream.outputMode("complete").trigger(availableNow=True)
+        finish(writer.option("checkpointLocation", str(tmp_path / wanted[-1][0])).toTable(names["counts"]))
+        assert sql.rows("counts") == wanted
+        sql("DELETE FROM headrace.{db}.k WHERE v = 'b'")
+    for frame, said in (
+        (sql.spark.readStream.table(names["k"]), "is one of its changes"),
+        (sql.spark.readStream.table(names["`k$changelog`"]), "unknown column '_change_type'"),
+    ):
+        with pytest.raises(StreamingQueryException, match=said):
+            writer = frame.writeStream.option("checkpointLocation", str(tmp_path / said)).trigger(
+                availableNow=True
+            )
+            finish(writer.toTable(names["copy"]))
+
+
+@pytest.mark.soak
+def test_a_table_is_overwritten(sql: Sql) -> None:
+    sql(
+        "CREATE TABLE headrace.{db}.p (day STRING NOT NULL, id BIGINT NOT NULL, v STRING, PRIMARY KEY (day, id))"
+        " PARTITIONED BY (day)"
+    )
+    sql("INSERT INTO headrace.{db}.p VALUES ('d1', 1, 'a'), ('d1', 2, 'b'), ('d2', 1, 'c'), ('d3', 7, 'z')")
+    sql("INSERT OVERWRITE headrace.{db}.p PARTITION (day = 'd1') VALUES (2, 'B'), (5, 'C')")
+    rows = [("d1", 2, "B"), ("d1", 5, "C"), ("d2", 1, "c"), ("d3", 7, "z")]
+    assert sql.rows("p") == rows
+    sql.spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    sql("INSERT OVERWRITE headrace.{db}.p VALUES ('d2', 2, 'D'), ('d4', 2, 'E')")
+    rows = [*rows[:2], ("d2", 2, "D"), rows[3], ("d4", 2, "E")]
+    assert sql.rows("p") == sorted(rows)
+    sql.spark.conf.set("spark.sql.sources.partitionOverwriteMode", "static")
+    ((text,),) = sql("SHOW CREATE TABLE headrace.{db}.p")
+    sql(text.replace(f"{sql.database}.p", f"{sql.database}.again", 1))
+    first, second = (sql.client.admin.describe_table(f"{sql.database}.{name}") for name in ("p", "again"))
+    assert (first.schema, first.partition_keys) == (second.schema, second.partition_keys)
+    sql("INSERT OVERWRITE headrace.{db}.p VALUES ('d9', 1, 'only')")
+    assert sql.rows("p") == [("d9", 1, "only")]
+    frame = sql.spark.createDataFrame([("d9", 2, "more")], "day string, id bigint, v string")
+    frame.writeTo(f"headrace.{sql.database}.p").overwrite(functions.col("id") > 5)
+    assert sql.rows("p") == [("d9", 1, "only"), ("d9", 2, "more")]
+    frame.write.mode("overwrite").saveAsTable(f"headrace.{sql.database}.again")
+    assert sql.rows("again") == [("d9", 2, "more")]
+    sql("CREATE VIEW seen AS SELECT day, count(*) AS n FROM headrace.{db}.p GROUP BY day")
+    assert sql("SELECT * FROM seen") == [("d9", 2)]
+    sql("DROP VIEW seen")
+    assert sql("SELECT id FROM headrace.{db}.again VERSION AS OF '{\"0\": 0}'") == []
+    sql("TRUNCATE TABLE headrace.{db}.p")
+    assert sql.rows("p") == []
 
 
 def test_only_what_is_asked_for_leaves_the_server(sql: Sql) -> None:
@@ -197,16 +302,27 @@ def test_a_write_is_there_as_a_whole_or_not_at_all(sql: Sql) -> None:
 @pytest.mark.soak
 def test_what_cannot_be_done_says_why(sql: Sql) -> None:
     sql("CREATE TABLE headrace.{db}.log (id BIGINT)")
+    sql.table("log").append([{"id": 1}])
+    sql(
+        "CREATE TABLE headrace.{db}.sums (id BIGINT, n BIGINT, PRIMARY KEY (id))"
+        " TBLPROPERTIES ('table.merge-engine' = 'aggregation', 'fields.n.agg' = 'sum')"
+    )
     for text, said in (
         ("SELECT * FROM headrace.{db}.nobody", "TABLE_OR_VIEW_NOT_FOUND"),
         ("SHOW TABLES IN headrace.nobody", "SCHEMA_NOT_FOUND"),
         ("CREATE TABLE headrace.{db}.log (id BIGINT)", "already exists"),
         ("DELETE FROM headrace.{db}.log WHERE id = 1", "by their primary key, and .*log has none"),
         ("CREATE TABLE headrace.{db}.x (v VARIANT)", "column 'v' is variant"),
-        ("CREATE TABLE headrace.{db}.x (id BIGINT) USING parquet", "leave USING out"),
+        ("CREATE TABLE headrace.{db}.x (id BIGINT) USING csv", "leave USING out"),
         ("CREATE TABLE headrace.{db}.x (id BIGINT) TBLPROPERTIES ('bucket.nums' = '2')", "bucket.nums"),
         ("ALTER TABLE headrace.{db}.log RENAME TO headrace.{db}.x", "cannot be renamed"),
-        ("INSERT OVERWRITE headrace.{db}.log VALUES (1)", "does not support truncate"),
+        ("INSERT OVERWRITE headrace.{db}.log VALUES (1)", "is a log table, whose rows stay"),
+        ("SELECT * FROM headrace.{db}.log VERSION AS OF 3", "a table's version is its offsets by bucket"),
+        ("SELECT * FROM headrace.{db}.`log$changelog` VERSION AS OF '{}'", "no state of an earlier time"),
+        ("UPDATE headrace.{db}.sums SET n = 1", "UPDATE: .*has the merge engine 'aggregation'"),
+        ("INSERT OVERWRITE headrace.{db}.sums VALUES (1, 1)", "has the merge engine 'aggregation'"),
+        ("ANALYZE TABLE headrace.{db}.log COMPUTE STATISTICS", "ANALYZE TABLE is not supported"),
+        ("CREATE VIEW headrace.{db}.v AS SELECT 1", "does not support views"),
         ("DROP NAMESPACE headrace.{db}", "SCHEMA_NOT_EMPTY|not empty"),
     ):
         with pytest.raises(Exception, match=rf"(?s).*({said})"):

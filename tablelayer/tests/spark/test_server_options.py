@@ -67,6 +67,10 @@ def test_a_table_may_be_what_is_loaded() -> None:
     assert ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t"}).table == "db.t"
     changes = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$changelog"})
     assert (changes.table, changes.mode) == ("db.t", "changelog")
+    upserts = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$changelog", "mode": "upsert"})
+    assert (upserts.table, upserts.mode) == ("db.t", "upsert")
+    earlier = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$lake", "snapshot": "7"})
+    assert (earlier.view, earlier.snapshot) == ("lake", 7)
     lake = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$LAKE", "columns": "a", "limit": "3"})
     assert (lake.table, lake.view, lake.columns, lake.limit) == ("db.t", "lake", ("a",), 3)
     assert ReadOptions.parse({"bootstrap.servers": "h:1", "table": "db.t$lake$snapshots"}).view == "snapshots"
@@ -76,7 +80,9 @@ def test_a_table_may_be_what_is_loaded() -> None:
         ({"path": "db.t$lake$changelog"}, r"of db.t there are"),
         ({"path": "db.t$lake", "startingOffsets": "earliest"}, "'startingOffsets' is for the log of db.t"),
         ({"path": "db.t$lake$snapshots", "where": '["=", "a", 1]'}, "'where' is for the log of db.t"),
-        ({"path": "db.t$changelog", "mode": "upsert"}, "leave mode 'upsert' out"),
+        ({"path": "db.t$lake$snapshots", "snapshot": "7"}, "'snapshot' is for the log of db.t"),
+        ({"path": "db.t", "snapshot": "7"}, r"'snapshot' is for the lake of db.t, db.t\$lake"),
+        ({"path": "db.t$changelog", "mode": "current"}, "leave mode 'current' out"),
     ):
         with pytest.raises(ValueError, match=said):
             ReadOptions.parse({"bootstrap.servers": "h:1", **wrong})

@@ -168,28 +168,27 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
 
     @Override
     public Table loadTable(Identifier identifier) throws NoSuchTableException {
-        return load(identifier, null);
+        return load(identifier, null, null);
     }
 
     /** As it was at a time, in microseconds since 1970: what was written in that millisecond is included. */
     @Override
     public Table loadTable(Identifier identifier, long timestamp) throws NoSuchTableException {
-        return load(identifier, Math.floorDiv(timestamp, 1000));
+        return load(identifier, Math.floorDiv(timestamp, 1000), null);
     }
 
+    /** As it was at offsets by bucket, as JSON; the lake alone at one of its snapshots. */
     @Override
-    public Table loadTable(Identifier identifier, String version) {
-        throw new UnsupportedOperationException(
-                "a table has no numbered versions: TIMESTAMP AS OF, or VERSION AS OF its lake table by a catalog of its"
-                        + " lake");
+    public Table loadTable(Identifier identifier, String version) throws NoSuchTableException {
+        return load(identifier, null, version);
     }
 
-    private Table load(Identifier identifier, Long asOfMs) throws NoSuchTableException {
+    private Table load(Identifier identifier, Long asOfMs, String version) throws NoSuchTableException {
         if (identifier.namespace().length != 1) {
             throw new NoSuchTableException(identifier);
         }
         try {
-            return new HeadraceTable(server, identifier, asOfMs, server.ask("table", place(identifier)));
+            return new HeadraceTable(server, identifier, asOfMs, version, server.ask("table", place(identifier)));
         } catch (HelperException error) {
             throw noTable(error, identifier);
         }
@@ -237,8 +236,12 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
             one.put("default", column.defaultValue() == null ? null : column.defaultValue().getSql());
             described.add(one);
         }
+        Map<String, String> stated = new HashMap<>(properties);
+        if (SQLConf.get().defaultDataSourceName().equalsIgnoreCase(stated.get(TableCatalog.PROP_PROVIDER))) {
+            stated.remove(TableCatalog.PROP_PROVIDER); // saveAsTable and toTable say it when nobody did
+        }
         request.put("columns", described);
-        request.put("properties", properties);
+        request.put("properties", stated);
         request.put("primary_key", key);
         request.putAll(partitioning(partitions));
         try {

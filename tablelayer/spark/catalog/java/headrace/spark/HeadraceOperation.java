@@ -1,5 +1,7 @@
 package headrace.spark;
 
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.DeltaWriteBuilder;
@@ -9,7 +11,10 @@ import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
 import org.apache.spark.sql.connector.write.SupportsDelta;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** UPDATE, DELETE or MERGE: rows are known by their primary key, and what is written are changes. */
+/**
+ * UPDATE, DELETE or MERGE: rows are known by their primary key, and what is written are changes. The first and the last
+ * take the row as it was along, to tell which columns they change.
+ */
 final class HeadraceOperation implements RowLevelOperation, SupportsDelta {
     private final HeadraceTable table;
     private final RowLevelOperationInfo info;
@@ -37,5 +42,13 @@ final class HeadraceOperation implements RowLevelOperation, SupportsDelta {
     @Override
     public NamedReference[] rowId() {
         return table.primaryKey();
+    }
+
+    @Override
+    public NamedReference[] requiredMetadataAttributes() {
+        MetadataColumn[] found = command() == Command.DELETE ? new MetadataColumn[0] : table.metadataColumns();
+        return found.length == 0
+                ? new NamedReference[0]
+                : new NamedReference[] {Expressions.column(HeadraceTable.OLD_COLUMN)};
     }
 }

@@ -1,40 +1,43 @@
 package headrace.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
-import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.OptionalLong;
-import org.apache.arrow.memory.BufferAllocator;
-import org.apache.arrow.vector.ipc.ArrowStreamReader;
-import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
-import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
-import org.apache.spark.sql.util.ArrowUtils;
-import org.apache.spark.sql.vectorized.ArrowColumnVector;
-import org.apache.spark.sql.vectorized.ColumnVector;
-import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** A read that is pinned: its splits say what each task reads. */
+/** A read: pinned when Spark first asks about it, its splits say what each task reads; or the beginning of a stream. */
 final class HeadraceScan implements SupportsReportStatistics, Batch {
-    private final String table;
-    private final String python;
+    private final HeadraceTable table;
+    private final Server server;
     private final StructType schema;
-    private final JsonNode plan;
+    private final Map<String, Object> request;
     private final String description;
+    private JsonNode plan;
 
-    HeadraceScan(String table, String python, StructType schema, JsonNode plan, String description) {
+    /** `request` is that of `plan`, but for the columns. */
+    HeadraceScan(
+            HeadraceTable table, Server server, StructType schema, Map<String, Object> request, String description) {
         this.table = table;
-        this.python = python;
+        this.server = server;
         this.schema = schema;
-        this.plan = plan;
+        this.request = request;
         this.description = description;
+        request.put("columns", SplitReaders.columns(schema, table.columns()[0].name()));
+    }
+
+    private synchronized JsonNode plan() {
+        if (plan == null) {
+            plan = server.ask("plan", request);
+        }
+        return plan;
     }
 
     @Override
@@ -52,121 +55,46 @@ final class HeadraceScan implements SupportsReportStatistics, Batch {
         return this;
     }
 
+    /** From the beginning that the options say, or from what the checkpoint says, which Spark keeps. */
+    @Override
+    public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
+        return new HeadraceStream(table.name(), server, schema, request);
+    }
+
     @Override
     public Statistics estimateStatistics() {
+        JsonNode known = plan();
         return new Statistics() {
             @Override
             public OptionalLong sizeInBytes() {
-                return plan.hasNonNull("bytes") ? OptionalLong.of(plan.get("bytes").asLong()) : OptionalLong.empty();
+                return known.hasNonNull("bytes") ? OptionalLong.of(known.get("bytes").asLong()) : OptionalLong.empty();
             }
 
             @Override
             public OptionalLong numRows() {
-                return plan.hasNonNull("rows") ? OptionalLong.of(plan.get("rows").asLong()) : OptionalLong.empty();
+                return known.hasNonNull("rows") ? OptionalLong.of(known.get("rows").asLong()) : OptionalLong.empty();
             }
         };
     }
 
     @Override
     public InputPartition[] planInputPartitions() {
+        return partitions(plan().get("splits"));
+    }
+
+    static InputPartition[] partitions(JsonNode splits) {
         List<InputPartition> found = new ArrayList<>();
-        plan.get("splits").forEach(each -> found.add(new Split(each.asText())));
+        splits.forEach(each -> found.add(new SplitReaders.Split(each.asText())));
         return found.toArray(InputPartition[]::new);
     }
 
     @Override
     public PartitionReaderFactory createReaderFactory() {
-        return new Readers(python, plan.get("reader").asText(), schema.size());
+        return new SplitReaders(server.python, plan().get("reader").asText(), schema);
     }
 
     @Override
     public String toString() {
-        return "headrace " + table;
-    }
-
-    private record Split(String text) implements InputPartition {}
-
-    private record Readers(String python, String reader, int columns) implements PartitionReaderFactory {
-        @Override
-        public boolean supportColumnarReads(InputPartition partition) {
-            return true;
-        }
-
-        @Override
-        public PartitionReader<InternalRow> createReader(InputPartition partition) {
-            throw new UnsupportedOperationException("rows come in columns");
-        }
-
-        @Override
-        public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
-            return new Reader(python, Map.of("op", "read", "reader", reader, "split", ((Split) partition).text()), columns);
-        }
-    }
-
-    /** One task's rows, as the helper sends them. */
-    private static final class Reader implements PartitionReader<ColumnarBatch> {
-        private final Helper.Connection connection;
-        private final int columns;
-        private final BufferAllocator allocator;
-        private ArrowStreamReader stream;
-        private ColumnarBatch batch;
-        private boolean complete;
-
-        Reader(String python, Map<String, ?> request, int columns) {
-            this.connection = Helper.connect(python);
-            this.columns = columns;
-            this.allocator = ArrowUtils.rootAllocator().newChildAllocator("headrace", 0, Long.MAX_VALUE);
-            try {
-                connection.send(request);
-                if (connection.receive().asBoolean()) {
-                    stream = new ArrowStreamReader(connection.channel, allocator);
-                    ColumnVector[] vectors = new ColumnVector[columns];
-                    for (int at = 0; at < columns; at++) {
-                        vectors[at] = new ArrowColumnVector(stream.getVectorSchemaRoot().getVector(at));
-                    }
-                    batch = new ColumnarBatch(vectors);
-                } else {
-                    complete = true;
-                }
-            } catch (IOException | RuntimeException error) {
-                complete = error instanceof Helper.HelperException;
-                close();
-                throw error instanceof RuntimeException known
-                        ? known
-                        : new IllegalStateException("the process that reads ended: " + error, error);
-            }
-        }
-
-        @Override
-        public boolean next() throws IOException {
-            if (complete) {
-                return false;
-            }
-            if (stream.loadNextBatch()) {
-                batch.setNumRows(stream.getVectorSchemaRoot().getRowCount());
-                return true;
-            }
-            complete = true;
-            connection.receive();
-            return false;
-        }
-
-        @Override
-        public ColumnarBatch get() {
-            return batch;
-        }
-
-        @Override
-        public void close() {
-            connection.close(complete);
-            try {
-                if (stream != null) {
-                    stream.close(false);
-                }
-            } catch (IOException ignored) {
-                // what it held is freed all the same
-            }
-            allocator.close();
-        }
+        return "headrace " + table.name();
     }
 }

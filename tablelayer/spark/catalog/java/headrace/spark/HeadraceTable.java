@@ -7,13 +7,17 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import org.apache.spark.sql.connector.catalog.CatalogV2Util;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.ColumnDefaultValue;
 import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.catalog.TruncatableTable;
 import org.apache.spark.sql.connector.catalog.constraints.Constraint;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.LiteralValue;
@@ -21,33 +25,45 @@ import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.RowLevelOperation;
 import org.apache.spark.sql.connector.write.RowLevelOperationBuilder;
 import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A table, or what stands behind a $ in its name, as it was described when it was loaded. */
-final class HeadraceTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperations {
+final class HeadraceTable
+        implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsMetadataColumns, TruncatableTable {
+    /** The row as it was read, as far as a partial update may leave it out: for UPDATE and MERGE, not for people. */
+    static final String OLD_COLUMN = "_headrace_old";
+
     final Server server;
     final String database;
     final String table;
     final Long asOfMs;
+    final String version;
     private final JsonNode described;
     private final Column[] columns;
 
-    HeadraceTable(Server server, Identifier identifier, Long asOfMs, JsonNode described) {
+    HeadraceTable(Server server, Identifier identifier, Long asOfMs, String version, JsonNode described) {
         this.server = server;
         this.database = identifier.namespace()[0];
         this.table = identifier.name();
         this.asOfMs = asOfMs;
+        this.version = version;
         this.described = described;
         List<Column> found = new ArrayList<>();
         described.get("columns").forEach(each -> found.add(column(each)));
         this.columns = found.toArray(Column[]::new);
-        if (asOfMs != null && isView()) {
+        if (isOfEarlier() && !described.get("as_of").asBoolean()) {
             throw new UnsupportedOperationException(name() + " has no state of an earlier time: leave AS OF out");
         }
+    }
+
+    private boolean isOfEarlier() {
+        return asOfMs != null || version != null;
     }
 
     private static Column column(JsonNode each) {
@@ -114,21 +130,57 @@ final class HeadraceTable implements SupportsRead, SupportsWrite, SupportsRowLev
         return HeadraceCatalog.texts(described.get("properties"));
     }
 
+    /** It is enforced here; but that word is none of Spark's CREATE TABLE, which is to take what SHOW CREATE TABLE says. */
     @Override
     public Constraint[] constraints() {
         NamedReference[] key = primaryKey();
         return key.length == 0
                 ? new Constraint[0]
-                : new Constraint[] {Constraint.primaryKey(table + "_pk", key).enforced(true).build()};
+                : new Constraint[] {Constraint.primaryKey(table + "_pk", key).enforced(false).rely(true).build()};
     }
 
+    /** What cannot be done all the same, such as the stream of a lake, is refused with its reason. */
     @Override
     public Set<TableCapability> capabilities() {
         EnumSet<TableCapability> found = EnumSet.of(TableCapability.BATCH_READ);
-        if (!isView() && asOfMs == null) {
-            found.add(TableCapability.BATCH_WRITE);
+        if (!isOfEarlier()) {
+            found.add(TableCapability.MICRO_BATCH_READ);
+        }
+        if (!isView() && !isOfEarlier()) {
+            found.addAll(EnumSet.of(
+                    TableCapability.BATCH_WRITE,
+                    TableCapability.STREAMING_WRITE,
+                    TableCapability.TRUNCATE,
+                    TableCapability.OVERWRITE_BY_FILTER,
+                    TableCapability.OVERWRITE_DYNAMIC));
         }
         return found;
+    }
+
+    @Override
+    public MetadataColumn[] metadataColumns() {
+        StructType old = new StructType();
+        for (JsonNode each : described.get("partial")) {
+            old = old.add(CatalogV2Util.v2ColumnsToStructType(columns).apply(each.asText()));
+        }
+        return old.isEmpty() ? new MetadataColumn[0] : new MetadataColumn[] {new OldColumn(old)};
+    }
+
+    /** Its columns and the metadata columns. */
+    StructType readable() {
+        StructType found = CatalogV2Util.v2ColumnsToStructType(columns);
+        for (MetadataColumn each : metadataColumns()) {
+            found = found.add(each.name(), each.dataType(), each.isNullable());
+        }
+        return found;
+    }
+
+    @Override
+    public boolean truncateTable() {
+        if (isView()) {
+            throw new UnsupportedOperationException(name() + " is there to be read");
+        }
+        return server.ask("truncate", place()).asBoolean();
     }
 
     @Override
@@ -147,7 +199,27 @@ final class HeadraceTable implements SupportsRead, SupportsWrite, SupportsRowLev
             throw new UnsupportedOperationException(
                     info.command() + " changes rows by their primary key, and " + name() + " has none: only INSERT INTO");
         }
+        if (info.command() != RowLevelOperation.Command.DELETE && described.hasNonNull("unchanged")) {
+            throw new UnsupportedOperationException(info.command() + ": " + described.get("unchanged").asText());
+        }
         return () -> new HeadraceOperation(this, info);
+    }
+
+    private record OldColumn(StructType dataType) implements MetadataColumn {
+        @Override
+        public String name() {
+            return OLD_COLUMN;
+        }
+
+        @Override
+        public boolean isNullable() {
+            return false;
+        }
+
+        @Override
+        public String comment() {
+            return "the row as it was read";
+        }
     }
 
     /** A column by its name alone, whatever characters it has. */

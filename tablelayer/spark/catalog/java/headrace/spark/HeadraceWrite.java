@@ -1,28 +1,35 @@
 package headrace.spark;
 
-import java.io.IOException;
+import java.util.HashMap;
+import java.util.Map;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.write.BatchWrite;
 import org.apache.spark.sql.connector.write.DataWriter;
 import org.apache.spark.sql.connector.write.DataWriterFactory;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.PhysicalWriteInfo;
+import org.apache.spark.sql.connector.write.SupportsDynamicOverwrite;
+import org.apache.spark.sql.connector.write.SupportsOverwriteV2;
 import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
-import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.connector.write.streaming.StreamingDataWriterFactory;
+import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
+import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
 
-/** INSERT INTO: rows are appended to a log table, and upserted into one with a primary key. */
-final class HeadraceWrite implements WriteBuilder, Write, BatchWrite {
-    private final HeadraceTable table;
-    private final Server server;
-    private final StructType schema;
-    private Staging staging;
+/**
+ * INSERT INTO and streams: rows are appended to a log table, and upserted into one with a primary key, which is why a
+ * stream in mode update does too. INSERT OVERWRITE and mode complete replace what is there.
+ */
+final class HeadraceWrite extends StagedWrite
+        implements SupportsOverwriteV2, SupportsDynamicOverwrite, SupportsStreamingUpdateAsAppend {
+    private final String queryId;
+    private final Map<String, Object> terms = new HashMap<>();
 
     HeadraceWrite(HeadraceTable table, LogicalWriteInfo info) {
-        this.table = table;
-        this.server = table.server.with(info.options().asCaseSensitiveMap());
-        this.schema = info.schema();
+        super(table, info, info.schema());
+        this.queryId = info.queryId();
     }
 
     @Override
@@ -31,57 +38,72 @@ final class HeadraceWrite implements WriteBuilder, Write, BatchWrite {
     }
 
     @Override
-    public String description() {
-        return "headrace " + table.name();
+    public WriteBuilder truncate() {
+        terms.put("overwrite", "all");
+        return this;
+    }
+
+    @Override
+    public boolean canOverwrite(Predicate[] predicates) {
+        return Conditions.of(table, predicates).left().length == 0;
+    }
+
+    @Override
+    public WriteBuilder overwrite(Predicate[] predicates) {
+        terms.put("overwrite", "where");
+        terms.put("predicate", Conditions.of(table, predicates).predicate());
+        return this;
+    }
+
+    @Override
+    public WriteBuilder overwriteDynamicPartitions() {
+        terms.put("overwrite", "partitions");
+        return this;
     }
 
     @Override
     public BatchWrite toBatch() {
-        staging = new Staging(table, server, schema);
+        begin(terms);
         return this;
     }
 
     @Override
     public DataWriterFactory createBatchWriterFactory(PhysicalWriteInfo info) {
-        return new Writers(staging.plan(schema));
+        return new Writers(plan());
     }
 
+    /** Micro-batches know the query, by its checkpoint, and their number: each is in the table once. */
     @Override
-    public void commit(WriterCommitMessage[] messages) {
-        staging.commit(messages);
+    public StreamingWrite toStreaming() {
+        terms.put("query", queryId);
+        Staging staging = begin(terms);
+        return new StreamingWrite() {
+            @Override
+            public StreamingDataWriterFactory createStreamingWriterFactory(PhysicalWriteInfo info) {
+                return new Writers(plan());
+            }
+
+            @Override
+            public void commit(long epoch, WriterCommitMessage[] messages) {
+                staging.commit(messages, epoch);
+            }
+
+            @Override
+            public void abort(long epoch, WriterCommitMessage[] messages) {
+                staging.abort(messages, epoch);
+            }
+        };
     }
 
-    @Override
-    public void abort(WriterCommitMessage[] messages) {
-        staging.abort(messages);
-    }
-
-    private record Writers(RowWriter.Plan plan) implements DataWriterFactory {
+    private record Writers(RowWriter.Plan plan) implements DataWriterFactory, StreamingDataWriterFactory {
         @Override
         public DataWriter<InternalRow> createWriter(int partition, long task) {
-            return new Writer(new RowWriter(plan));
-        }
-    }
-
-    private record Writer(RowWriter rows) implements DataWriter<InternalRow> {
-        @Override
-        public void write(InternalRow row) throws IOException {
-            rows.write(row);
+            return new RowWriter(plan, null);
         }
 
         @Override
-        public WriterCommitMessage commit() throws IOException {
-            return rows.commit();
-        }
-
-        @Override
-        public void abort() {
-            // what was staged under this run's name is of no statement and goes in time
-        }
-
-        @Override
-        public void close() {
-            rows.close();
+        public DataWriter<InternalRow> createWriter(int partition, long task, long epoch) {
+            return new RowWriter(plan, epoch);
         }
     }
 }

@@ -2,18 +2,20 @@ package headrace.spark;
 
 import java.io.IOException;
 import java.io.Serializable;
+import java.util.HashMap;
 import java.util.Map;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.VectorSchemaRoot;
 import org.apache.arrow.vector.ipc.ArrowStreamWriter;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.connector.write.DataWriter;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils;
 
 /** One task's rows on their way to the helper, as Arrow batches. */
-final class RowWriter {
+class RowWriter implements DataWriter<InternalRow> {
     private static final int BATCH_ROWS = 16_384;
     private static final int LOOK_ROWS = 512;
     private static final long BATCH_BYTES = 8 << 20;
@@ -26,14 +28,19 @@ final class RowWriter {
     private int count;
     private boolean answered;
 
-    RowWriter(Plan plan) {
+    /** `batch`: of a query's micro-batch its number, else null. */
+    RowWriter(Plan plan, Long batch) {
         connection = Helper.connect(plan.python);
         allocator = ArrowUtils.rootAllocator().newChildAllocator("headrace", 0, Long.MAX_VALUE);
         root = VectorSchemaRoot.create(ArrowUtils.toArrowSchema(plan.schema, "UTC", true, false), allocator);
         rows = ArrowWriter.create(root);
         stream = new ArrowStreamWriter(root, null, connection.channel);
         try {
-            connection.send(Map.of("op", "write", "writer", plan.writer));
+            Map<String, Object> request = new HashMap<>();
+            request.put("op", "write");
+            request.put("writer", plan.writer);
+            request.put("batch", batch);
+            connection.send(request);
             stream.start();
         } catch (IOException error) {
             close();
@@ -41,7 +48,12 @@ final class RowWriter {
         }
     }
 
-    void write(InternalRow row) throws IOException {
+    @Override
+    public void write(InternalRow row) throws IOException {
+        append(row);
+    }
+
+    final void append(InternalRow row) throws IOException {
         rows.write(row);
         count++;
         if (count >= BATCH_ROWS || (count % LOOK_ROWS == 0 && rows.sizeInBytes() >= BATCH_BYTES)) {
@@ -61,7 +73,8 @@ final class RowWriter {
         count = 0;
     }
 
-    WriterCommitMessage commit() throws IOException {
+    @Override
+    public WriterCommitMessage commit() throws IOException {
         if (count > 0) {
             flush();
         }
@@ -76,7 +89,13 @@ final class RowWriter {
         return new Staging.Message(text);
     }
 
-    void close() {
+    @Override
+    public void abort() {
+        // what was staged under this run's name is of no statement and goes in time
+    }
+
+    @Override
+    public void close() {
         connection.close(answered);
         root.close();
         allocator.close();

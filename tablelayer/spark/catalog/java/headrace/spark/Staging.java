@@ -2,41 +2,47 @@ package headrace.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.types.StructType;
 
-/** One statement's write, on the driver: what the tasks stage becomes visible with `commit`, all of it or nothing. */
+/** A statement's or a query's write, on the driver: what the tasks stage becomes visible with `commit`, all or none. */
 final class Staging {
     private final Server server;
     private final String writer;
 
-    Staging(HeadraceTable table, Server server, StructType schema) {
+    Staging(HeadraceTable table, Server server, StructType schema, Map<String, ?> terms) {
         this.server = server;
         Map<String, Object> request = table.place();
+        request.putAll(terms);
         request.put("schema", schema.json());
         this.writer = server.ask("begin_write", request).asText();
     }
 
-    /** What each task needs. */
     RowWriter.Plan plan(StructType schema) {
         return new RowWriter.Plan(server.python, writer, schema);
     }
 
-    void commit(WriterCommitMessage[] messages) {
-        tell("commit", messages);
+    /** `batch`: a query's micro-batch, null for a statement. */
+    void commit(WriterCommitMessage[] messages, Long batch) {
+        tell("commit", messages, batch);
     }
 
-    void abort(WriterCommitMessage[] messages) {
-        tell("abort", messages);
+    void abort(WriterCommitMessage[] messages, Long batch) {
+        tell("abort", messages, batch);
     }
 
-    private JsonNode tell(String kind, WriterCommitMessage[] messages) {
+    private JsonNode tell(String kind, WriterCommitMessage[] messages, Long batch) {
         List<String> texts =
                 Arrays.stream(messages).filter(Objects::nonNull).map(each -> ((Message) each).text()).toList();
-        return server.ask(kind, Map.of("writer", writer, "messages", texts));
+        Map<String, Object> request = new HashMap<>();
+        request.put("writer", writer);
+        request.put("messages", texts);
+        request.put("batch", batch);
+        return server.ask(kind, request);
     }
 
     /** What a task tells the driver. */
