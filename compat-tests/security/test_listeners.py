@@ -6,6 +6,7 @@ What must fail with TLS is tried by librdkafka and by the standard library's soc
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -15,9 +16,10 @@ import time
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 from cryptography import x509
+from foreign.programs import PROGRAMS, ToolMissingError, command
 from java_tools import JavaTools
 from kafka import KafkaConsumer, KafkaProducer
 
@@ -144,6 +146,19 @@ group.initial.rebalance.delay.ms=0
                 "sasl_plain_password": "ann-secret",
             }
         return config
+
+    def foreign(self, listener: str) -> dict[str, str]:
+        """Of the programs of `compat-tests/foreign`."""
+        protocol = self.protocols[listener]
+        environment = {}
+        if protocol.endswith("SSL"):
+            environment["FOREIGN_CA"] = str(self.folder / "ca.pem")
+        if protocol.startswith("SASL"):
+            login = {"MECHANISM": "PLAIN", "USER": "ann", "PASSWORD": "ann-secret"}
+            environment |= {f"FOREIGN_{name}": value for name, value in login.items()}
+        if listener == "MUTUAL":
+            environment["FOREIGN_CERTIFICATE"] = str(self.folder / "ann.pem")
+        return environment
 
     def java(self, listener: str) -> str:
         """A file of properties for Kafka's tools."""
@@ -276,6 +291,52 @@ def test_kafkas_own_tools(secured, listener, unique) -> None:
         *("--bootstrap-server", secured.at(listener), "--command-config", secured.java(listener)),
     )
     assert len(printed.split()) == 500
+
+
+FOREIGN = "java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platformatic"
+AT_ONCE = {("franz-go", "SSL"), ("kafkajs", "MUTUAL")}
+BY_FOREIGN = [
+    pytest.param(name, listener, marks=[] if (name, listener) in AT_ONCE else [pytest.mark.soak])
+    for name in FOREIGN
+    for listener in LISTENERS
+]
+
+
+@pytest.mark.parametrize(("name", "listener"), BY_FOREIGN)
+def test_clients_of_other_languages(secured, name, listener, unique) -> None:
+    """What they write is read by librdkafka; who does not trust the server, or shows no certificate, writes nothing."""
+    try:
+        started = command(next(each for each in PROGRAMS if each.name == name))
+    except ToolMissingError as missing:
+        pytest.skip(f"{name}: {missing}")
+    topic = unique("foreign")
+    config = secured.librdkafka(listener)
+    admin = AdminClient(config)
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+
+    def writes(environment: dict[str, str], seconds: int) -> bool:
+        """Some try again without end when they are refused."""
+        try:
+            done = subprocess.run(
+                [*started, secured.at(listener), "c", "produce", topic, "none", "3"],
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0 and done.stdout.splitlines()[-1:] == ["done"]
+
+    environment = secured.foreign(listener)
+    assert writes(environment, 60)
+    for change in ({"FOREIGN_CA": str(secured.folder / "strange.pem")}, {"FOREIGN_CERTIFICATE": ""}):
+        if set(change) <= set(environment):
+            assert not writes({**environment, **change}, 6)
+    consumer = Consumer({**config, "group.id": topic, "auto.offset.reset": "earliest"})
+    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=20) == (0, 3)
+    consumer.close()
 
 
 # -- certificates that change --------------------------------------------------------------------------------

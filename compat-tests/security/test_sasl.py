@@ -316,9 +316,7 @@ def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
             assert words.get(mechanism, general) in problems[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "mechanism"), quickly(FOREIGN, tuple(USERS), quick=["java-4.3.1", "kafkajs"])
-)
+@pytest.mark.parametrize(("name", "mechanism"), quickly(FOREIGN, MECHANISMS, quick=["java-4.3.1", "kafkajs"]))
 def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechanism) -> None:
     program = next(each for each in PROGRAMS if each.name == name)
     try:
@@ -326,9 +324,9 @@ def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechan
     except ToolMissingError as missing:
         pytest.skip(f"{name}: {missing}")
 
-    def produces(protocol: str, user: str, password: str, seconds: int = 60) -> bool:
+    def produces(protocol: str, login: dict[str, str], seconds: int = 60) -> bool:
         """Some try again without end when they are refused."""
-        environment = {"FOREIGN_MECHANISM": mechanism, "FOREIGN_USER": user, "FOREIGN_PASSWORD": password}
+        environment = {"FOREIGN_MECHANISM": mechanism, **login}
         if protocol == "SASL_SSL":
             environment["FOREIGN_CA"] = str(secured.directory / "ca.pem")
         arguments = [secured.address(protocol), "c", "produce", "logged-in", "none", "3"]
@@ -346,9 +344,17 @@ def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechan
         return done.returncode == 0 and done.stdout.splitlines()[-1:] == ["done"]
 
     librdkafka(secured, "SASL_SSL", "PLAIN", "ann", PASSWORDS["ann"])  # the topic is there
-    user = USERS[mechanism]
-    assert [produces(protocol, user, PASSWORDS[user]) for protocol in PROTOCOLS] == [True, True]
-    assert not produces("SASL_PLAINTEXT", user, "a wrong one", 6)
+    if mechanism == "OAUTHBEARER":
+        (secured.directory / "expired").write_text(secured.expired_token)
+        good, wrong = ({"FOREIGN_TOKEN": str(secured.directory / file)} for file in ("token", "expired"))
+    else:
+        user = USERS[mechanism]
+        good, wrong = (
+            {"FOREIGN_USER": user, "FOREIGN_PASSWORD": password}
+            for password in (PASSWORDS[user], "a wrong one")
+        )
+    assert [produces(protocol, good) for protocol in PROTOCOLS] == [True, True]
+    assert not produces("SASL_PLAINTEXT", wrong, 6)
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")

@@ -41,7 +41,10 @@ public final class ForeignClient {
         return p;
     }
 
-    /** FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD: how to log in; FOREIGN_CA: whom to trust, over TLS. */
+    /**
+     * FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD or FOREIGN_TOKEN: how to log in; FOREIGN_CA: whom to trust, over
+     * TLS, and FOREIGN_CERTIFICATE what to show.
+     */
     private static void secure(Properties p) {
         Map<String, String> environment = System.getenv();
         String mechanism = environment.get("FOREIGN_MECHANISM");
@@ -52,7 +55,22 @@ public final class ForeignClient {
             p.put("ssl.truststore.type", "PEM");
             p.put("ssl.truststore.location", authority);
         }
+        String own = environment.get("FOREIGN_CERTIFICATE");
+        if (own != null && !own.isEmpty()) {
+            p.put("ssl.keystore.type", "PEM");
+            p.put("ssl.keystore.location", own);
+        }
         if (mechanism == null) return;
+        if (mechanism.equals("OAUTHBEARER")) {
+            String security = "org.apache.kafka.common.security.oauthbearer.";
+            String url = "file://" + environment.get("FOREIGN_TOKEN");
+            System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", url);
+            p.put("sasl.mechanism", mechanism);
+            p.put("sasl.oauthbearer.token.endpoint.url", url);
+            p.put("sasl.login.callback.handler.class", security + "OAuthBearerLoginCallbackHandler");
+            p.put("sasl.jaas.config", security + "OAuthBearerLoginModule required;");
+            return;
+        }
         String kind = mechanism.equals("PLAIN") ? "plain.Plain" : "scram.Scram";
         p.put("sasl.mechanism", mechanism);
         p.put("sasl.jaas.config", "org.apache.kafka.common.security." + kind + "LoginModule required username=\""

@@ -3,10 +3,16 @@
 const { Kafka, CompressionTypes, logLevel, PartitionAssigners } = require('kafkajs')
 
 const [bootstrap, clientId, scenario, ...args] = process.argv.slice(2)
-const { FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD, FOREIGN_CA } = process.env
-const secured = FOREIGN_MECHANISM && {
-  sasl: { mechanism: FOREIGN_MECHANISM.toLowerCase(), username: FOREIGN_USER, password: FOREIGN_PASSWORD },
-  ssl: FOREIGN_CA ? { ca: [require('fs').readFileSync(FOREIGN_CA, 'utf-8')] } : undefined,
+const { FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD, FOREIGN_TOKEN, FOREIGN_CA, FOREIGN_CERTIFICATE } = process.env
+const read = file => (file ? require('fs').readFileSync(file, 'utf-8') : undefined)
+const secured = (FOREIGN_MECHANISM || FOREIGN_CA) && {
+  sasl: FOREIGN_MECHANISM && {
+    mechanism: FOREIGN_MECHANISM.toLowerCase(),
+    username: FOREIGN_USER,
+    password: FOREIGN_PASSWORD,
+    oauthBearerProvider: async () => ({ value: read(FOREIGN_TOKEN) })
+  },
+  ssl: FOREIGN_CA ? { ca: [read(FOREIGN_CA)], cert: read(FOREIGN_CERTIFICATE), key: read(FOREIGN_CERTIFICATE) } : undefined,
   retry: { retries: 1 }
 }
 const kafka = new Kafka({ clientId, brokers: [bootstrap], logLevel: logLevel.ERROR, ...secured })

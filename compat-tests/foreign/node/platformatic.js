@@ -3,10 +3,12 @@
 const { Admin, Consumer, Producer } = require('@platformatic/kafka')
 
 const [bootstrap, clientId, scenario, ...args] = process.argv.slice(2)
-const { FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD, FOREIGN_CA } = process.env
-const secured = FOREIGN_MECHANISM && {
-  sasl: { mechanism: FOREIGN_MECHANISM, username: FOREIGN_USER, password: FOREIGN_PASSWORD },
-  tls: FOREIGN_CA ? { ca: [require('fs').readFileSync(FOREIGN_CA, 'utf-8')] } : undefined,
+const { FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD, FOREIGN_TOKEN, FOREIGN_CA, FOREIGN_CERTIFICATE } = process.env
+const read = file => (file ? require('fs').readFileSync(file, 'utf-8') : undefined)
+const login = FOREIGN_TOKEN ? { token: read(FOREIGN_TOKEN) } : { username: FOREIGN_USER, password: FOREIGN_PASSWORD }
+const secured = (FOREIGN_MECHANISM || FOREIGN_CA) && {
+  sasl: FOREIGN_MECHANISM && { mechanism: FOREIGN_MECHANISM, ...login },
+  tls: FOREIGN_CA ? { ca: [read(FOREIGN_CA)], cert: read(FOREIGN_CERTIFICATE), key: read(FOREIGN_CERTIFICATE) } : undefined,
   retries: 1
 }
 const base = { clientId, bootstrapBrokers: [bootstrap], ...secured }

@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
@@ -67,16 +68,26 @@ func secured() []kgo.Opt {
 		how = scram.Auth{User: name, Pass: password}.AsSha256Mechanism()
 	case "SCRAM-SHA-512":
 		how = scram.Auth{User: name, Pass: password}.AsSha512Mechanism()
-	default:
-		return nil
+	case "OAUTHBEARER":
+		token, err := os.ReadFile(os.Getenv("FOREIGN_TOKEN"))
+		must(err)
+		how = oauth.Auth{Token: string(token)}.AsMechanism()
 	}
-	opts := []kgo.Opt{kgo.SASL(how)}
+	var opts []kgo.Opt
+	if how != nil {
+		opts = append(opts, kgo.SASL(how))
+	}
 	if file := os.Getenv("FOREIGN_CA"); file != "" {
 		pem, err := os.ReadFile(file)
 		must(err)
-		trusted := x509.NewCertPool()
-		trusted.AppendCertsFromPEM(pem)
-		opts = append(opts, kgo.DialTLSConfig(&tls.Config{RootCAs: trusted}))
+		config := &tls.Config{RootCAs: x509.NewCertPool()}
+		config.RootCAs.AppendCertsFromPEM(pem)
+		if own := os.Getenv("FOREIGN_CERTIFICATE"); own != "" {
+			pair, err := tls.LoadX509KeyPair(own, own)
+			must(err)
+			config.Certificates = []tls.Certificate{pair}
+		}
+		opts = append(opts, kgo.DialTLSConfig(config))
 	}
 	return opts
 }

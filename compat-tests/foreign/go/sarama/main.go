@@ -67,7 +67,8 @@ func config() *sarama.Config {
 	return c
 }
 
-// FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD: how to log in; FOREIGN_CA: whom to trust, over TLS.
+// FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD or FOREIGN_TOKEN: how to log in; FOREIGN_CA: whom to trust, over TLS,
+// and FOREIGN_CERTIFICATE what to show.
 func secure(c *sarama.Config) {
 	if mechanism := os.Getenv("FOREIGN_MECHANISM"); mechanism != "" {
 		c.Net.SASL.Enable = true
@@ -78,6 +79,7 @@ func secure(c *sarama.Config) {
 			hash = sha512.New
 		}
 		c.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &scramClient{hash: hash} }
+		c.Net.SASL.TokenProvider = tokenFile(os.Getenv("FOREIGN_TOKEN"))
 	}
 	if file := os.Getenv("FOREIGN_CA"); file != "" {
 		pem, err := os.ReadFile(file)
@@ -86,7 +88,19 @@ func secure(c *sarama.Config) {
 		trusted.AppendCertsFromPEM(pem)
 		c.Net.TLS.Enable = true
 		c.Net.TLS.Config = &tls.Config{RootCAs: trusted}
+		if own := os.Getenv("FOREIGN_CERTIFICATE"); own != "" {
+			pair, err := tls.LoadX509KeyPair(own, own)
+			must(err)
+			c.Net.TLS.Config.Certificates = []tls.Certificate{pair}
+		}
 	}
+}
+
+type tokenFile string
+
+func (file tokenFile) Token() (*sarama.AccessToken, error) {
+	token, err := os.ReadFile(string(file))
+	return &sarama.AccessToken{Token: string(token)}, err
 }
 
 // scramClient is what sarama leaves to its users: xdg-go's SCRAM, as in sarama's own examples.
