@@ -183,6 +183,8 @@ def describe(
         typer.echo(f"topic {name}, id {topic.topic_id}" + (", a table" if topic.is_table else ""))
         for key, value in sorted(topic.configs.items()):
             typer.echo(f"  {key} = {value}")
+        if topic.configs_withheld:
+            typer.echo("  not authorized: its configurations are withheld (DESCRIBE_CONFIGS)")
         typer.echo("")
     write_rows(_PARTITION_COLUMNS, partitions, output, numeric=(True,) * 4)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
-from tablelayer.client import ConfigKind, Connection, KafkaError, UnsupportedRequest
+from tablelayer.client import ConfigKind, Connection, KafkaError, TableError, UnsupportedRequest
 from tablelayer.client.admin.kafka import KafkaRecord
 from tablelayer.client.admin.produce import OutgoingRecord
 from tablelayer.console.history import History
@@ -122,7 +122,7 @@ class Views:
             "name": found.name,
             "id": str(found.topic_id),
             "internal": found.is_internal,
-            "table": found.is_table,
+            "table": found.is_table or (found.configs_withheld and self._is_table(topic)),
             "records_per_second": self._history.rates().get(topic),
             "partitions": [
                 {
@@ -135,6 +135,13 @@ class Views:
                 for partition, leader in sorted(found.leaders.items())
             ],
         }
+
+    def _is_table(self, topic: str) -> bool:
+        try:
+            self._connection.admin.describe_table(topic)
+        except (TableError, KafkaError, UnsupportedRequest, ValueError):
+            return False
+        return True
 
     def topic_configs(self, topic: str) -> dict[str, Any]:
         return {"configs": self._configs(ConfigKind.TOPIC, topic)}

@@ -208,7 +208,7 @@ class TieredLakes:
             if error.code in (TableErrorCode.TABLE_NOT_FOUND, TableErrorCode.DATABASE_NOT_FOUND):
                 return []
             raise
-        lake = TopicLake.parse(listed.name, described.configs)
+        lake = TopicLake.parse(listed.name, described.required_configs())
         return [lake.undefined(listed.table_id), lake.dead_letters(listed.table_id)]
 
     def _reader(self, listed: ListedLake, definition: TableDefinition) -> IcebergReader:

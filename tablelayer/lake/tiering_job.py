@@ -161,7 +161,7 @@ class _Job:
             raise LakeError(
                 f"topic {name} was deleted and created again while its round began: tier it again"
             )
-        config = TopicLake.parse(name, described.configs)
+        config = TopicLake.parse(name, described.required_configs())
         topic = Topic(name, described.topic_id, len(described.leaders), config)
         status = self._coordinator.describe(granted.table_id)
         catalog = lake_catalog(status, self._warehouse, name)

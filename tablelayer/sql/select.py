@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablelayer.client import Connection, DataError, Table
+from tablelayer.client import Connection, DataError, KafkaError, Table
 from tablelayer.client.write.conform import conform
 from tablelayer.model.ddl import Select
 from tablelayer.model.errors import TableError
@@ -32,6 +32,7 @@ from tablelayer.sql.sources import (
     shown_value,
     source_of,
 )
+from tablelayer.sql.topics import NO_TABLE
 
 _SUFFIX = "$"
 """What a table's name cannot have in it, and the names of its other views have."""
@@ -112,8 +113,8 @@ def _of_one_table(connection: Connection, select: Select) -> Plan | None:
         return None
     try:
         table = connection.table(name)
-    except TableError as error:
-        if error.code.name not in ("TABLE_NOT_FOUND", "INVALID_TABLE", "DATABASE_NOT_FOUND"):
+    except (TableError, KafkaError) as error:
+        if error.code.name not in NO_TABLE:
             raise
         return None  # perhaps a topic
     if select.is_simple and (answer := _without_scan(table, select)) is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablelayer.client import Connection, DataError, Table
+from tablelayer.client import Connection, DataError, KafkaError, Table
 from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from tablelayer.model.ddl import Select
 from tablelayer.model.ddl.query import Bounds
@@ -86,7 +86,7 @@ def source_of(connection: Connection, name: str, select: Select, known: Known | 
         )
     try:
         table = connection.table(path.removesuffix(CHANGELOG_SUFFIX).removesuffix(LAKE_SUFFIX))
-    except TableError as error:
+    except (TableError, KafkaError) as error:
         topic = None if past is not None else find_topic(connection, path, select.database, error)
         if topic is None:
             raise

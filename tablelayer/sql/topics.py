@@ -41,12 +41,15 @@ _NAMED = pa.schema(
         pa.field("value_bytes", pa.binary()),
     ]
 )
-_MISSING = ("TABLE_NOT_FOUND", "DATABASE_NOT_FOUND", "INVALID_TABLE")
+NO_TABLE = ("TABLE_NOT_FOUND", "DATABASE_NOT_FOUND", "INVALID_TABLE", "TOPIC_AUTHORIZATION_FAILED")
+"""The last of somebody who may not know whether there is a table of that name: there may be a topic."""
 
 
-def find_topic(connection: Connection, name: str, database: str, error: TableError) -> Topic | None:
+def find_topic(
+    connection: Connection, name: str, database: str, error: TableError | KafkaError
+) -> Topic | None:
     """The topic that a name without a table may mean: with the database in front of it, or without."""
-    if error.code.name not in _MISSING:
+    if error.code.name not in NO_TABLE:
         return None
     for topic in (name.removeprefix(f"{database}."), name):
         try:

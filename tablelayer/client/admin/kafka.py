@@ -75,13 +75,26 @@ _FETCH_BY_ID_SINCE = 13
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic: `leaders` by partition; `configs` those given explicitly (empty in a listing)."""
+    """A topic: `leaders` by partition; `configs` those given explicitly, empty in a listing, and where they are
+    withheld from somebody who may DESCRIBE the topic and not its configurations.
+    """
 
     name: str
     topic_id: UUID
     is_internal: bool
     leaders: Mapping[int, int]
     configs: Mapping[str, str] = field(default_factory=dict)
+    configs_withheld: bool = False
+
+    def required_configs(self) -> Mapping[str, str]:
+        """KafkaError TOPIC_AUTHORIZATION_FAILED where they are withheld."""
+        if self.configs_withheld:
+            raise_for(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                None,
+                doing=f"describe the configurations of {self.name}",
+            )
+        return self.configs
 
     @property
     def is_table(self) -> bool:
@@ -275,14 +288,16 @@ class AsyncKafkaAdmin:
         )
         answer = await self._cluster.call(request, DescribeConfigsResponse, doing=f"describe topic {name}")
         result = answer.results[0]
-        raise_for(result.error_code, result.error_message, doing=f"describe topic {name}")
+        withheld = result.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if not withheld:
+            raise_for(result.error_code, result.error_message, doing=f"describe topic {name}")
         explicit = {
             entry.name: entry.value
             for entry in result.configs
             if entry.config_source == 1 and entry.value is not None
         }
         leaders = {p.partition_index: p.leader_id for p in topics[0].partitions}
-        return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit)
+        return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit, withheld)
 
     async def add_partitions(self, topic: str, count: int, *, validate_only: bool = False) -> None:
         """Let a topic have `count` partitions, more than it has now. What has a key may go to another partition from
