@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from broker.log.partition_log import AppendInfo
+    from broker.log.partition_log import AppendInfo, PartitionLog
     from broker.log.region import FileRegion
 
 
@@ -69,3 +69,33 @@ class PartitionHooks(Protocol):
 
     async def delete(self) -> None:
         """The topic was deleted: release and remove everything that belongs to the partition."""
+
+
+class ReplicaHooks(Protocol):
+    """How somebody else than the broker keeps up with a replica that is led elsewhere. Called on the event loop.
+
+    Life: `opened` -> (`advanced` | `truncated`)* -> `close` or `delete`; or the replica begins to lead, and what is
+    kept up goes to the hooks of the partition that is made of it.
+    """
+
+    def opened(self, log: PartitionLog) -> None:
+        """The log is open, as it was found. It may be read, below the follower's high watermark."""
+
+    def advanced(self) -> None:
+        """The follower's high watermark may be another one."""
+
+    def truncated(self, end_offset: int) -> None:
+        """The log is about to be cut to `end_offset`, or to begin again there."""
+
+    @property
+    def floor(self) -> int:
+        """What lies at or above this offset is not deleted, whatever the leader has deleted."""
+
+    @property
+    def may_fetch(self) -> bool:
+        """False while the log cannot be gone on with: then the replica must not come into the ISR either."""
+
+    async def close(self) -> None: ...
+
+    async def delete(self) -> None:
+        """This broker is to have no replica any more: remove everything that belongs to it."""

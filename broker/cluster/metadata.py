@@ -404,11 +404,6 @@ class TopicManager:
         factor = self.factor_of(topic)
         if topic.assignment is None:
             check_replication_factor(self.image, factor)
-        if factor > 1 and not self._may_be_replicated(normal):
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"{name} cannot have {factor} replicas: the partitions of a table have one each",
-            )
         return TopicImage(name, topic_id, count, normal, name in INTERNAL_TOPICS)
 
     def factor_of(self, topic: NewTopic) -> int:
@@ -417,10 +412,8 @@ class TopicManager:
             return max(map(len, topic.assignment), default=1)
         if topic.replication_factor != -1:
             return topic.replication_factor
-        return self._default_replication_factor if self._may_be_replicated(topic.config) else 1
-
-    def _may_be_replicated(self, config: Mapping[str, str]) -> bool:
-        return all(policy.may_be_replicated(config) for policy in self._policies)
+        wanted = (policy.replicas_wanted(topic.name, topic.config) for policy in self._policies)
+        return next((count for count in wanted if count is not None), self._default_replication_factor)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""

@@ -78,6 +78,9 @@ class Partition:
     is_end_known: ClassVar[bool] = True
     """Whether the high watermark is at least what any leader before may have shown."""
 
+    is_replicated: ClassVar[bool] = False
+    """Whether what is appended waits for other brokers."""
+
     is_fenced: ClassVar[bool] = False
     """Whether another broker may lead it by now, so that not even what is here can be told."""
 
@@ -201,6 +204,11 @@ class Partition:
         """What an open log tells of what is published."""
         if self.hooks is None:
             self.high_watermark = log.log_end_offset
+
+    @property
+    def replicated_offset(self) -> int:
+        """Below it the log is on all replicas that have to have it: hooks may publish so much."""
+        return self.log.log_end_offset
 
     def _unflushed(self) -> None:
         self._is_unflushed = True
@@ -446,11 +454,13 @@ class Partition:
             self.remove_waiter(changed.set)
         return True
 
-    async def wait_acknowledged(self, offset: int, acks: int, timeout_ms: int) -> bool:
+    async def wait_acknowledged(
+        self, offset: int, acks: int, timeout_ms: int, check: Callable[[], None] | None = None
+    ) -> bool:
         """Wait until what was appended below `offset` may be acknowledged to who asked for `acks` (1, -1). As
         `wait_for_high_watermark`.
         """
-        return await self.wait_for_high_watermark(offset, timeout_ms)
+        return await self.wait_for_high_watermark(offset, timeout_ms, check)
 
     def _check_alive(self) -> None:
         if self.failure is not None or self.closed:

@@ -29,6 +29,7 @@ from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from broker.cluster.fence import Fence
+    from broker.cluster.hooks import ReplicaHooks
     from broker.cluster.topic_policy import TopicPolicy
     from broker.log.config import LogConfig
     from broker.log.partition_log import PartitionLog
@@ -162,7 +163,7 @@ class LocalReplicas:
         for partition in self._partitions.pop(name, ()):
             follower = self._no_follower(partition)
             if follower is not None:
-                await follower.close(clean=False)
+                await follower.drop()
             elif not partition.closed:
                 self._tell(Leadership(name, partition.index, partition.leader_epoch, leads=False))
             await partition.drop()
@@ -262,6 +263,7 @@ class LocalReplicas:
             return
         if follower is None:
             follower = self._followers[key] = Follower(partition, state, self._open_log)
+            follower.hooks = self._find_replica_hooks(follower)
         elif follower.state == state:
             return
         follower.follow(state)
@@ -364,6 +366,16 @@ class LocalReplicas:
         except Exception as error:
             logger.error("%r cannot be served", partition, exc_info=error)
             partition.fail(f"it cannot be served: {error}")
+
+    def _find_replica_hooks(self, follower: Follower) -> ReplicaHooks | None:
+        """A replica that its extension cannot keep up is a log all the same."""
+        topic = follower.partition.topic
+        try:
+            found = (policy.replica_hooks(follower, topic) for policy in self._policies)
+            return next((hooks for hooks in found if hooks is not None), None)
+        except Exception as error:
+            logger.error("%r cannot be kept up", follower, exc_info=error)
+            return None
 
     async def _start(self, partition: Partition) -> None:
         loop = asyncio.get_running_loop()

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from broker.cluster.hooks import PartitionHooks
+    from broker.cluster.hooks import PartitionHooks, ReplicaHooks
     from broker.cluster.partition import Partition
     from broker.cluster.topic import TopicImage
+    from broker.replication.following import Follower
 
 
 class TopicPolicy(Protocol):
@@ -25,11 +26,17 @@ class TopicPolicy(Protocol):
     ) -> dict[str, str]:
         """Like `validate_topic` for a topic that exists and is to get this configuration or partition count."""
 
-    def may_be_replicated(self, config: Mapping[str, str]) -> bool:
-        """Whether a topic of this configuration can have several replicas."""
+    def replicas_wanted(self, topic: str, config: Mapping[str, str]) -> int | None:
+        """How many replicas a topic is to have whose creator does not say so; None: the broker's default. The
+        configuration may not have been validated."""
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         """Hooks if the topic is this policy's; None leaves it a plain Kafka topic."""
+
+    def replica_hooks(self, follower: Follower, topic: TopicImage) -> ReplicaHooks | None:
+        """Hooks for this broker's replica of a partition that another one leads. What they keep up is given to
+        `partition_hooks` when this broker begins to lead it.
+        """
 
     def retention_floor(self, partition: Partition) -> int | None:
         """The same as `PartitionHooks.retention_floor`, for partitions that have no hooks."""

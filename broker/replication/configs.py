@@ -23,7 +23,7 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "default.replication.factor",
         _INT,
         "1",
-        "Replicas of a partition of a topic that is made without saying how many. A table has one.",
+        "Replicas of a partition of a topic, or of a table's bucket, that is made without saying how many.",
         between(1, 32_767),
     ),
     *(

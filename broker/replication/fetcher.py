@@ -151,6 +151,9 @@ class Fetcher:
                 continue
             if follower.leader != self.leader_id:
                 continue
+            if not follower.may_fetch:
+                wait = RETRY_SECONDS
+                continue
             left = follower.not_before - loop.time()
             if left <= 0 and self._is_held_to_throttle(follower):
                 left = min(self._throttle.wait_seconds(), THROTTLED_SECONDS_MAX)

@@ -25,6 +25,7 @@ from protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from broker.cluster.hooks import ReplicaHooks
     from broker.cluster.image import PartitionState
     from broker.cluster.partition import Partition
     from broker.log.partition_log import PartitionLog
@@ -58,6 +59,7 @@ class Follower:
         self._copying: asyncio.Future[None] | None = None
         self._read: FollowedPartition | None = None
         self.ended = False
+        self.hooks: ReplicaHooks | None = None
 
     def __repr__(self) -> str:
         return f"<Follower {self.name} of broker {self.state.leader}, epoch {self.state.leader_epoch}>"
@@ -116,6 +118,12 @@ class Follower:
         log.follow()
         self._log = log
         self.high_watermark = min(max(self.high_watermark, log.log_start_offset), log.log_end_offset)
+        if self.hooks is not None:
+            self.hooks.opened(log)
+
+    @property
+    def may_fetch(self) -> bool:
+        return self.hooks is None or self.hooks.may_fetch
 
     def follow(self, state: PartitionState) -> None:
         """Another state of the partition, of which this broker still is a follower."""
@@ -137,6 +145,8 @@ class Follower:
                 log.log_end_offset,
                 answer.log_start_offset,
             )
+            if self.hooks is not None:
+                self.hooks.truncated(max(answer.log_start_offset, 0))
             log.restart_at(max(answer.log_start_offset, 0))
             self.high_watermark = min(self.high_watermark, log.log_end_offset)
             if self._read is not None:
@@ -154,8 +164,12 @@ class Follower:
             if self.ended or self.state.leader_epoch != epoch:
                 return
         self.high_watermark = max(self.high_watermark, min(answer.high_watermark, log.log_end_offset))
-        if answer.log_start_offset > log.log_start_offset:
-            log.delete_records(min(answer.log_start_offset, log.log_end_offset))
+        start_offset = min(answer.log_start_offset, log.log_end_offset)
+        if self.hooks is not None:
+            self.hooks.advanced()
+            start_offset = min(start_offset, self.hooks.floor)
+        if start_offset > log.log_start_offset:
+            log.delete_records(start_offset)
         self._tell_readers()
 
     async def _copied(self, answer: PartitionData, slices: Slices) -> None:
@@ -219,6 +233,8 @@ class Follower:
                 self.high_watermark,
             )
         logger.info("%s is cut from offset %d to %d", self.name, log.log_end_offset, end_offset)
+        if self.hooks is not None:
+            self.hooks.truncated(end_offset)
         log.truncate_to(end_offset)
         log.follow()
         self.high_watermark = min(self.high_watermark, log.log_end_offset)
@@ -245,7 +261,9 @@ class Follower:
     # -- the end -------------------------------------------------------------------------------------------
 
     async def release(self) -> tuple[PartitionLog | None, int]:
-        """Its log, open, for who leads from now on; None if it was not opened or has failed. And the high watermark."""
+        """Its log, open, for who leads from now on; None if it was not opened or has failed. And the high watermark.
+        What its hooks have kept up is theirs to give.
+        """
         self.ended = True
         self._tell_readers()
         await self.at_rest()
@@ -259,10 +277,25 @@ class Follower:
         """Flush and close the log; what goes wrong leaves its reason in `failure`."""
         self.ended = True
         self._tell_readers()
+        hooks, self.hooks = self.hooks, None
+        if hooks is not None:
+            try:
+                await hooks.close()
+            except Exception as error:  # noqa: BLE001 - of one replica: told
+                self.fail(f"it did not close cleanly: {error}")
         await self.at_rest()
         log, self._log = self._log, None
         if log is not None:
             await close_log(self, log, logger, clean=clean, executor=executor)
+
+    async def drop(self) -> None:
+        """This broker is to have no replica any more: close, and remove what is the hooks'. Files are the caller's."""
+        hooks, self.hooks = self.hooks, None
+        try:
+            await self.close(clean=False)
+        finally:
+            if hooks is not None:
+                await hooks.delete()
 
     @property
     def is_copying(self) -> bool:

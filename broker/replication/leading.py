@@ -3,6 +3,8 @@
 As `Partition`, with these differences
 - The high watermark is what all of the ISR have (`progress`); an append is published when they have it. What is
   acknowledged with acks=1 is as durable here as the topic wants it, with acks=all it is below the high watermark.
+- With hooks the offset up to which all of the ISR have the log (`replicated_offset`, which followers are told) is ahead
+  of the high watermark, which follows when the hooks publish it.
 - The high watermark of a new leader is what it knew as a follower. Until it has reached the start of this epoch nobody
   is told where the partition ends (KIP-207): the leader before may have shown more.
 - While the broker's fence is shut, it does not move, and nothing is told of the log: another leader may have gone on.
@@ -70,7 +72,9 @@ class Replicating(Leading, Protocol):
 class ReplicatedPartition(Partition):
     """See the module's contract."""
 
-    __slots__ = ("_leading", "_local_waiters", "progress", "state")
+    is_replicated = True
+
+    __slots__ = ("_leading", "_local_waiters", "_replicated_offset", "progress", "state")
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class ReplicatedPartition(Partition):
         """`log`: open, with what was copied into it as a follower, which knew of `high_watermark`."""
         super().__init__(topic, index, open_log, leader_epoch=state.leader_epoch, **rest)
         self.state = state
-        self.high_watermark = high_watermark
+        self.high_watermark = self._replicated_offset = high_watermark
         self._leading = leading
         self._local_waiters: list[asyncio.Future[None]] = []
         self.progress = Progress(leading.broker_id, state, 0, leading.now())
@@ -102,8 +106,8 @@ class ReplicatedPartition(Partition):
     def _opened(self, log: PartitionLog) -> None:
         """In the thread that opens it: nobody waits yet."""
         self._begin(log)
-        self.high_watermark = min(max(self.high_watermark, log.log_start_offset), log.log_end_offset)
-        self.high_watermark = self._possible_high_watermark(log)
+        self._replicated_offset = min(max(self._replicated_offset, log.log_start_offset), log.log_end_offset)
+        self._replicated_offset = self.high_watermark = self._possible_high_watermark(log)
 
     def _begin(self, log: PartitionLog) -> None:
         leading = self._leading
@@ -150,11 +154,15 @@ class ReplicatedPartition(Partition):
     def is_end_known(self) -> bool:  # type: ignore[override]
         return self.high_watermark >= self.progress.start_offset
 
+    @property
+    def replicated_offset(self) -> int:
+        return self._replicated_offset
+
     def _possible_high_watermark(self, log: PartitionLog) -> int:
         leading = self._leading
         return min(
             self.progress.high_watermark(
-                self.high_watermark,
+                self._replicated_offset,
                 log.config.min_insync_replicas,
                 leading.now(),
                 leading.lag_seconds,
@@ -164,14 +172,24 @@ class ReplicatedPartition(Partition):
         )
 
     def advance(self) -> None:
-        """Publish what all of the ISR have."""
-        if not self.is_open or self.is_fenced:
+        """Publish what all of the ISR have, or have the hooks do so."""
+        if not self.is_open or self.closed or self.is_fenced:
             return
         new = self._possible_high_watermark(self.log)
-        if new > self.high_watermark:
+        if new <= self._replicated_offset:
+            return
+        self._replicated_offset = new
+        if self.hooks is not None:
+            self.hooks.high_watermark_candidate(new)
+        else:
             self.high_watermark = new
             self._moved()
             self._leading.published(self)
+
+    def publish_high_watermark(self, offset: int) -> None:
+        if offset > self._replicated_offset:
+            raise RuntimeError(f"{self!r}: {offset} is not replicated, but {self._replicated_offset}")
+        super().publish_high_watermark(offset)
 
     def _replicated(self, offset: int) -> None:
         progress = self.progress
@@ -191,10 +209,12 @@ class ReplicatedPartition(Partition):
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def wait_acknowledged(self, offset: int, acks: int, timeout_ms: int) -> bool:
+    async def wait_acknowledged(
+        self, offset: int, acks: int, timeout_ms: int, check: Callable[[], None] | None = None
+    ) -> bool:
         if acks == 1:
             return await self._wait_durable(offset, timeout_ms)
-        if not await self.wait_for_high_watermark(offset, timeout_ms):
+        if not await self.wait_for_high_watermark(offset, timeout_ms, check):
             return False
         needed = self.log.config.min_insync_replicas
         if self.in_sync_count < needed:
@@ -229,7 +249,7 @@ class ReplicatedPartition(Partition):
             )
         self.advance()
         if (
-            self.progress.joining(broker, self.high_watermark)
+            self.progress.joining(broker, self._replicated_offset)
             and leading.epochs().get(broker) == broker_epoch
         ):
             self._propose(joins=broker)

@@ -274,7 +274,7 @@ class _FollowerFetch:
         partition = entry.partition
         entry.answer = PartitionData(
             partition_index=entry.asked.partition,
-            high_watermark=partition.high_watermark,
+            high_watermark=partition.replicated_offset,
             last_stable_offset=-1,
             log_start_offset=partition.log.log_start_offset,
             aborted_transactions=None,
@@ -313,7 +313,7 @@ class _FollowerFetch:
             if answer is None:
                 answer = self._answer(entry)
             elif not answer.error_code:
-                answer.high_watermark = entry.partition.high_watermark
+                answer.high_watermark = entry.partition.replicated_offset
             if entry.topic is not topic:
                 topic = entry.topic
                 answers: list[PartitionData] = []
@@ -332,7 +332,7 @@ class _FollowerFetch:
             and partition.is_open
             and partition.leader_epoch == entry.asked.current_leader_epoch
             and (
-                partition.high_watermark != entry.asked.high_watermark
+                partition.replicated_offset != entry.asked.high_watermark
                 or partition.log.log_start_offset != entry.asked.log_start_offset
             )
         )

@@ -44,11 +44,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
-    from broker.cluster.hooks import PartitionHooks
+    from broker.cluster.hooks import PartitionHooks, ReplicaHooks
     from broker.cluster.image import TopicEntry
     from broker.cluster.partition import Partition
     from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
+    from broker.replication.following import Follower
     from tablelayer.server.api.handlers import Handlers
     from tablelayer.server.read.snapshot_scans import SnapshotScans
     from tablelayer.server.staged.commits import StagedCommits
@@ -209,8 +210,16 @@ class TableExtension:
     ) -> dict[str, str]:
         return await self._checks.validate_change(topic, partitions, config)
 
-    def may_be_replicated(self, config: Mapping[str, str]) -> bool:
-        return not (is_table(config) or is_partition(config))
+    def replicas_wanted(self, topic: str, config: Mapping[str, str]) -> int | None:
+        """As a table says; as many as its table has, for a partition of one."""
+        wanted = config.get(TableOptions.replication_factor.name)
+        if wanted is not None and wanted.isdigit():
+            return int(wanted)
+        if not is_partition(config):
+            return None
+        assert self._services is not None
+        state = self._services.context.metadata.state(".".join(topic.split(".", 2)[:2]), 0)
+        return None if state is None else len(state.replicas)
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -272,8 +281,23 @@ class TableExtension:
 
             return PartitionedBucket(self._services, partition)
         if definition.is_primary_key_table:
-            return KeyBucket(self._services, partition)
+            standby = self._services.standbys.pop((topic.topic_id, partition.index), None)
+            return KeyBucket(self._services, partition, standby)
         return LogBucket(self._services, partition)
+
+    def replica_hooks(self, follower: Follower, topic: TopicImage) -> ReplicaHooks | None:
+        """The key-value store of a bucket is kept warm; a log table has nothing but its log."""
+        assert self._services is not None
+        if not (is_table(topic.config) or is_partition(topic.config)):
+            return None
+        definition = self.catalog.definition(topic)
+        if definition.is_partitioned or not definition.is_primary_key_table:
+            return None
+        from tablelayer.server.bucket.standby import Standby
+
+        standbys, key = self._services.standbys, (topic.topic_id, follower.partition.index)
+        standby = standbys[key] = Standby(self._services, follower, standbys.get(key))
+        return standby
 
     def retention_floor(self, partition: Partition) -> int | None:
         """A plain topic that is tiered keeps what the lake does not have."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from broker.log.region import FileRegion
     from broker.ports import Clock, Disk, Threads
     from tablelayer.server.catalog.catalog import Catalog
-    from tablelayer.server.store.kv import SharedMemory
+    from tablelayer.server.store.kv import KeyValueStore, SharedMemory
     from tablelayer.server.store.snapshots import BucketSnapshots
 
 Result = TypeVar("Result")
@@ -137,6 +137,23 @@ class Tended(Protocol):
         """Do what is due; whether more will be, without another write."""
 
 
+class KeptStore(Protocol):
+    """A store that is kept up for a bucket which another broker leads."""
+
+    directory: Path
+
+    @property
+    def store(self) -> KeyValueStore | None: ...
+
+    async def checkpoint(self, path: Path) -> None:
+        """Make `path` the store as it is; nothing if there is none."""
+
+    async def release(self) -> KeyValueStore | None:
+        """The store, for whoever goes on with it."""
+
+    async def close(self) -> None: ...
+
+
 class Services:
     """`tiered_offset(table id, bucket)`: how far the lake has a bucket, None if the table is not tiered."""
 
@@ -166,6 +183,8 @@ class Services:
         """Ends the snapshot scans of a bucket, whose store is about to be closed."""
         self.restless: dict[Tended, None] = {}
         """Buckets that were written to since they were looked after last."""
+        self.standbys: dict[tuple[UUID, int], KeptStore] = {}
+        """Stores of buckets that other brokers lead, by table (or partition) and bucket."""
         self._background: Executor | None = None
         self._opening: Executor | None = None
         self._memory: SharedMemory | None = None
@@ -181,14 +200,18 @@ class Services:
             )
         return self._memory
 
-    def snapshots_of(self, table_id: UUID, bucket: int) -> BucketSnapshots | None:
-        """None when snapshots are switched off."""
+    def snapshots_of(
+        self, table_id: UUID, bucket: int, *, replicated: bool = False
+    ) -> BucketSnapshots | None:
+        """None when snapshots are switched off. Each broker that leads a replicated bucket has snapshots of its own:
+        nobody writes where another one may still be writing."""
         from tablelayer.server.store.snapshots import BucketSnapshots
 
         config = self.snapshot_config
         if config.files is None:
             return None
-        return BucketSnapshots(config.files, table_id, bucket, config.kept, self.store_disk)
+        owner = self.context.identity.broker_id if replicated else None
+        return BucketSnapshots(config.files, table_id, bucket, config.kept, self.store_disk, owner)
 
     async def background(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call work that may take minutes, one at a time, while the broker's executor does what clients wait for."""

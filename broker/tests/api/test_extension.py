@@ -16,6 +16,7 @@ from broker.config_key import ConfigKey, ConfigType
 from broker.context import BrokerContext
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
+from broker.replication.following import Follower
 from broker.requests.declaration import ApiDeclaration
 from broker.security.requirement import public
 from broker.testing.direct import direct_broker, values_of
@@ -148,14 +149,17 @@ class ShoutExtension:
             raise KafkaError(ErrorCode.INVALID_CONFIG, "shout cannot be changed")
         return await self.validate_topic(topic.name, partitions, config)
 
-    def may_be_replicated(self, config: Mapping[str, str]) -> bool:
-        return False
+    def replicas_wanted(self, topic: str, config: Mapping[str, str]) -> int | None:
+        return None
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> Shouting | None:
         if topic.config.get("shout") != "true":
             return None
         hooks = self.hooks[topic.name, partition.index] = Shouting(self, partition)
         return hooks
+
+    def replica_hooks(self, follower: Follower, topic: TopicImage) -> None:
+        return None
 
     def retention_floor(self, partition: Partition) -> int | None:
         return None

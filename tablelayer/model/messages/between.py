@@ -170,3 +170,29 @@ class AwaitRowsRequest(ApiMessage, key=10095, kind="request", versions="0", flex
 
 class AwaitRowsResponse(TableResponse, key=10095, kind="response", versions="0", flexible="0+"):
     pass
+
+
+class CopiedFile(Struct):
+    name: str = string()
+    size: int = int64()
+
+
+class CopyStoreRequest(ApiMessage, key=10096, kind="request", versions="0", flexible="0+"):
+    """The key-value store that the broker has of a bucket, for another replica of it. Without ``copy_id`` a copy is
+    made, which is kept while pieces of it are asked for; ``file`` and ``position`` name one; ``done`` lets go of it.
+    """
+
+    topic: str = string()
+    bucket: int = int32()
+    copy_id: UUID = uuid()
+    file: str = string()
+    position: int = int64()
+    done: bool = boolean()
+
+
+class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0", flexible="0+"):
+    """``files``: of a copy that was made; ``data``: the bytes at a position, none at a file's end."""
+
+    copy_id: UUID = uuid()
+    files: list[CopiedFile] = array(CopiedFile)
+    data: bytes = binary()

@@ -162,6 +162,13 @@ class TableOptions:
         "How long the log is kept; the topic's retention.ms follows it.",
         alterable=True,
     )
+    replication_factor = Option(
+        "table.replication.factor",
+        whole_number(1, 32_767, " from 1 to 32767"),
+        None,
+        "Replicas of each bucket, each with another broker; fixed at creation. If not given: the brokers' "
+        "'default.replication.factor'; of a topic that is created by Kafka's tools, what those say.",
+    )
     arrow_compression = Option(
         "table.log.arrow.compression.type",
         one_of(ArrowCompression),
@@ -501,7 +508,6 @@ _NOT_IN_THIS_RELEASE = (
     ("table.log.tiered.", "remote log segments"),
     ("table.log.local-ttl", "remote log segments"),
     ("table.datalake.historical-partition.", "historical partitions"),
-    ("table.replication.factor", "replication of tables"),
 )
 
 

@@ -276,6 +276,12 @@ class TableApis:
                 whole(Operation.CLUSTER_ACTION),
             ),
             declare(
+                m.CopyStoreRequest,
+                m.CopyStoreResponse,
+                lambda by: by.copies.copy,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
                 m.CountStagedRequest,
                 m.CountStagedResponse,
                 lambda by: by.staged.count,

@@ -7,6 +7,7 @@ without tables would have.
 from __future__ import annotations
 
 from tablelayer.server.api.catalog import CatalogHandlers
+from tablelayer.server.api.copies import CopyHandlers
 from tablelayer.server.api.forwarded import ForwardedHandlers
 from tablelayer.server.api.lake import LakeHandlers
 from tablelayer.server.api.partitions import PartitionHandlers
@@ -44,6 +45,7 @@ class Handlers:
         self.write = WriteHandlers(targets)
         self.read = ReadHandlers(services, targets, scans)
         self.forwarded = ForwardedHandlers(services)
+        self.copies = CopyHandlers(services)
         self.staged = StagedHandlers(services, rights, staged)
         self.refused = RefusedHandlers(services.refusals, catalog, rights)
         self.rights = RightsHandlers(catalog, grants)

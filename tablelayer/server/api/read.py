@@ -158,7 +158,7 @@ class ReadHandlers:
             answer = m.LimitScanResult(bucket=index)
             try:
                 if not definition.is_primary_key_table:
-                    log = self._targets.bucket(definition, index, LogBucket)
+                    log = self._whole_log(definition, index)
                     found = await reads.last_rows(log, limit, wanted, room, request.before)
                 elif wanted.filter is None:
                     bucket = self._targets.bucket(definition, index, KeyBucket)
@@ -192,7 +192,7 @@ class ReadHandlers:
                     found = (
                         await state_extremes(self._targets.bucket(definition, index, KeyBucket), wanted)
                         if definition.is_primary_key_table
-                        else await log_extremes(self._targets.bucket(definition, index, LogBucket), wanted)
+                        else await log_extremes(self._whole_log(definition, index), wanted)
                     )
                     answer.count, answer.offset = found.row_count, found.offset
                     answer.value_counts, answer.extremes = (
@@ -207,7 +207,7 @@ class ReadHandlers:
                         else await reads.count_matching_rows(bucket, wanted)
                     )
                 else:
-                    log = self._targets.bucket(definition, index, LogBucket)
+                    log = self._whole_log(definition, index)
                     answer.count, answer.offset = (
                         await reads.count_log_rows(log)
                         if wanted.filter is None
@@ -247,6 +247,12 @@ class ReadHandlers:
             rows=rows,
             cursor=cursor,
         )
+
+    def _whole_log(self, definition: TableDefinition, index: int) -> LogBucket:
+        """For who wants to know something of all of its rows."""
+        bucket = self._targets.bucket(definition, index, LogBucket)
+        bucket.check_end_known()
+        return bucket
 
     async def _each_with_room(
         self, work: Callable[[Asked, Room], Awaitable[Answer]], buckets: Sequence[Asked], wanted: reads.Wanted

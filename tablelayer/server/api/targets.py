@@ -54,10 +54,11 @@ class Targets:
     def check_replicas(self, definition: TableDefinition, bucket: int) -> None:
         """R11: before the append."""
         partition = self._catalog.context.partition(definition.path.topic, bucket)
-        needed = partition.log.config.min_insync_replicas
-        if needed > 1:
+        needed, there = partition.log.config.min_insync_replicas, partition.in_sync_count
+        if there < needed:
             raise KafkaError(
-                ErrorCode.NOT_ENOUGH_REPLICAS, f"min.insync.replicas is {needed}, and 1 replica is in sync"
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"bucket {bucket} of {definition.path}: min.insync.replicas is {needed}, and {there} in sync",
             )
 
 

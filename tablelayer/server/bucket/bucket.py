@@ -120,6 +120,20 @@ class TableBucket:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline: {self.partition.failure}"
             )
+        if self.partition.is_fenced:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} may be led by another broker by now"
+            )
+
+    def check_end_known(self) -> None:
+        """Raise KafkaError while it is not known that everything is published here that any leader before may have
+        shown (KIP-207): who asks for all of the rows would get fewer than before.
+        """
+        if not self.partition.is_end_known:
+            raise KafkaError(
+                ErrorCode.OFFSET_NOT_AVAILABLE,
+                f"{self.name} has another leader than before, who waits for its replicas; try again",
+            )
 
     # -- what the subclasses do ----------------------------------------------------------------------------
 
@@ -181,8 +195,8 @@ class TableBucket:
     async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
         """R11: with acks all, an answer means visible; where it has to mean fsynced, with acks 1 too."""
         waits = acks == -1 or (acks == 1 and self.partition.log.config.flushes_by_count)
-        if waits and not await self.partition.wait_for_high_watermark(
-            info.last_offset + 1, timeout_ms, self.check_publishing
+        if waits and not await self.partition.wait_acknowledged(
+            info.last_offset + 1, acks, timeout_ms, self.check_publishing
         ):
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,

@@ -5,6 +5,11 @@ Order of things (R1, R11, R12): a batch is prepared, appended to the log, put in
 log says that it is replicated, stored; and only then is its high watermark published. Reads see the store alone,
 and an answer made while a batch was being stored waits until that batch is published.
 
+Of a bucket with replicas the store has what is replicated, and nothing else. Who begins to lead one goes on with the
+store that it has kept up as a follower (`standby`), waits until the log that it has is replicated, replays the rest,
+and only then takes writes and answers reads: what the leader before may have shown is there. That goes on beside
+everything else, since others may have to follow first; requests wait for it a little.
+
 After a crash the store has the rows up to some applied offset, and the rest is replayed from the log. Where old
 segments are in remote storage, what a store has not in its files stays local; older changes are read from there. A
 store that is damaged, or ahead of its log, is built again from a snapshot and the log (`recovery`); damage that shows
@@ -16,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -32,9 +38,10 @@ from tablelayer.model.types.column_types import INTEGER_BITS
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.merge.auto_increment import OutOfNumbersError
 from tablelayer.server.merge.writes import OperationSource, Writer, decode_put, key_insertions, write_header
-from tablelayer.server.services import Services
+from tablelayer.server.services import KeptStore, Services
+from tablelayer.server.store.copies import copy_store
 from tablelayer.server.store.keys import absent_keys
-from tablelayer.server.store.kv import DiskFullError, StalledStoreError, is_damage
+from tablelayer.server.store.kv import DiskFullError, StalledStoreError, checkpoint, is_damage
 from tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from tablelayer.server.store.row_ttl import RowTimes
 from tablelayer.server.store.snapshots import BucketSnapshots, SnapshotSchedule, SnapshotStoppedError
@@ -42,8 +49,9 @@ from tablelayer.server.store.tablet import PreparedWrite, Tablet
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
+    from broker.log.partition_log import PartitionLog
     from broker.ports import Disk
-    from tablelayer.server.store.kv import KeyValueStore, SharedMemory
+    from tablelayer.server.store.kv import KeyValueStore
 
 logger = logging.getLogger("headrace.tables")
 
@@ -52,13 +60,21 @@ Result = TypeVar("Result")
 _PUBLISH_TIMEOUT_MS = 30_000
 """Publishing follows storing at once; only a broken process takes longer."""
 _DISK_FULL_RETRY_SECONDS = 1.0
+_STARTING_SECONDS = 2.0
+"""So long a request waits for a bucket that is about to be led from here; then its sender asks again."""
+_CLOSING_SECONDS = 0.5
+"""So long whoever holds the bucket may go on when it is closed; then they find it closed."""
 
 
 class KeyBucket(TableBucket):
     """`PartitionHooks` of a primary-key table."""
 
-    def __init__(self, services: Services, partition: Partition) -> None:
+    def __init__(self, services: Services, partition: Partition, standby: KeptStore | None = None) -> None:
+        """`standby` has kept up the store until now, and gives it away."""
         super().__init__(services, partition)
+        self._standby = standby
+        self._starting: asyncio.Task[None] | None = None
+        self._advanced = asyncio.Event()
         self.directory: Path = services.directory / str(partition.topic.topic_id) / str(partition.index)
         self._tablet: Tablet | None = None
         self._rows_written = 0
@@ -67,7 +83,9 @@ class KeyBucket(TableBucket):
         self._storing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._last_flush = services.context.clock.monotonic()
-        self.snapshots = services.snapshots_of(partition.topic.topic_id, partition.index)
+        self.snapshots = services.snapshots_of(
+            partition.topic.topic_id, partition.index, replicated=partition.is_replicated
+        )
         self._snapshotting: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
         self._schedule: SnapshotSchedule | None = None
@@ -100,22 +118,72 @@ class KeyBucket(TableBucket):
 
     async def start(self) -> None:
         """Bring the store up to the log. Raises UnrecoverableBucketError."""
+        if self.partition.is_replicated:
+            self._starting = asyncio.get_running_loop().create_task(
+                self._start_beside(), name=f"start {self.name}"
+            )
+            return
         await self._bring_up()
+        self._look_for_snapshots()
+
+    async def _start_beside(self) -> None:
+        try:
+            async with self._writing:
+                await self._bring_up()
+            if not self.closed:
+                self._look_for_snapshots()
+        except Exception as error:
+            logger.error("%s cannot start", self.name, exc_info=error)
+            self.partition.fail(f"it cannot start: {error}")
+        finally:
+            self._starting = None
+
+    def _look_for_snapshots(self) -> None:
         if self.snapshots is not None:
             self._snapshotting = asyncio.get_running_loop().create_task(
                 self._load_snapshots(self.snapshots), name=f"snapshots of {self.name}"
             )
 
+    async def _started(self) -> Tablet:
+        """The tablet; waits for it a little. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        self.check_open()
+        if self._starting is not None:
+            await asyncio.wait([self._starting], timeout=_STARTING_SECONDS)
+        return self.tablet
+
+    async def _ready(self) -> Tablet:
+        """The tablet, when everything is in it that any leader before may have shown. Waits for that a little. Raises
+        KafkaError(NOT_LEADER_OR_FOLLOWER, OFFSET_NOT_AVAILABLE).
+        """
+        tablet = await self._started()
+        if not self.partition.is_end_known:
+            end_offset = self.partition.log.log_end_offset
+            await self.partition.wait_for_high_watermark(end_offset, int(_STARTING_SECONDS * 1000))
+            self.check_end_known()
+        return tablet
+
     async def _bring_up(self) -> None:
         clock, partition, log = self.services.context.clock, self.partition, self.partition.log
         began = clock.monotonic()
-        store = await self._recovery.open(log.log_start_offset, log.log_end_offset)
+        standby, self._standby = self._standby, None
+        store = None if standby is None else await standby.release()
+        if store is None:
+            store = await self._opened_store(log)
         definition = self.definition
         tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
         kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
-        while store.applied_offset < log.log_end_offset:
+        end_offset = log.log_end_offset  # nothing is appended before this is over
+        while store.applied_offset < end_offset or self.closed:
+            if self.closed:
+                await self.services.run(store.close)
+                return
+            self._advanced.clear()
+            up_to = min(end_offset, self.partition.replicated_offset)
+            if store.applied_offset >= up_to:
+                await self._advanced.wait()
+                continue
             found = await partition.read_anywhere(
-                store.applied_offset, self.services.limits.replay_bytes, up_to=log.log_end_offset
+                store.applied_offset, self.services.limits.replay_bytes, up_to=up_to
             )
             if found.region is None:
                 raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
@@ -124,15 +192,35 @@ class KeyBucket(TableBucket):
             )
         self._tablet = tablet
         self._no_space = None
-        self._candidate = log.log_end_offset
+        self._candidate = max(self._candidate, end_offset)
         self.services.restless[self] = None
-        self.partition.publish_high_watermark(log.log_end_offset)
-        if log.log_end_offset:
+        self.partition.publish_high_watermark(end_offset)
+        if end_offset:
             logger.info(
                 "%s: kept %d rows up to offset %d, replayed %d rows up to offset %d in %.0f ms",
-                self.name, kept_rows, kept_offset, replayed, log.log_end_offset,
+                self.name, kept_rows, kept_offset, replayed, end_offset,
                 (clock.monotonic() - began) * 1000,
             )  # fmt: skip
+
+    async def _opened_store(self, log: PartitionLog) -> KeyValueStore:
+        """Raises UnrecoverableBucketError, where there are other replicas NoCopyError."""
+        try:
+            return await self._recovery.open(log.log_start_offset, log.log_end_offset)
+        except UnrecoverableBucketError as error:
+            partition, services = self.partition, self.services
+            state = services.context.metadata.state(partition.topic.name, partition.index)
+            if not partition.is_replicated or state is None:
+                raise
+            logger.warning("%s: %s; its store is copied from another broker", self.name, error)
+            return await copy_store(
+                services,
+                partition.topic,
+                partition.index,
+                self.directory,
+                [each for each in state.replicas if each != services.context.identity.broker_id],
+                least_offset=log.log_start_offset,
+                is_over=lambda: self.closed,
+            )
 
     # -- damage --------------------------------------------------------------------------------------------
 
@@ -166,7 +254,7 @@ class KeyBucket(TableBucket):
             self._rebuilding = None
 
     async def _quiesce(self) -> Tablet | None:
-        """Let what is under way end, and take the tablet away. Called with `_writing` held."""
+        """Let what is under way end, and take the tablet away. Called with `_writing` held, or when it is closed."""
         if self.snapshots is not None:
             self.snapshots.stop()
         under_way = (self._storing, self._flushing, self._snapshotting, self._checkpointing)
@@ -233,6 +321,7 @@ class KeyBucket(TableBucket):
         budget.reserve(size)
         charged = True
         try:
+            await self._started()
             async with self._writing:
                 self.tablet  # noqa: B018 - raises while there is none
                 info = self.repeated(writer)
@@ -254,8 +343,14 @@ class KeyBucket(TableBucket):
             )
 
     @property
-    def writing(self) -> asyncio.Lock:
-        return self._writing
+    def writing(self) -> AbstractAsyncContextManager[object]:
+        return self._held()
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        await self._started()
+        async with self._writing:
+            yield
 
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> PreparedWrite:
         if self._no_space is not None:
@@ -316,6 +411,7 @@ class KeyBucket(TableBucket):
             except OutOfNumbersError as error:
                 await self._take_numbers(tablet, error.missing)
             except Exception as error:
+                self.check_open()
                 if is_damage(error):
                     raise self._damaged(error) from error
                 raise
@@ -337,7 +433,8 @@ class KeyBucket(TableBucket):
 
     def high_watermark_candidate(self, offset: int) -> None:
         self._candidate = max(self._candidate, offset)
-        if self._storing is None:
+        self._advanced.set()
+        if self._storing is None and self._tablet is not None:
             self._storing = asyncio.get_running_loop().create_task(self._store(), name=f"store {self.name}")
 
     async def _store(self) -> None:
@@ -494,7 +591,7 @@ class KeyBucket(TableBucket):
             return
         services = self.services
         self._checkpointing = asyncio.get_running_loop().create_task(
-            services.background(_checkpoint, services.store_disk, tablet.kv, services.memory, path),
+            services.background(checkpoint, services.store_disk, tablet.kv, services.memory, path),
             name=f"checkpoint of {self.name}",
         )
         try:
@@ -514,7 +611,7 @@ class KeyBucket(TableBucket):
 
         `quick` is asked first, in the event loop; it must not block, and gives None for what it cannot answer.
         """
-        tablet = self.tablet
+        tablet = await self._ready()
         store = tablet.kv
         try:
             result = None if quick is None else quick(store, *arguments)
@@ -531,10 +628,13 @@ class KeyBucket(TableBucket):
             seen, _PUBLISH_TIMEOUT_MS
         ):
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: what was read is not published yet")
+        self.check_open()  # if somebody else leads by now, they may have shown more
         return result
 
     def read_at_once(self, quick: Callable[..., Result | None], *arguments: Any) -> Result | None:
         """What `quick(store, ...)` gives, which must not block; None too if it may have seen what is not published."""
+        if not self.partition.is_end_known:
+            return None
         store = self.tablet.kv
         result = quick(store, *arguments)
         return None if store.visible_offset > self.partition.high_watermark else result
@@ -571,6 +671,8 @@ class KeyBucket(TableBucket):
         tablet = await self._stop()
         if tablet is not None:
             await self.services.run(tablet.kv.destroy)
+        else:
+            await self.services.run(self.services.store_disk.remove_tree, self.directory)
         if self.snapshots is not None:
             try:
                 await self.services.background(self.snapshots.forget)
@@ -594,20 +696,28 @@ class KeyBucket(TableBucket):
         self.closed = True
         if self._snapshotting is not None and self._schedule is None:
             self._snapshotting.cancel()  # it waits for a place that cannot be reached
-        async with self._writing:
+        self._advanced.set()
+        beginning = [task for task in (self._starting, self._rebuilding) if task is not None]
+        if beginning:
+            await asyncio.wait(beginning)
+        if self._standby is not None:  # nobody has started this
+            standby, self._standby = self._standby, None
+            await standby.close()
+        held = False
+        try:
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                held = await self._writing.acquire()
+        except TimeoutError:
+            pass  # it is held for another broker, or waits for one
+        try:
             return await self._quiesce()
+        finally:
+            if held:
+                self._writing.release()
 
 
 def _replay(tablet: Tablet, versions: SchemaVersions, region: Any, times: RowTimes | None) -> int:
     return tablet.replay(versions, region.read(), times=times)
-
-
-def _checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Path) -> None:
-    disk.make_directory(path.parent)
-    store.checkpoint(path, memory)
-    for name in disk.names(path):
-        if name.startswith(("LOG", "LOCK", "IDENTITY")):
-            disk.remove(path / name)
 
 
 def _remove_if_empty(disk: Disk, directory: Path) -> None:

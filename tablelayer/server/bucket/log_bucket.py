@@ -48,7 +48,7 @@ class LogBucket(TableBucket):
     """What counting rows has found so far (`read.bucket_state.count_log_rows`)."""
 
     async def start(self) -> None:
-        self.partition.publish_high_watermark(self.partition.log.log_end_offset)
+        self.partition.publish_high_watermark(self.partition.replicated_offset)
 
     def high_watermark_candidate(self, offset: int) -> None:
         self.partition.publish_high_watermark(offset)

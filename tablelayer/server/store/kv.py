@@ -464,6 +464,16 @@ class KeyValueStore:
         self._memory.disk.remove_tree(self.path)
 
 
+def checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Path) -> None:
+    """Make `path`, which is not there, the store as it is now, without what only its process needs. Raises OSError and
+    RocksDB's errors."""
+    disk.make_directory(path.parent)
+    store.checkpoint(path, memory)
+    for name in disk.names(path):
+        if name.startswith(("LOG", "LOCK", "IDENTITY")):
+            disk.remove(path / name)
+
+
 def _open(path: Path, memory: SharedMemory, stores: int) -> Any:
     memory.disk.make_directory(path)
     try:

@@ -1,6 +1,7 @@
 """The snapshots of one bucket's store, kept apart from it: what is in them, and when they come and go.
 
-Below the bucket's folder `<table id>/<bucket>/` of the snapshot files:
+Below the bucket's folder of the snapshot files, `<table id>/<bucket>/`, or `<table id>/<bucket>.<broker>/` of one with
+replicas:
 
     <id>.json        the manifest of a snapshot, written last: the snapshot is there when this is
     <id>/...         RocksDB's small files (CURRENT, MANIFEST-..., OPTIONS-...)
@@ -109,11 +110,19 @@ class BucketSnapshots:
     """See the module. What blocks is called in executor threads."""
 
     def __init__(
-        self, files: RemoteFiles, table_id: object, bucket: int, kept: int, disk: Disk | None = None
+        self,
+        files: RemoteFiles,
+        table_id: object,
+        bucket: int,
+        kept: int,
+        disk: Disk | None = None,
+        owner: int | None = None,
     ) -> None:
-        """`disk` is where the bucket's store is; the system's where none is given."""
+        """`disk` is where the bucket's store is; the system's where none is given. `owner`: the broker whose snapshots
+        these are, of a bucket that others may lead too.
+        """
         self._disk: Disk = disk or SystemDisk()
-        self.folder = f"{table_id}/{bucket}"
+        self.folder = f"{table_id}/{bucket}" if owner is None else f"{table_id}/{bucket}.{owner}"
         self._files = files
         self._kept = kept
         self._known: tuple[Snapshot, ...] | None = None

@@ -429,6 +429,16 @@ def _await_rows(world: World, rng: np.random.Generator) -> ApiMessage:
     )
 
 
+def _copy_store(world: World, rng: np.random.Generator) -> ApiMessage:
+    """Of a copy that there is none of, or the making of one, which is left alone."""
+    table = world.with_rows(rng)
+    copy_id = UUID(int=int(rng.integers(3)))
+    return m.CopyStoreRequest(
+        topic=table.topic, bucket=world.bucket(rng, table), copy_id=copy_id, file="CURRENT",
+        position=int(rng.integers(-1, 9)), done=bool(rng.integers(2)),
+    )  # fmt: skip
+
+
 def _ends(world: World, rng: np.random.Generator) -> ApiMessage:
     table = world.with_rows(rng)
     wanted = [
@@ -537,6 +547,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
         ticket=UUID(int=int(rng.integers(9))), release=bool(rng.integers(2))
     ),
     m.AwaitRowsRequest: _await_rows,
+    m.CopyStoreRequest: _copy_store,
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

@@ -116,6 +116,7 @@ BETWEEN: list[type[ApiMessage]] = [
     between.PrepareRowsRequest,
     between.LogRowsRequest,
     between.AwaitRowsRequest,
+    between.CopyStoreRequest,
 ]
 
 

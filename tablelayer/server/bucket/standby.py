@@ -1,0 +1,300 @@
+"""The key-value store of a bucket that another broker leads, kept warm: whoever leads next has it at once.
+
+Invariants
+- It has the changelog's rows below some offset, which is below the high watermark that the leader has told: what it has
+  every later leader's log has, so nothing of it has to be taken back. Should an unclean election cut the log below it,
+  the store is put out of the way before the log is cut, so that no crash can bring the two together again.
+- Of the log nothing is deleted that is not in the store's files (`floor`): they are what a crash leaves.
+- A log that begins behind the store (this replica is new, or was away for long) is not gone on with before the store
+  has been copied from another broker (`may_fetch`): so every replica in sync can lead.
+
+Applying is one task; what blocks is done in the executor. Nobody reads the store before it is released to the bucket
+that this broker leads then. Expiry of rows, snapshots and numbers are the leader's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from protocol.errors import KafkaError
+from tablelayer.model.errors import TableError
+from tablelayer.model.rows.versions import SchemaVersions
+from tablelayer.server.store.copies import NoCopyError, copy_store
+from tablelayer.server.store.kv import KeyValueStore, checkpoint, is_damage
+from tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
+from tablelayer.server.store.row_ttl import RowTimes
+from tablelayer.server.store.tablet import Tablet
+
+if TYPE_CHECKING:
+    from broker.log.partition_log import PartitionLog
+    from broker.replication.following import Follower
+    from tablelayer.model.table.definition import TableDefinition
+    from tablelayer.server.services import KeptStore, Services
+
+logger = logging.getLogger("headrace.tables")
+
+TOGETHER_SECONDS: Final = 0.02
+"""What the leader tells within such a time is applied together."""
+RETRY_SECONDS: Final = 1.0
+
+
+class Standby:
+    """`broker.cluster.hooks.ReplicaHooks` of a primary-key table. See the module's contract."""
+
+    def __init__(self, services: Services, follower: Follower, before: KeptStore | None = None) -> None:
+        """`before`: of the same bucket, whose store nobody has taken; it is closed first."""
+        partition = follower.partition
+        self._services = services
+        self._follower = follower
+        self._topic = partition.topic
+        self._index = partition.index
+        self.directory: Path = services.directory / str(partition.topic.topic_id) / str(partition.index)
+        self._recovery = StoreRecovery(
+            services, self.name, self.directory, None, partition.topic.partition_count
+        )
+        self._before = before
+        self._log: PartitionLog | None = None
+        self._found_end = 0
+        self._store: KeyValueStore | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+        self._cut_to: int | None = None
+        self._flushed_at = services.context.clock.monotonic()
+        self._ended = False
+        self.applied_rows = 0
+        """Changes that were applied since it began."""
+
+    @property
+    def name(self) -> str:
+        return f"standby of {self._topic.name} bucket {self._index}"
+
+    @property
+    def store(self) -> KeyValueStore | None:
+        """While it is kept here."""
+        return self._store
+
+    # -- what the broker tells -----------------------------------------------------------------------------
+
+    def opened(self, log: PartitionLog) -> None:
+        self._log, self._found_end = log, log.log_end_offset
+        if self._task is None and not self._ended:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
+
+    def advanced(self) -> None:
+        self._moved.set()
+
+    def truncated(self, end_offset: int) -> None:
+        self._found_end = min(self._found_end, end_offset)
+        self._cut_to = end_offset if self._cut_to is None else min(self._cut_to, end_offset)
+        store = self._store
+        if store is not None and max(store.applied_offset, store.visible_offset) > end_offset:
+            disk = self._services.store_disk
+            if disk.is_directory(self.directory):
+                disk.remove_tree(cut := self.directory.with_name(f"{self.directory.name}.cut"))
+                disk.rename(self.directory, cut)
+        self._moved.set()
+
+    @property
+    def floor(self) -> int:
+        return 0 if self._store is None else self._store.durable_offset
+
+    @property
+    def may_fetch(self) -> bool:
+        log = self._log
+        if log is None or log.log_start_offset == 0:
+            return True
+        return self._store is not None and self._store.applied_offset >= log.log_start_offset
+
+    # -- applying ------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self._ended:
+            self._moved.clear()
+            try:
+                await self._apply()
+            except Exception as error:  # noqa: BLE001 - of one replica: told, and tried again
+                await self._failed(error)
+                await self._pause(TOGETHER_SECONDS if isinstance(error, TableError) else RETRY_SECONDS)
+                continue
+            if not self._ended and await self._waited():
+                await self._pause(TOGETHER_SECONDS)
+
+    async def _pause(self, seconds: float) -> None:
+        if not self._ended:
+            await asyncio.sleep(seconds)
+
+    async def _waited(self) -> bool:
+        """Wait for more, or until what was written long ago has to go into files. False for the latter."""
+        store = self._store
+        try:
+            async with asyncio.timeout(
+                self._services.limits.flush_seconds if store is not None and store.bytes_since_flush else None
+            ):
+                await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _apply(self) -> None:
+        log, services = self._log, self._services
+        assert log is not None
+        await self._check_cut()
+        if self._store is None:
+            self._store = await self._opened_store(log)
+            await self._check_cut()
+        while (store := self._store) is not None and not self._ended and self._cut_to is None:
+            up_to = min(self._follower.high_watermark, log.log_end_offset)
+            if store.applied_offset < log.log_start_offset:
+                await self._let_go(destroy=True)
+                raise UnrecoverableBucketError(
+                    f"it ends at offset {store.applied_offset}, and the log begins at {log.log_start_offset}"
+                )
+            if store.applied_offset >= up_to:
+                await self._flush_if_due(store)
+                return
+            region = log.read(store.applied_offset, services.limits.replay_bytes, up_to=up_to).region
+            if region is None:
+                return
+            definition = self._definition()
+            if definition is None:
+                return  # the table is gone, and this is about to go
+            data = region.read
+            self.applied_rows += await services.run(
+                _replay, Tablet(store), definition.versions, data, RowTimes.of(definition)
+            )
+            await self._flush_if_due(store)
+
+    def _definition(self) -> TableDefinition | None:
+        """As it is known here now; None if the table is gone."""
+        try:
+            return self._services.catalog.definition(self._follower.partition.topic)
+        except TableError:
+            return None
+
+    async def _flush_if_due(self, store: KeyValueStore) -> None:
+        limits, now = self._services.limits, self._services.context.clock.monotonic()
+        if store.bytes_since_flush >= limits.flush_bytes or (
+            store.bytes_since_flush and now - self._flushed_at >= limits.flush_seconds
+        ):
+            await self._services.run(store.flush)
+            self._flushed_at = self._services.context.clock.monotonic()
+
+    async def _failed(self, error: Exception) -> None:
+        if self._ended:
+            return
+        if is_damage(error):
+            logger.error("%s: its key-value store is damaged; it is built again", self.name, exc_info=error)
+            store, self._store = self._store, None
+            if store is not None:
+                await self._services.run(store.abandon)
+            await self._services.run(set_aside, self._services.store_disk, self.directory)
+        elif isinstance(error, TableError):
+            logger.debug("%s: a batch is here before the change of its table: %s", self.name, error)
+        elif isinstance(error, (OSError, KafkaError, NoCopyError, UnrecoverableBucketError)):
+            logger.warning("%s does not keep up: %s", self.name, error)
+        else:
+            logger.error("%s does not keep up", self.name, exc_info=error)
+
+    # -- stores --------------------------------------------------------------------------------------------
+
+    async def _opened_store(self, log: PartitionLog) -> KeyValueStore:
+        before, self._before = self._before, None
+        if before is not None:
+            await before.close()
+        try:
+            return await self._recovery.open(log.log_start_offset, max(self._found_end, log.log_start_offset))
+        except UnrecoverableBucketError as error:
+            logger.info("%s: %s; it is copied from another broker", self.name, error)
+        return await copy_store(
+            self._services,
+            self._topic,
+            self._index,
+            self.directory,
+            [self._follower.leader],
+            least_offset=log.log_start_offset,
+            is_over=lambda: self._ended,
+        )
+
+    async def _check_cut(self) -> None:
+        """Give the store up if the log was cut below what it has."""
+        cut, self._cut_to = self._cut_to, None
+        if cut is not None and self._store is not None and self._store.applied_offset > cut:
+            logger.warning("%s has rows that an unclean election has taken back: it is built anew", self.name)
+            await self._let_go(destroy=True)
+
+    async def _let_go(self, *, destroy: bool) -> None:
+        store, self._store = self._store, None
+        if store is None:
+            return
+        if destroy:
+            await self._services.run(store.abandon)
+            await self._services.run(self._services.store_disk.remove_tree, self.directory)
+        else:
+            await self._services.run(store.close)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def release(self) -> KeyValueStore | None:
+        """The store, for the bucket that this broker leads from now on; None if there is none to go on with."""
+        self._ended = True
+        self._moved.set()
+        under_way = [task for task in (self._task, self._checkpointing) if task is not None]
+        if under_way:
+            await asyncio.wait(under_way)
+        await self._check_cut()
+        standbys, key = self._services.standbys, (self._topic.topic_id, self._index)
+        if standbys.get(key) is self:
+            del standbys[key]
+        store, self._store = self._store, None
+        before, self._before = self._before, None
+        if before is not None:
+            await before.close()
+        return store
+
+    async def checkpoint(self, path: Path) -> None:
+        """Make `path`, which is not there, the store as it is; nothing while there is none, or no more."""
+        store = self._store
+        if store is None or not store.is_made or self._ended or self._checkpointing is not None:
+            return
+        services = self._services
+        self._checkpointing = asyncio.get_running_loop().create_task(
+            services.background(checkpoint, services.store_disk, store, services.memory, path),
+            name=f"checkpoint of {self.name}",
+        )
+        try:
+            await self._checkpointing
+        finally:
+            self._checkpointing = None
+
+    async def close(self) -> None:
+        store = await self.release()
+        if store is not None:
+            await self._services.run(store.close)
+
+    async def delete(self) -> None:
+        store = await self.release()
+        services = self._services
+        if store is not None:
+            await services.run(store.abandon)
+        await services.run(_remove, services.store_disk, self.directory)
+        snapshots = services.snapshots_of(self._topic.topic_id, self._index, replicated=True)
+        if snapshots is not None:
+            try:
+                await services.background(snapshots.forget)
+            except Exception as error:  # noqa: BLE001 - of a store or a network: told
+                logger.warning("%s: snapshots in %s are left behind: %s", self.name, snapshots, error)
+
+
+def _replay(tablet: Tablet, versions: SchemaVersions, read: Any, times: RowTimes | None) -> int:
+    return tablet.replay(versions, read(), times=times)
+
+
+def _remove(disk: Any, directory: Path) -> None:
+    disk.remove_tree(directory)
+    parent = directory.parent
+    if disk.is_directory(parent) and all("." in child for child in disk.directories(parent)):
+        disk.remove_tree(parent)

@@ -1,0 +1,246 @@
+"""Tables with a replica at each of three brokers: whoever leads a bucket has its rows, its writers and its state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
+from protocol.errors import ErrorCode
+from tablelayer.model import messages as m
+from tablelayer.model.batches.batch import ChangeType
+from tablelayer.server.bucket.key_bucket import KeyBucket
+from tablelayer.server.bucket.standby import Standby
+from tablelayer.server.extension import TableExtension
+from tablelayer.tests.server.tables import Row, Table, Tables
+
+TOPIC = "default.t"
+WRITER = {"producer_id": 7, "producer_epoch": 0}
+MOVING = {
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+}
+
+
+def extensions() -> list[TableExtension]:
+    return [TableExtension()]
+
+
+def tables_at(cluster: DirectCluster, node_id: int) -> Tables:
+    broker = cluster.brokers[node_id]
+    (extension,) = broker.broker._extensions
+    assert isinstance(extension, TableExtension)
+    return Tables(broker, extension)
+
+
+async def created(cluster: DirectCluster, columns: str, **options: Any) -> Table:
+    await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == len(cluster.brokers))
+    given = {"table.replication.factor": "3", **options.pop("given", {})}
+    table = await tables_at(cluster, 1).create(columns, given=given, **options)
+    await in_sync(cluster, {1, 2, 3})
+    return table
+
+
+def state_of(cluster: DirectCluster, topic: str = TOPIC) -> Any:
+    """As every broker that is up has it; None while they differ."""
+    found = {broker.context.metadata.state(topic, 0) for broker in cluster.brokers.values()}
+    return found.pop() if len(found) == 1 else None
+
+
+async def in_sync(cluster: DirectCluster, isr: set[int], topic: str = TOPIC) -> int:
+    """Wait until this is the ISR and one of it leads, by all accounts: who that is."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            state = state_of(cluster, topic)
+            if state is not None and set(state.isr) == isr and state.leader in isr:
+                return int(state.leader)
+            await asyncio.sleep(0.01)
+
+
+async def led(cluster: DirectCluster, table: Table, isr: set[int]) -> Table:
+    """The table at the leader of its first bucket."""
+    leader = await in_sync(cluster, isr, table.definition.path.topic)
+    return Table(cluster.brokers[leader], table.definition)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not holds():  # noqa: ASYNC110 - what is waited for is another's
+            await asyncio.sleep(0.005)
+
+
+async def patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """The answer, when the broker knows that it leads, and has what the leader before had."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            answer = await ask()
+            if answer.error_code not in MOVING:
+                assert answer.error_code == 0, answer.error_message
+                return answer
+            await asyncio.sleep(0.01)
+
+
+async def put(table: Table, rows: Mapping[int, int], **options: Any) -> Any:
+    operations = [("+", {"k": key, "v": value}) for key, value in rows.items()]
+    return await patiently(lambda: table.put(*operations, **options))
+
+
+async def found(table: Table, *keys: int) -> list[Row | None]:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            try:
+                return await table.lookup(*({"k": key} for key in keys))
+            except AssertionError:
+                await asyncio.sleep(0.01)
+
+
+def standby_at(cluster: DirectCluster, node_id: int, topic: str = TOPIC) -> Standby:
+    hooks = follower_at(cluster, node_id, topic).hooks
+    assert isinstance(hooks, Standby)
+    return hooks
+
+
+def follower_at(cluster: DirectCluster, node_id: int, topic: str = TOPIC) -> Any:
+    return cluster.brokers[node_id].context.metadata.follower(topic, 0)
+
+
+def bucket_at(table: Table) -> KeyBucket:
+    hooks = table.partition.hooks
+    assert isinstance(hooks, KeyBucket)
+    return hooks
+
+
+async def test_a_log_table_goes_on_where_its_leader_ended(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT"), {1, 2, 3})
+        sent = []
+        for number in range(3):
+            rows = [{"k": number, "v": 1}]
+            sent.append(await table.append(rows, **WRITER, base_sequence=number))
+        assert [(each.error_code, each.end_offset) for each in sent] == [(0, 1), (0, 2), (0, 3)]
+        stopped = state_of(cluster).leader
+        await cluster.stop(stopped)
+        next_table = await led(cluster, table, {1, 2, 3} - {stopped})
+        again = await patiently(lambda: next_table.append([{"k": 2, "v": 1}], **WRITER, base_sequence=2))
+        assert (again.base_offset, again.end_offset) == (2, 3), "what the leader before had taken"
+        more = await patiently(lambda: next_table.append([{"k": 3, "v": 1}], **WRITER, base_sequence=3))
+        assert more.end_offset == 4
+        assert [row["k"] for _, row in await next_table.changelog()] == [0, 1, 2, 3]
+        assert await next_table.count() == 4
+
+
+async def test_r13_the_next_leader_of_a_primary_key_table_has_its_rows_and_its_writers(
+    tmp_path: Path,
+) -> None:
+    given = {"table.merge-engine": "aggregation", "fields.v.agg": "sum"}
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)", given=given)
+        table = await led(cluster, made, {1, 2, 3})
+        for sequence in range(4):
+            assert (
+                await table.put(("+", {"k": sequence % 2, "v": 1}), **WRITER, base_sequence=sequence)
+            ).error_code == 0
+        first = state_of(cluster).leader
+        others = {1, 2, 3} - {first}
+        for node_id in others:
+            await until(
+                lambda node_id=node_id: (
+                    (kept := standby_at(cluster, node_id).store) and kept.applied_offset == 6
+                )
+            )
+        await cluster.stop(first)
+        table = await led(cluster, made, others)
+        assert await found(table, 0, 1, 2) == [{"k": 0, "v": 2}, {"k": 1, "v": 2}, None]
+        repeated = await put(table, {1: 1}, **WRITER, base_sequence=3)
+        assert repeated.end_offset == 6
+        assert (await put(table, {1: 1}, **WRITER, base_sequence=4)).end_offset == 8
+        await cluster.start(first)
+        await in_sync(cluster, {1, 2, 3})
+        second = state_of(cluster).leader
+        await cluster.stop(second)
+        table = await led(cluster, made, {1, 2, 3} - {second})
+        assert await found(table, 0, 1) == [{"k": 0, "v": 2}, {"k": 1, "v": 3}]
+        assert await table.count() == 2
+
+
+async def test_r13_what_not_all_replicas_have_is_in_no_store(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions, config={"min.insync.replicas": "2"}) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
+        own = state_of(cluster).leader
+        for node_id in {1, 2, 3} - {own}:
+            await cluster.stop(node_id)
+        await in_sync(cluster, {own})
+        refused = await table.put(("+", {"k": 1, "v": 2}))
+        assert refused.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert "min.insync.replicas is 2, and 1 in sync" in refused.error_message
+        alone = await table.put_batch(table.batch([{"k": 1, "v": 3}], [ChangeType.UPDATE_AFTER]), acks=1)
+        assert (alone.error_code, alone.end_offset) == (0, 3)
+        assert await table.lookup({"k": 1}) == [{"k": 1, "v": 1}]
+        assert bucket_at(table).tablet.kv.applied_offset == 1
+        assert len(await table.changelog()) == 1
+        other = ({1, 2, 3} - {own}).pop()
+        await cluster.start(other)
+        await in_sync(cluster, {own, other})
+        assert (await put(table, {2: 2})).end_offset == 4
+        assert await table.lookup({"k": 1}) == [{"k": 1, "v": 3}]
+
+
+async def test_r13_a_new_leader_answers_when_it_has_what_the_one_before_may_have_shown(
+    tmp_path: Path,
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
+        table = await led(cluster, made, {1, 2, 3})
+        assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
+        first = state_of(cluster).leader
+        others = sorted({1, 2, 3} - {first})
+        for node_id in others:  # one that has not heard of the last high watermark
+            follower = follower_at(cluster, node_id)
+            await until(lambda follower=follower: follower.high_watermark == 1)
+            follower.high_watermark = 0
+        await cluster.stop(first)
+        table = await led(cluster, made, set(others))
+        assert await found(table, 1) == [{"k": 1, "v": 1}]
+
+
+async def test_a_replica_that_was_away_for_long_gets_a_copy_of_the_store(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
+        table = await led(cluster, made, {1, 2, 3})
+        for number in range(5):
+            assert (await table.put(("+", {"k": number, "v": 1}))).error_code == 0
+        own = state_of(cluster).leader
+        away = ({1, 2, 3} - {own}).pop()
+        await cluster.stop(away)
+        await in_sync(cluster, {1, 2, 3} - {away})
+        for number in range(5, 10):
+            assert (await table.put(("+", {"k": number, "v": 1}))).error_code == 0
+        table.partition.log.delete_records(8)
+        await cluster.start(away)
+        await in_sync(cluster, {1, 2, 3})
+        assert follower_at(cluster, away).log.log_start_offset == 8
+        await until(lambda: standby_at(cluster, away).store.applied_offset == 10)  # type: ignore[union-attr]
+        for node_id in {1, 2, 3} - {away}:
+            await cluster.stop(node_id)
+        table = Table(cluster.brokers[away], made.definition)
+        assert await found(table, *range(10)) == [{"k": number, "v": 1} for number in range(10)]
+
+
+async def test_a_dropped_table_leaves_nothing_with_its_replicas(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
+        table = await led(cluster, made, {1, 2, 3})
+        assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
+        folders = [
+            tmp_path / str(number) / "extensions" / "tables" / str(made.table_id) for number in (1, 2, 3)
+        ]
+        await until(lambda: all((folder / "0").is_dir() for folder in folders))
+        answer = await table.broker.send(m.DropTableRequest(database="default", table="t"))
+        assert answer.error_code == 0
+        await until(lambda: not any(folder.exists() for folder in folders))
