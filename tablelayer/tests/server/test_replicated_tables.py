@@ -7,13 +7,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pytest
+
+from broker.replication.leading import ReplicatedPartition
 from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType
+from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.server.bucket.key_bucket import KeyBucket
-from tablelayer.server.bucket.standby import Standby
+from tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
 from tablelayer.server.extension import TableExtension
+from tablelayer.server.store.copies import copy_store
 from tablelayer.tests.server.tables import Row, Table, Tables
 
 TOPIC = "default.t"
@@ -25,6 +31,9 @@ MOVING = {
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 }
+
+
+NEEDED = {"min.insync.replicas": "2"}
 
 
 def extensions() -> list[TableExtension]:
@@ -105,6 +114,21 @@ def standby_at(cluster: DirectCluster, node_id: int, topic: str = TOPIC) -> Stan
     return hooks
 
 
+def applied_at(cluster: DirectCluster, node_id: int) -> int:
+    store = standby_at(cluster, node_id).store
+    return -1 if store is None else store.applied_offset
+
+
+def lookup_of(table: Table, key: int) -> m.LookupRequest:
+    schema = table.definition.schema
+    keys = pa.RecordBatch.from_pylist(
+        [{"k": key}], schema=pa.schema([each.field() for each in schema.key_columns])
+    )
+    return m.LookupRequest(
+        table_id=table.table_id, buckets=[m.LookupBucket(bucket=0, keys=encode_ipc(keys))], timeout_ms=5000
+    )
+
+
 def follower_at(cluster: DirectCluster, node_id: int, topic: str = TOPIC) -> Any:
     return cluster.brokers[node_id].context.metadata.follower(topic, 0)
 
@@ -134,7 +158,7 @@ async def test_a_log_table_goes_on_where_its_leader_ended(tmp_path: Path) -> Non
         assert await next_table.count() == 4
 
 
-async def test_r13_the_next_leader_of_a_primary_key_table_has_its_rows_and_its_writers(
+async def test_r13_1_the_next_leader_of_a_primary_key_table_has_its_rows_and_its_writers(
     tmp_path: Path,
 ) -> None:
     given = {"table.merge-engine": "aggregation", "fields.v.agg": "sum"}
@@ -148,11 +172,7 @@ async def test_r13_the_next_leader_of_a_primary_key_table_has_its_rows_and_its_w
         first = state_of(cluster).leader
         others = {1, 2, 3} - {first}
         for node_id in others:
-            await until(
-                lambda node_id=node_id: (
-                    (kept := standby_at(cluster, node_id).store) and kept.applied_offset == 6
-                )
-            )
+            await until(lambda node_id=node_id: applied_at(cluster, node_id) == 6)
         await cluster.stop(first)
         table = await led(cluster, made, others)
         assert await found(table, 0, 1, 2) == [{"k": 0, "v": 2}, {"k": 1, "v": 2}, None]
@@ -168,8 +188,8 @@ async def test_r13_the_next_leader_of_a_primary_key_table_has_its_rows_and_its_w
         assert await table.count() == 2
 
 
-async def test_r13_what_not_all_replicas_have_is_in_no_store(tmp_path: Path) -> None:
-    async with direct_cluster(tmp_path, 3, extensions, config={"min.insync.replicas": "2"}) as cluster:
+async def test_r13_3_what_not_all_replicas_have_is_in_no_store(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions, config=NEEDED) as cluster:
         table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
         assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
         own = state_of(cluster).leader
@@ -184,14 +204,54 @@ async def test_r13_what_not_all_replicas_have_is_in_no_store(tmp_path: Path) -> 
         assert await table.lookup({"k": 1}) == [{"k": 1, "v": 1}]
         assert bucket_at(table).tablet.kv.applied_offset == 1
         assert len(await table.changelog()) == 1
+        await cluster.stop(own)
+        table = Table(await cluster.start(own, NEEDED), table.definition)
+        await in_sync(cluster, {own})
+        await until(lambda: table.partition.is_open)
+        assert (await table.broker.send(lookup_of(table, 1))).buckets[0].error_code in MOVING
+        assert table.partition.failure is None
         other = ({1, 2, 3} - {own}).pop()
-        await cluster.start(other)
+        await cluster.start(other, NEEDED)
         await in_sync(cluster, {own, other})
         assert (await put(table, {2: 2})).end_offset == 4
-        assert await table.lookup({"k": 1}) == [{"k": 1, "v": 3}]
+        assert await found(table, 1) == [{"k": 1, "v": 3}]
 
 
-async def test_r13_a_new_leader_answers_when_it_has_what_the_one_before_may_have_shown(
+async def test_r13_3_a_standby_has_what_its_leader_says_is_replicated_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        monkeypatch.setattr(ReplicatedPartition, "replicated_offset", property(lambda _: 1))
+        for number in range(3):
+            assert (await table.put(("+", {"k": number, "v": 1}))).error_code == 0
+        (one, other) = {1, 2, 3} - {state_of(cluster).leader}
+        for node_id in (one, other):
+            follower = follower_at(cluster, node_id)
+            await until(lambda follower=follower: follower.log.log_end_offset == 3)
+            await until(lambda node_id=node_id: applied_at(cluster, node_id) == 1)
+            follower.hooks.advanced()
+            await asyncio.sleep(5 * TOGETHER_SECONDS)
+            assert applied_at(cluster, node_id) == 1
+        monkeypatch.undo()
+        await until(lambda: applied_at(cluster, one) == applied_at(cluster, other) == 3)
+
+
+async def test_r13_2_a_leader_that_may_have_lost_its_place_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
+        assert await table.lookup({"k": 1}) == [{"k": 1, "v": 1}]
+        monkeypatch.setattr(ReplicatedPartition, "is_fenced", property(lambda _: True))
+        answer = (await table.broker.send(lookup_of(table, 1))).buckets[0]
+        assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        monkeypatch.undo()
+        assert await table.lookup({"k": 1}) == [{"k": 1, "v": 1}]
+
+
+async def test_r13_2_a_new_leader_answers_when_it_has_what_the_one_before_may_have_shown(
     tmp_path: Path,
 ) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
@@ -209,7 +269,9 @@ async def test_r13_a_new_leader_answers_when_it_has_what_the_one_before_may_have
         assert await found(table, 1) == [{"k": 1, "v": 1}]
 
 
-async def test_a_replica_that_was_away_for_long_gets_a_copy_of_the_store(tmp_path: Path) -> None:
+async def test_a_replica_that_was_away_for_long_gets_a_copy_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
         table = await led(cluster, made, {1, 2, 3})
@@ -222,14 +284,34 @@ async def test_a_replica_that_was_away_for_long_gets_a_copy_of_the_store(tmp_pat
         for number in range(5, 10):
             assert (await table.put(("+", {"k": number, "v": 1}))).error_code == 0
         table.partition.log.delete_records(8)
+        (stays,) = {1, 2, 3} - {own, away}
+        await until(lambda: applied_at(cluster, stays) == 10)
+        assert (await table.put(("+", {"k": 10, "v": 1}))).error_code == 0
+        await until(lambda: applied_at(cluster, stays) == 11)
+        kept = standby_at(cluster, stays).store
+        assert kept is not None
+        assert follower_at(cluster, stays).log.log_start_offset <= kept.durable_offset
+        wanted, given = asyncio.Event(), asyncio.Event()
+
+        async def copied(*arguments: Any, **named: Any) -> Any:
+            wanted.set()
+            await given.wait()
+            return await copy_store(*arguments, **named)
+
+        monkeypatch.setattr("tablelayer.server.bucket.standby.copy_store", copied)
         await cluster.start(away)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await wanted.wait()
+        await asyncio.sleep(0.2)
+        assert follower_at(cluster, away).log.log_end_offset == 8, "without a store it is in no ISR"
+        given.set()
         await in_sync(cluster, {1, 2, 3})
         assert follower_at(cluster, away).log.log_start_offset == 8
-        await until(lambda: standby_at(cluster, away).store.applied_offset == 10)  # type: ignore[union-attr]
+        await until(lambda: applied_at(cluster, away) == 11)
         for node_id in {1, 2, 3} - {away}:
             await cluster.stop(node_id)
         table = Table(cluster.brokers[away], made.definition)
-        assert await found(table, *range(10)) == [{"k": number, "v": 1} for number in range(10)]
+        assert await found(table, *range(11)) == [{"k": number, "v": 1} for number in range(11)]
 
 
 async def test_a_dropped_table_leaves_nothing_with_its_replicas(tmp_path: Path) -> None:
