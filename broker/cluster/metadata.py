@@ -545,7 +545,7 @@ class TopicManager:
 
     def _why_not(self, wanted: Reassignment, factor_may_change: bool) -> KafkaError | None:
         try:
-            after = reassigned(
+            reassigned(
                 self.image,
                 wanted.topic,
                 wanted.partition,
@@ -554,12 +554,6 @@ class TopicManager:
             )
         except KafkaError as error:
             return error
-        config, where = self.image.topics[wanted.topic].topic.config, f"{wanted.topic}-{wanted.partition}"
-        if after.adding and not self._may_be_replicated(config):
-            return KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{where} cannot be moved: the partitions of a table stay where they are",
-            )
         return None
 
     async def leave(self, seconds: float) -> None:

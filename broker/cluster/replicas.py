@@ -233,6 +233,8 @@ class LocalReplicas:
                 await self._follow_leader(there[index], state)
         for index in gone:
             logger.info("%s-%d is held here no longer", new.topic.name, index)
+            for policy in self._policies:
+                await policy.replica_removed(new.topic, index)
             if self._remove is not None:
                 await self._remove(new.topic, index)
         return begun

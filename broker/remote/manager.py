@@ -352,7 +352,8 @@ class RemoteLogManager:
         if end_offset > log.tiered_to:
             await asyncio.get_running_loop().run_in_executor(self._executor, log.note_tiered, end_offset)
         if follower.is_open:
-            log.delete_local_segments(self._ages.time_ms())
+            floor = None if follower.hooks is None else follower.hooks.floor
+            log.delete_local_segments(self._ages.time_ms(), floor)
 
     # -- copying -------------------------------------------------------------------------------------------
 

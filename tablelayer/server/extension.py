@@ -299,6 +299,14 @@ class TableExtension:
         standby = standbys[key] = Standby(self._services, follower, standbys.get(key))
         return standby
 
+    async def replica_removed(self, topic: TopicImage, index: int) -> None:
+        if not (is_table(topic.config) or is_partition(topic.config)):
+            return
+        from tablelayer.server.bucket.standby import remove_store
+
+        assert self._services is not None
+        await remove_store(self._services, topic.topic_id, index)
+
     def retention_floor(self, partition: Partition) -> int | None:
         """A plain topic that is tiered keeps what the lake does not have."""
         return self.lake_subjects.tiered_offset(partition.topic.topic_id, partition.index)

@@ -161,6 +161,9 @@ class ShoutExtension:
     def replica_hooks(self, follower: Follower, topic: TopicImage) -> None:
         return None
 
+    async def replica_removed(self, topic: TopicImage, index: int) -> None:
+        """Nothing is kept."""
+
     def retention_floor(self, partition: Partition) -> int | None:
         return None
 

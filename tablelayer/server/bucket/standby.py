@@ -29,6 +29,8 @@ from tablelayer.server.store.row_ttl import RowTimes
 from tablelayer.server.store.tablet import Tablet
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from broker.log.partition_log import PartitionLog
     from broker.replication.following import Follower
     from tablelayer.model.table.definition import TableDefinition
@@ -105,9 +107,9 @@ class Standby:
     @property
     def may_fetch(self) -> bool:
         log = self._log
-        if log is None or log.log_start_offset == 0:
+        if log is None or _start_of(log) == 0:
             return True
-        return self._store is not None and self._store.applied_offset >= log.log_start_offset
+        return self._store is not None and self._store.applied_offset >= _start_of(log)
 
     # -- applying ------------------------------------------------------------------------------------------
 
@@ -148,10 +150,10 @@ class Standby:
             await self._check_cut()
         while (store := self._store) is not None and not self._ended and self._cut_to is None:
             up_to = min(self._follower.high_watermark, log.log_end_offset)
-            if store.applied_offset < log.log_start_offset:
+            if store.applied_offset < _start_of(log):
                 await self._let_go(destroy=True)
                 raise UnrecoverableBucketError(
-                    f"it ends at offset {store.applied_offset}, and the log begins at {log.log_start_offset}"
+                    f"it ends at offset {store.applied_offset}, and the log begins at {_start_of(log)}"
                 )
             if store.applied_offset >= up_to:
                 await self._flush_if_due(store)
@@ -206,7 +208,8 @@ class Standby:
         if before is not None:
             await before.close()
         try:
-            return await self._recovery.open(log.log_start_offset, max(self._found_end, log.log_start_offset))
+            start = _start_of(log)
+            return await self._recovery.open(start, max(self._found_end, start))
         except UnrecoverableBucketError as error:
             logger.info("%s: %s; it is copied from another broker", self.name, error)
         return await copy_store(
@@ -215,7 +218,7 @@ class Standby:
             self._index,
             self.directory,
             [self._follower.leader],
-            least_offset=log.log_start_offset,
+            least_offset=_start_of(log),
             is_over=lambda: self._ended,
         )
 
@@ -280,13 +283,25 @@ class Standby:
         services = self._services
         if store is not None:
             await services.run(store.abandon)
-        await services.run(_remove, services.store_disk, self.directory)
-        snapshots = services.snapshots_of(self._topic.topic_id, self._index, replicated=True)
-        if snapshots is not None:
-            try:
-                await services.background(snapshots.forget)
-            except Exception as error:  # noqa: BLE001 - of a store or a network: told
-                logger.warning("%s: snapshots in %s are left behind: %s", self.name, snapshots, error)
+        await remove_store(services, self._topic.topic_id, self._index)
+
+
+def _start_of(log: PartitionLog) -> int:
+    """What is in remote storage alone is not read here: the store is copied."""
+    return log.local_start_offset
+
+
+async def remove_store(services: Services, table_id: UUID, bucket: int) -> None:
+    """Of a bucket that this broker holds no longer, and whose store is closed: the store, and this broker's snapshots
+    of it.
+    """
+    await services.run(_remove, services.store_disk, services.directory / str(table_id) / str(bucket))
+    snapshots = services.snapshots_of(table_id, bucket, replicated=True)
+    if snapshots is not None:
+        try:
+            await services.background(snapshots.forget)
+        except Exception as error:  # noqa: BLE001 - of a store or a network: told
+            logger.warning("snapshots in %s are left behind: %s", snapshots, error)
 
 
 def _replay(tablet: Tablet, versions: SchemaVersions, read: Any, times: RowTimes | None) -> int:

@@ -13,6 +13,11 @@ import pytest
 from broker.replication.leading import ReplicatedPartition
 from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
 from protocol.errors import ErrorCode
+from protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.batches.ipc import encode_ipc
@@ -326,3 +331,26 @@ async def test_a_dropped_table_leaves_nothing_with_its_replicas(tmp_path: Path) 
         answer = await table.broker.send(m.DropTableRequest(database="default", table="t"))
         assert answer.error_code == 0
         await until(lambda: not any(folder.exists() for folder in folders))
+
+
+async def test_a_bucket_moves_to_another_broker_with_its_store(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
+        made = await tables_at(cluster, 1).create("k INT, v INT, PRIMARY KEY (k)")
+        (before,) = state_of(cluster).replicas
+        table = Table(cluster.brokers[before], made.definition)
+        for number in range(4):
+            assert (await table.put(("+", {"k": number, "v": 1}))).error_code == 0
+        table.partition.log.delete_records(3)
+        after = before % 3 + 1
+        wanted = ReassignableTopic(
+            name=TOPIC, partitions=[ReassignablePartition(partition_index=0, replicas=[after])]
+        )
+        answer = await table.broker.send(AlterPartitionReassignmentsRequest(topics=[wanted]))
+        assert answer.responses[0].partitions[0].error_code == 0
+        await in_sync(cluster, {after})
+        await until(lambda: state_of(cluster).replicas == (after,))
+        moved = Table(cluster.brokers[after], made.definition)
+        assert await found(moved, *range(5)) == [*({"k": number, "v": 1} for number in range(4)), None]
+        left = tmp_path / str(before) / "extensions" / "tables" / str(made.table_id)
+        await until(lambda: not left.exists())
