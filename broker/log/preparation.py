@@ -14,18 +14,21 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from broker.log.config import LogConfig
 from broker.log.errors import RecordErrors
 from broker.log.topic_configs import LONG_MAX
 from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.lazy import lazy_module
 from protocol.records.check import Effort, TakesTime, check_batch, columns_within
 from protocol.records.compression import LZ4_DEFAULT_LEVEL, DecompressedTooLarge
 from protocol.records.header import COMPRESSION_MASK, NO_TIMESTAMP, BatchHeader
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from protocol.records.decode import RecordColumns
+else:
+    np = lazy_module("numpy")
 
 _CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _ERRORS_LISTED_MAX: Final = 1000

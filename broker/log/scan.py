@@ -11,17 +11,16 @@ kernels at some GB/s.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import crc32c
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from broker.log.index import OffsetIndex, TimeIndex
 from broker.log.producer_state import BATCHES_KEPT, AppendedBatch, ProducerState
 from broker.log.transaction_index import AbortedTransaction
 from protocol.errors import DecodeError
+from protocol.lazy import lazy_module
 from protocol.records.control import read_end_marker
 from protocol.records.header import (
     ATTRIBUTES_POSITION,
@@ -39,6 +38,12 @@ from protocol.records.header import (
     compute_crc,
     read_header,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = lazy_module("numpy")
 
 COMPILED_FROM_BYTES: Final = 1 << 20
 _CHUNK_ROWS: Final = 1 << 15

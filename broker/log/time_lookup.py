@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.segment import Segment
 from protocol.errors import DecodeError
+from protocol.lazy import lazy_module
 from protocol.records.check import Effort, TakesTime, columns_within
 from protocol.records.compression import MAX_DECOMPRESSED_BYTES
 from protocol.records.header import DELETE_HORIZON_BIT, LOG_APPEND_TIME_BIT, MAGIC_V2, BatchHeader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = lazy_module("numpy")
 
 OffsetAtTime = tuple[int, int, int]
 """(offset, timestamp in ms, leader epoch of the batch)."""

@@ -13,16 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from protocol.errors import DecodeError
+from protocol.lazy import lazy_module
 from protocol.records.compression import Bytes, DecompressedTooLarge, decompress, lz4_frame
 from protocol.records.header import COMPRESSION_MASK, HEADER_SIZE, BatchHeader, Buffer
 from protocol.records.small import FEW_RECORDS
 from protocol.varint import read_varint, read_varlong
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from protocol.records.decode import RecordColumns
+else:
+    np = lazy_module("numpy")
 
 EFFORT_NS: Final = 1_000_000
 """What one request may cost the event loop."""
@@ -111,19 +114,27 @@ def check_batch(header: BatchHeader, batch: Buffer, *, bytes_max: int, effort: E
 
     Raises DecodeError naming the record, DecompressedTooLarge beyond `bytes_max` decompressed bytes, TakesTime.
     """
+    plain_max = FEW_RECORDS if effort is not None else _PLAIN_RECORDS
+    is_plain = _kernel is None and header.record_count <= plain_max
+    if is_plain and not header.attributes & COMPRESSION_MASK:
+        records = memoryview(batch)[HEADER_SIZE : header.size]  # as it is: numpy may not be there yet
+        return _in_time(_check_plainly(header, records, effort) + header.base_timestamp)
     payload = open_within(header, batch, bytes_max, effort)
     if _kernel is not None:
         largest = _check(_kernel, header, payload, effort)
-    elif header.record_count <= (FEW_RECORDS if effort is not None else _PLAIN_RECORDS):
+    elif is_plain:
         largest = _check_plainly(header, payload.data, effort)
     elif effort is not None:
         raise TakesTime
     else:
         largest = _check(load(), header, payload, None)
-    largest += header.base_timestamp
-    if largest not in _INT64:
-        raise DecodeError(f"a record is stamped {largest}, which is no time")
-    return largest
+    return _in_time(largest + header.base_timestamp)
+
+
+def _in_time(timestamp: int) -> int:
+    if timestamp not in _INT64:
+        raise DecodeError(f"a record is stamped {timestamp}, which is no time")
+    return timestamp
 
 
 def columns_within(

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import cramjam
-import numpy as np
-from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
+from protocol.lazy import lazy_module
 from protocol.records.header import HEADER_SIZE, MAGIC_V2, BatchHeader, Buffer, read_header
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = lazy_module("numpy")
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
 

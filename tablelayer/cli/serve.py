@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -191,6 +192,7 @@ async def _run(
         _start_warming()
     else:  # a broker without tables does without the compiler's memory
         extension.on_first_table = lambda: loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
+        threading.Thread(target=import_module, args=("numpy",), name="numpy", daemon=True).start()
     beside = [asyncio.ensure_future(log.lines.run()), asyncio.ensure_future(supervisor.keep_alive())]
     running = asyncio.ensure_future(broker.run_forever())
     stopping = asyncio.ensure_future(stop.wait())

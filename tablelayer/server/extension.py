@@ -203,6 +203,9 @@ class TableExtension:
         return self.catalog.table_of_partition(topic) or topic
 
     async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        if is_table(config):
+            assert self._services is not None
+            await self._services.run(importlib.import_module, "pyarrow")  # the first table's schema needs it
         return await self._checks.validate_topic(topic, partitions, config)
 
     async def validate_change(

@@ -1,7 +1,10 @@
 """Batches that say of themselves what is not true, with and without the kernel, and what looking into them may cost."""
 
 import random
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import cramjam
 import numpy as np
@@ -14,6 +17,8 @@ from protocol.records.compression import Compression, DecompressedTooLarge, comp
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import HEADER_SIZE, read_header
+
+ROOT = Path(__file__).parents[3]
 
 COUNT_POSITION, LAST_DELTA_POSITION = 57, 23
 MIB = 1 << 20
@@ -198,3 +203,19 @@ def test_a_large_batch_with_lz4_is_opened_at_once_unless_it_is_many_frames(monke
     empty = bytes(compress(Compression.LZ4, b""))
     with pytest.raises(TakesTime):
         checked(with_payload(lz4, bytes(compress(Compression.LZ4, body)) + 4_000 * empty), effort=Effort())
+
+
+def test_the_first_batches_are_checked_before_numpy_is_there():
+    """A server has loaded it by the first compressed one."""
+    code = """
+import sys
+from protocol.records.check import Effort, check_batch
+from protocol.records.header import read_header
+
+batch = bytes.fromhex(sys.argv[1])
+print(check_batch(read_header(batch), batch, bytes_max=1000, effort=Effort()), "numpy" in sys.modules)
+"""
+    batch = build_batch([Record(None, b"value", (), 1_700_000_000_123)])
+    command = [sys.executable, "-c", code, batch.hex()]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["1700000000123", "False"]

@@ -13,22 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tablelayer.model.arrays.widths import width_of
+
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
 _EMPTY = np.zeros(0, np.uint8)
 _EMPTY.flags.writeable = False
-
-
-@cache
-def width_of(arrow_type: pa.DataType) -> int:
-    """Bytes of a value of a fixed-width type (1 for booleans); 0 for texts, bytes and nested values."""
-    if pa.types.is_boolean(arrow_type):
-        return 1
-    if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type) or pa.types.is_nested(arrow_type):
-        return 0
-    return int(arrow_type.byte_width)  # `bit_width` has 32 bits
 
 
 @cache

@@ -35,8 +35,8 @@ from tablelayer.model.arrays.arrays import (
     sealed,
     slot_dtype,
     variable_values,
-    width_of,
 )
+from tablelayer.model.arrays.widths import width_of
 from tablelayer.model.errors import TableError, TableErrorCode
 
 Cursor = npt.NDArray[np.int64]

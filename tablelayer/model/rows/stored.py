@@ -39,9 +39,9 @@ from tablelayer.model.arrays.arrays import (
     slot_dtype,
     validity,
     variable_values,
-    width_of,
 )
 from tablelayer.model.arrays.memory import copy_bytes
+from tablelayer.model.arrays.widths import width_of
 from tablelayer.model.rows.nested import entries, make_entries, make_row, row_fields
 from tablelayer.model.schema.schema import Schema
 

@@ -14,13 +14,20 @@ Whole batches at a time; rows of several schemas are decoded a schema at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 
+from protocol.lazy import lazy_module
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema.schema import Column, Schema
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+else:
+    np = lazy_module("numpy")
+    pa = lazy_module("pyarrow")
 
 
 class Conversion(msgspec.Struct, frozen=True):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
+from protocol.lazy import lazy_module
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.strict_json import loads, whole_number
@@ -21,6 +20,11 @@ from tablelayer.model.types.column_types import DataType, check_name
 from tablelayer.model.types.sizes import RowCost
 from tablelayer.model.types.text import parse_type
 from tablelayer.model.types.values import scalar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
 
 FIRST_SCHEMA_ID = 1
 MAX_SCHEMA_ID = 2**15 - 1  # it travels as int16 in batches and in stored rows

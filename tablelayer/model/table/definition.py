@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from uuid import UUID
 
-from tablelayer.model.avro.schema import complaint_about
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options import table_options
 from tablelayer.model.options.kafka_formats import KafkaValueFormat
@@ -408,6 +407,8 @@ def _validate(definition: TableDefinition) -> None:
     if wrong is not None:
         raise _invalid(wrong)
     if definition.settings.kafka_value_format is KafkaValueFormat.AVRO:
+        from tablelayer.model.avro.schema import complaint_about
+
         wrong = complaint_about(schema.columns)
         if wrong is not None:
             raise _invalid(f"table {definition.path} has Avro values: {wrong}")

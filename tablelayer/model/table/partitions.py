@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 
+from protocol.lazy import lazy_module
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.options.table_options import TimeUnit
 from tablelayer.model.schema.schema import Column
@@ -20,6 +20,13 @@ from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.partition_keys import value_problem, values_of
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.model.types.values import Value, canonical
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+else:
+    np = lazy_module("numpy")
+    pa = lazy_module("pyarrow")
 
 
 @dataclass(frozen=True, slots=True)

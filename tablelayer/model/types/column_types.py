@@ -14,10 +14,15 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from protocol.lazy import lazy_module
 from tablelayer.model.errors import TableError, TableErrorCode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
 
 MAX_DECIMAL_PRECISION = 38  # what fits in 128 bits
 MAX_LENGTH = 2**31 - 1  # Arrow's 32-bit offsets

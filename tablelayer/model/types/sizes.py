@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from tablelayer.model.arrays.arrays import width_of
+from protocol.lazy import lazy_module
+from tablelayer.model.arrays.widths import width_of
 from tablelayer.model.errors import RowError
 from tablelayer.model.types.column_types import DataType, is_list
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+else:
+    np = lazy_module("numpy")
+    pa = lazy_module("pyarrow")
 
 ROW_BYTES_MAX: Final = 32 << 20
 """Bytes that one record of a stranger may become beside its texts: as much as an answer may have."""

@@ -20,11 +20,9 @@ from __future__ import annotations
 import datetime
 import re
 from decimal import Decimal, localcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-
+from protocol.lazy import lazy_module
 from tablelayer.model.types.column_types import (
     BINARY_KINDS,
     FLOAT_KINDS,
@@ -36,6 +34,13 @@ from tablelayer.model.types.column_types import (
     DataType,
     TypeKind,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+else:
+    np = lazy_module("numpy")
+    pa = lazy_module("pyarrow")
 
 Value = (
     None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import resource
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -84,6 +83,8 @@ class ProcessApi:
 
 @cache
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # a twentieth of what a server imports
+
     try:
         return version("headrace")
     except PackageNotFoundError:  # run from a folder that nobody installed

@@ -30,7 +30,6 @@ from urllib.parse import quote, urlsplit
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from protocol.errors import ErrorCode, KafkaError
 from protocol.one_line import one_line
-from tablelayer.model.avro.schema import SCHEMA_TEXT_MAX, AvroSchema, AvroSchemaError
 from tablelayer.model.options.kafka_formats import parse_registry_url
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerConfig
     from broker.ports import Clock, Threads
+    from tablelayer.model.avro.schema import AvroSchema
 
 logger = logging.getLogger("headrace.tables")
 
@@ -48,7 +48,9 @@ _TIMEOUT = "schema.registry.request.timeout.ms"
 ALLOWED_HOSTS = "schema.registry.allowed.hosts"
 
 _CONTENT = "application/vnd.schemaregistry.v1+json"
-_ANSWER_MAX = SCHEMA_TEXT_MAX * 2  # a schema is a text in JSON: quotes take two bytes
+_ANSWER_MAX = (
+    8 << 20
+)  # twice the longest schema (`SCHEMA_TEXT_MAX`), which is a text in JSON: quotes take two bytes
 _KEPT_MAX = 10_000
 """Answers of a registry that are kept: far more than the schemas of its producers here."""
 _KEPT_BYTES_MAX = 16 << 20
@@ -411,6 +413,8 @@ class _Call:
 
 
 def _schema_by_id(call: _Call, schema_id: int) -> AvroSchema:
+    from tablelayer.model.avro.schema import AvroSchema, AvroSchemaError
+
     answer = call("GET", f"/schemas/ids/{schema_id}")
     kind = answer.get("schemaType", "AVRO")
     if kind != "AVRO":

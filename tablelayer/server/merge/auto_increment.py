@@ -7,14 +7,19 @@ own counter, which begins at 1.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from uuid import UUID
-
-import numpy as np
-import numpy.typing as npt
 
 from broker.cluster.nodes import modify
 from broker.ports import CoordinationStore
+from protocol.lazy import lazy_module
 from tablelayer.model.errors import TableError, TableErrorCode
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = lazy_module("numpy")
 
 _ROOT = "/auto-increment"
 

@@ -63,7 +63,7 @@ def test_the_client_starts_without_the_compiler():
 
 
 def test_a_server_starts_without_what_only_tables_need():
-    heavy = ("numba", "rocksdict", "pyarrow.compute", "sqlglot", "pandas", "kazoo", "rich")
+    heavy = ("numba", "rocksdict", "pyarrow", "numpy", "sqlglot", "pandas", "kazoo", "rich")
     assert loaded("tablelayer.cli.serve", *heavy) == "[]"
 
 

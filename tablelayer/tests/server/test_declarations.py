@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
 from tablelayer.server.extension import TableExtension
@@ -25,3 +29,19 @@ def test_of_all_apis_only_a_scan_of_the_log_ends_with_its_client():
     assert [each.request for each in TableExtension().apis() if each.cancel_on_disconnect] == [
         m.ScanLogRequest
     ]
+
+
+async def test_what_the_first_table_needs_is_loaded_in_a_thread() -> None:
+    loaded: list[str] = []
+
+    async def run(_load: Callable[[str], object], name: str) -> None:
+        loaded.append(name)
+
+    async def validate(_topic: str, _partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        return dict(config, seen=",".join(loaded))
+
+    extension = TableExtension()
+    extension._services = cast("Any", SimpleNamespace(run=run))
+    extension._checks.validate_topic = validate  # type: ignore[method-assign]
+    assert (await extension.validate_topic("plain", 1, {}))["seen"] == ""
+    assert (await extension.validate_topic("db.t", 1, {"table.schema": "id INT"}))["seen"] == "pyarrow"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
-from tablelayer.model.arrays.arrays import width_of
+from tablelayer.model.arrays.widths import width_of
 from tablelayer.model.batches.ipc import decode_ipc
 from tablelayer.model.rows.stored import decode_rows, encode_rows
 from tablelayer.model.schema.schema import Schema
