@@ -16,7 +16,7 @@ from tablelayer.tests.cli.conftest import Served
 
 TIMEOUT_MS = 8_000
 _FREED_BYTES = 215 << 20
-"""RocksDB goes on by itself when there is room for a memtable."""
+"""RocksDB goes on by itself when 16 MiB are free and its memtables, up to two of 16 MiB, can be written."""
 pytestmark = pytest.mark.soak
 
 
