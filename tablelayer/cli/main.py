@@ -260,7 +260,10 @@ def console(
         ),
     ] = None,
     allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Let it produce, write rows and reset groups too.")
+        bool,
+        typer.Option(
+            "--allow-writes", help="Let it produce, write rows, reset groups, change users and rights too."
+        ),
     ] = False,
     flight_sql: Annotated[
         str | None,

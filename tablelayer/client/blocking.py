@@ -600,6 +600,7 @@ class Admin(_Waiting):
     list_tables = _waits(AsyncAdmin.list_tables)
     describe_table = _waits(AsyncAdmin.describe_table)
     refused = _waits(AsyncAdmin.refused)
+    snapshots = _waits(AsyncAdmin.snapshots)
     list_partitions = _waits(AsyncAdmin.list_partitions)
     add_partition = _waits(AsyncAdmin.add_partition)
     drop_partition = _waits(AsyncAdmin.drop_partition)

@@ -29,6 +29,7 @@ from starlette.routing import Route
 from tablelayer.client import ClientError, Connection, KafkaError, TableError
 from tablelayer.console.access import Access
 from tablelayer.console.history import History
+from tablelayer.console.rights import Rights
 from tablelayer.console.routes import Endpoint, Parameter, RequestError, openapi
 from tablelayer.console.tables import Query, Tables
 from tablelayer.console.views import Views, record_of
@@ -55,6 +56,16 @@ _ASSETS: Final = {
 }
 _PUBLIC: Final = ("/healthz", "/readyz")
 _NAME: Final = {"type": "string"}
+_GRANT: Final = {
+    "type": "object",
+    "properties": {
+        "principal": _NAME,
+        "privileges": {"type": "array", "items": _NAME, "minItems": 1},
+        "on": _NAME,
+        "columns": {"type": "array", "items": _NAME},
+    },
+    "required": ["principal", "privileges", "on"],
+}
 _ROWS: Final = {"type": "array", "items": {"type": "object"}, "minItems": 1}
 
 Scope = MutableMapping[str, Any]
@@ -109,7 +120,7 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None) -> 
     return JSONResponse({"error": message}, status, headers)
 
 
-def endpoints(views: Views, tables: Tables) -> list[Endpoint]:
+def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
     """The REST interface."""
     partition = Parameter("partition", "Only of this partition.", int)
     limit = Parameter("limit", "At most so many.", int, 100)
@@ -175,6 +186,12 @@ def endpoints(views: Views, tables: Tables) -> list[Endpoint]:
             [Parameter("key", "The primary key.")],
         ),
         Endpoint(
+            "GET",
+            "/api/tables/{table}/snapshots",
+            "The buckets of a primary-key table with the copies of their state.",
+            tables.snapshots,
+        ),
+        Endpoint(
             "POST",
             "/api/tables/{table}/rows",
             "Upsert rows by primary key; append them to a log table.",
@@ -211,6 +228,43 @@ def endpoints(views: Views, tables: Tables) -> list[Endpoint]:
                 "required": ["topic", "to"],
             },
         ),
+        Endpoint("GET", "/api/users", "Users, and what is allowed and denied to whom.", rights.listed),
+        Endpoint(
+            "POST",
+            "/api/users",
+            "Make a user with a password, or give it another one.",
+            rights.set_user,
+            writes=True,
+            body={
+                "type": "object",
+                "properties": {"name": _NAME, "password": _NAME},
+                "required": ["name", "password"],
+            },
+        ),
+        Endpoint(
+            "POST",
+            "/api/users/delete",
+            "Delete a user; what was granted to it stays.",
+            rights.drop_user,
+            writes=True,
+            body={"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
+        ),
+        Endpoint(
+            "POST",
+            "/api/grants",
+            "Allow a principal something on a table or a database.",
+            rights.grant,
+            writes=True,
+            body=_GRANT,
+        ),
+        Endpoint(
+            "POST",
+            "/api/grants/revoke",
+            "Take back what was allowed on a table or a database.",
+            rights.revoke,
+            writes=True,
+            body=_GRANT,
+        ),
         Endpoint("GET", "/api/lake", "How far the lake is, rounds, what failed.", views.lake),
         Endpoint(
             "GET",
@@ -237,7 +291,7 @@ def make_app(
     """
     known = history or History(lambda: connection)
     views = Views(connection, known)
-    declared = endpoints(views, Tables(connection, query))
+    declared = endpoints(views, Tables(connection, query), Rights(connection))
     document = openapi(declared, version)
     tails = threading.Semaphore(TAILS_MAX)
 

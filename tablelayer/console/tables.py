@@ -101,6 +101,29 @@ class Tables:
             for each in table.partitions()
         ]
 
+    def snapshots(self, table: str) -> dict[str, Any]:
+        """The buckets of a primary-key table with the copies of their state; of a partition by its own name."""
+        return {
+            "buckets": [
+                {
+                    "bucket": each.bucket,
+                    "applied_offset": each.applied_offset,
+                    "rows": each.row_count,
+                    "snapshots": [
+                        {
+                            "id": one.id,
+                            "offset": one.offset,
+                            "rows": one.row_count,
+                            "time_ms": one.created_at_ms,
+                            "bytes": one.size_bytes,
+                        }
+                        for one in each.snapshots
+                    ],
+                }
+                for each in self._connection.admin.snapshots(table)
+            ]
+        }
+
     def rows(self, table: str, key: str | None, limit: int) -> dict[str, Any]:
         """Some rows, or the one of a key, a JSON object."""
         if not 1 <= limit <= ROWS_MAX:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -312,11 +313,11 @@ class Views:
         }
 
     def reset(self, group: str, body: Any) -> dict[str, Any]:
-        """Set where a group without members goes on in a topic: `to` earliest, latest, an offset or a time."""
+        """Set where a group without members goes on in a topic: `to` earliest, latest, an offset or a time (ISO)."""
         topic, to = (body.get("topic"), body.get("to")) if isinstance(body, dict) else (None, None)
         dry_run = isinstance(body, dict) and body.get("dry_run") is True
         if not isinstance(topic, str) or not isinstance(to, (str, int)) or isinstance(to, bool):
-            raise RequestError('send {"topic": "...", "to": "earliest", "latest" or an offset}')
+            raise RequestError('send {"topic": "...", "to": "earliest", "latest", an offset or a time}')
         kafka = self._connection.kafka
         begin, end = kafka.offsets(topic, EARLIEST), kafka.offsets(topic)
         if to == "earliest":
@@ -326,7 +327,8 @@ class Views:
         elif str(to).isdigit():
             wanted = {p: min(max(int(to), begin[p]), end[p]) for p in end}
         else:
-            raise RequestError(f"to is {str(to)[:100]!r}; earliest, latest and offsets are possible")
+            found_at = kafka.offsets(topic, _moment(str(to)))
+            wanted = {p: end[p] if offset < 0 else offset for p, offset in found_at.items()}
         positions: Mapping[tuple[str, int], int] = {}
         try:
             found = kafka.describe_group(group)
@@ -411,6 +413,17 @@ class Views:
                 for table in found
             ]
         }
+
+
+def _moment(text: str) -> int:
+    """Milliseconds of a time; UTC if it does not say. Raises RequestError."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise RequestError(
+            f"to is {text[:100]!r}; earliest, latest, an offset or a time such as 2024-09-19T12:00:00 are possible"
+        ) from None
 
 
 def record_of(record: KafkaRecord) -> dict[str, Any]:

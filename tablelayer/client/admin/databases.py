@@ -34,6 +34,7 @@ from tablelayer.model.messages.catalog import (
 )
 from tablelayer.model.messages.process import DescribeServerRequest, DescribeServerResponse
 from tablelayer.model.messages.refused import ListRefusedRequest, ListRefusedResponse
+from tablelayer.model.messages.snapshots import ListSnapshotsRequest, ListSnapshotsResponse
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, changes_to_json
 from tablelayer.model.table.partitions import Partition, matching, name_of_spec, spec_texts
@@ -90,6 +91,27 @@ class RefusedTable:
     table: str
     count: int
     records: tuple[RefusedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotListing:
+    """A copy of a bucket's state elsewhere: of the log below `offset`, which is exclusive."""
+
+    id: int
+    offset: int
+    row_count: int
+    created_at_ms: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketState:
+    """`applied_offset`: what of the log is in the bucket's state, exclusive; `snapshots`: the newest first."""
+
+    bucket: int
+    applied_offset: int
+    row_count: int
+    snapshots: tuple[SnapshotListing, ...]
 
 
 class AsyncAdmin:
@@ -308,6 +330,28 @@ class AsyncAdmin:
                 together = sorted((*before.records, *records), key=lambda one: -one.time_ms)
                 found[each.table] = RefusedTable(each.table, before.count + each.count, tuple(together))
         return [found[name] for name in sorted(found)]
+
+    async def snapshots(self, path: TablePath | str) -> list[BucketState]:
+        """The buckets of a primary-key table, or of a partition of one, with their snapshots; of a log table none.
+        UnsupportedRequest where there are no tables; TableError, KafkaError.
+        """
+        deadline = Deadline(self._cluster.config.delivery_timeout_ms)
+        found: dict[int, BucketState] = {}
+        for broker in (await self._cluster.metadata([], deadline)).brokers:
+            answer = await self._cluster.call(
+                ListSnapshotsRequest(topic=as_path(path).topic),
+                ListSnapshotsResponse,
+                doing=f"list the snapshots of {path} at broker {broker.node_id}",
+                node_id=broker.node_id,
+                deadline=deadline,
+            )
+            for each in answer.buckets:
+                listed = tuple(
+                    SnapshotListing(one.id, one.offset, one.row_count, one.created_at_ms, one.size_bytes)
+                    for one in each.snapshots
+                )
+                found[each.bucket] = BucketState(each.bucket, each.applied_offset, each.row_count, listed)
+        return [found[bucket] for bucket in sorted(found)]
 
     async def table_exists(self, path: TablePath | str) -> bool:
         """Whether there is such a table."""

@@ -6,7 +6,7 @@ let about = { writes: false, version: "", server: "" };
 let leave = () => {};
 
 const PAGES = [["", "Overview"], ["topics", "Topics"], ["tables", "Tables"], ["sql", "SQL"], ["groups", "Groups"],
-  ["lake", "Lake"], ["refused", "Refused"], ["brokers", "Brokers"]];
+  ["lake", "Lake"], ["refused", "Refused"], ["brokers", "Brokers"], ["users", "Users"]];
 
 // -- overview ---------------------------------------------------------------------------------------------
 
@@ -192,9 +192,15 @@ async function table(name, tab) {
   if (tab === "buckets") {
     const topics = found.partitions.length ? found.partitions.map((each) => each.topic) : [found.name];
     const parts = await Promise.all(topics.slice(0, 50).map((each) => ask(`/api/topics/${part(each)}`)));
+    const states = keyed ? await Promise.all(parts.map((each) => ask(`/api/tables/${part(each.name)}/snapshots`))) : [];
+    const copies = states.flatMap((state, index) => state.buckets.map((each) => ({ ...each, topic: parts[index].name, newest: each.snapshots[0] })));
     return [...head, h("section", {}, grid([["topic", (each) => topicLink(each.topic)], ["bucket", (each) => each.partition, "number"], ["leader", (each) => each.leader, "number"],
       ["first offset", (each) => count(each.first_offset), "number"], ["end offset", (each) => count(each.end_offset), "number"], ["log", (each) => size(each.bytes), "number"]],
-    parts.flatMap((each) => each.partitions.map((one) => ({ ...one, topic: each.name }))), "Buckets"))];
+    parts.flatMap((each) => each.partitions.map((one) => ({ ...one, topic: each.name }))), "Buckets")),
+    keyed ? h("section", {}, h("h2", {}, "State and its snapshots"), grid([["topic", (each) => topicLink(each.topic)], ["bucket", (each) => each.bucket, "number"], ["rows", (each) => count(each.rows), "number"],
+      ["state up to offset", (each) => count(each.applied_offset), "number"], ["snapshots", (each) => count(each.snapshots.length), "number"],
+      ["newest (UTC)", (each) => (each.newest ? moment(each.newest.time_ms) : "none yet")], ["of offset", (each) => (each.newest ? count(each.newest.offset) : ""), "number"],
+      ["rows in it", (each) => (each.newest ? count(each.newest.rows) : ""), "number"], ["size", (each) => (each.newest ? size(each.newest.bytes) : ""), "number"]], copies, "Snapshots")) : ""];
   }
   if (tab === "write" && about.writes) return [...head, writing(at, keyed)];
   return [...head, rows(at, found, keyed)];
@@ -288,7 +294,7 @@ function resetting(at, found) {
     } catch (error) { said.replaceChildren(failure(error)); }
   };
   return h("section", {}, h("h2", {}, "Reset"), h("datalist", { id: "topics-of-group" }, of.map((each) => h("option", { value: each }))),
-    h("form", { onsubmit: (event) => { event.preventDefault(); act(true); } }, field("Topic", topic), field("To earliest, latest or an offset", to),
+    h("form", { onsubmit: (event) => { event.preventDefault(); act(true); } }, field("Topic", topic), field("To earliest, latest, an offset or a time (UTC, 2024-09-19T12:00)", to),
       h("button", { type: "submit" }, "What would be set?"), h("button", { class: "main", type: "button", onclick: () => act(false) }, "Reset")), said);
 }
 
@@ -321,9 +327,49 @@ async function brokers([id]) {
     ["disk free", (each) => `${size(each.disk_free_bytes)} of ${size(each.disk_bytes)}`, "number"]], found, "Brokers"))];
 }
 
+// -- users and rights ---------------------------------------------------------------------------------------
+
+async function users() {
+  const page = h("div", {}), said = h("div", { role: "status" });
+  const fill = async () => {
+    const found = await ask("/api/users");
+    const drop = (name) => h("button", { type: "button", onclick: () => act("/api/users/delete", { name }, `${name} is deleted.`) }, "Delete");
+    const take = (each) => h("button", { type: "button", onclick: () => act("/api/grants/revoke", revocation(each), "It is taken back.") }, "Revoke");
+    const own = about.writes ? [["", (each) => drop(each.name)]] : [];
+    const back = about.writes ? [["", (each) => (revocation(each) ? take(each) : "")]] : [];
+    page.replaceChildren(
+      found.protected ? "" : h("p", { class: "soft" }, "Nothing is checked: the server has no authorizer, and everybody who can connect may do everything."),
+      h("section", {}, h("h2", {}, "Users with a password"), grid([["user", (each) => each.name, "code"], ["mechanisms", (each) => each.mechanisms.join(", ")], ...own], found.users, "Users")),
+      found.protected ? h("section", {}, h("h2", {}, "Rights"), grid([["principal", (each) => each.principal, "code"], ["", (each) => h("span", { class: each.denied ? "bad" : "good" }, each.denied ? "denied" : "allowed")],
+        ["privilege", (each) => each.privilege + (each.columns.length ? ` (${each.columns.join(", ")})` : "")], ["on", (each) => each.on, "code"], ["from host", (each) => each.host, "code"], ...back], found.grants, "Rights")) : "");
+  };
+  const act = async (path, body, done) => {
+    try { await send(path, body); await fill(); said.replaceChildren(h("p", { class: "good" }, done)); } catch (error) { said.replaceChildren(failure(error)); }
+  };
+  await fill();
+  return [h("h1", {}, "Users and rights"), page, about.writes ? userForms(act) : "", said];
+}
+
+// What takes a right back: those on a table or a database, from any host.
+function revocation(each) {
+  const [, kind, on] = /^(table|database) (.+)$/.exec(each.on) || [];
+  return kind && !each.denied && each.host === "*" ? { principal: each.principal, privileges: each.privilege.split(", "), on, columns: each.columns } : null;
+}
+
+function userForms(act) {
+  const name = h("input", { required: true, autocomplete: "off" }), password = h("input", { type: "password", required: true, autocomplete: "new-password" });
+  const who = h("input", { required: true }), what = h("input", { required: true, placeholder: "SELECT, INSERT" }), on = h("input", { required: true, placeholder: "db.table or db" });
+  const list = (text) => text.split(",").map((each) => each.trim()).filter(Boolean);
+  return h("section", {}, h("h2", {}, "Change"),
+    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/users", { name: name.value, password: password.value }, `${name.value} has this password.`); password.value = ""; } },
+      field("User", name), field("Password", password), h("button", { class: "main", type: "submit" }, "Add or change")),
+    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/grants", { principal: who.value, privileges: list(what.value), on: on.value }, "It is allowed."); } },
+      field("Principal", who), field("Privileges", what), field("On", on), h("button", { class: "main", type: "submit" }, "Grant")));
+}
+
 // -- the frame --------------------------------------------------------------------------------------------
 
-const MAKERS = { "": overview, topics, tables, sql, groups, lake, refused, brokers };
+const MAKERS = { "": overview, topics, tables, sql, groups, lake, refused, brokers, users };
 let turn = 0;
 
 async function show() {

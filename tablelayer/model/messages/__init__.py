@@ -21,5 +21,6 @@ from tablelayer.model.messages.process import *
 from tablelayer.model.messages.read import *
 from tablelayer.model.messages.refused import *
 from tablelayer.model.messages.rights import *
+from tablelayer.model.messages.snapshots import *
 from tablelayer.model.messages.staged import *
 from tablelayer.model.messages.write import *

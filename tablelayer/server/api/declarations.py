@@ -317,6 +317,12 @@ class TableApis:
                 lambda by: by.refused.list_refused,
                 within(topic=Operation.READ),
             ),
+            declare(
+                m.ListSnapshotsRequest,
+                m.ListSnapshotsResponse,
+                lambda by: by.snapshots.list_snapshots,
+                within(topic=Operation.DESCRIBE),
+            ),
         ]
 
     def _declare(

@@ -14,6 +14,7 @@ from tablelayer.server.api.partitions import PartitionHandlers
 from tablelayer.server.api.read import ReadHandlers
 from tablelayer.server.api.refused import RefusedHandlers
 from tablelayer.server.api.rights import RightsHandlers
+from tablelayer.server.api.snapshots import SnapshotHandlers
 from tablelayer.server.api.staged import StagedHandlers
 from tablelayer.server.api.targets import Targets
 from tablelayer.server.api.write import WriteHandlers
@@ -48,5 +49,6 @@ class Handlers:
         self.copies = CopyHandlers(services)
         self.staged = StagedHandlers(services, rights, staged)
         self.refused = RefusedHandlers(services.refusals, catalog, rights)
+        self.snapshots = SnapshotHandlers(catalog, rights)
         self.rights = RightsHandlers(catalog, grants)
         self.lake = LakeHandlers(services, rights, lake, subjects)

@@ -19,6 +19,7 @@ import pytest
 
 from tablelayer.client import connect
 from tablelayer.client.admin.produce import OutgoingRecord
+from tablelayer.model.table.definition import TablePath
 from tablelayer.tests.cli.conftest import ROOT, Served
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -47,6 +48,7 @@ PAGES = (
     f"groups/{quote(HOSTILE, safe='')}",
     "lake",
     "refused",
+    "users",
     "brokers",
     "brokers/0",
     f"topics/{quote(HOSTILE, safe='')}",
@@ -56,7 +58,13 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    served = Served("--listen", "127.0.0.1:0", "--data", str(tmp_path_factory.mktemp("browser") / "data"))
+    folder = tmp_path_factory.mktemp("browser")
+    config = folder / "server.properties"
+    config.write_text(
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+        "super.users=User:ANONYMOUS\nkv.snapshot.interval=1s\n"
+    )
+    served = Served("--listen", "127.0.0.1:0", "--data", str(folder / "data"), "--config", str(config))
     with connect(served.address) as connection:
         connection.execute(
             "CREATE TABLE fruit (id INT, name STRING, big BIGINT, PRIMARY KEY (id) NOT ENFORCED)"
@@ -71,6 +79,9 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "clicks",
             [OutgoingRecord(value, HOSTILE.encode(), [(HOSTILE, HOSTILE.encode())]) for _ in range(60)],
         )
+        connection.security.create_user("ann", "secret")
+        connection.security.grant(["SELECT", "INSERT"], TablePath.parse("default.fruit"), "User:ann")
+        connection.security.grant(["ALL"], "default", f"User:{HOSTILE}")
         connection.kafka.commit_offsets(HOSTILE, "clicks", {0: 1, 1: 1})
         with pytest.raises(Exception, match="INVALID_RECORD"):
             connection.kafka.produce("default.fruit", [OutgoingRecord(json.dumps({"id": HOSTILE}).encode())])

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.cli.console import _query
 from tablelayer.cli.main import app
 from tablelayer.client import Connection, connect
@@ -22,6 +24,7 @@ from tablelayer.client.admin.produce import OutgoingRecord
 from tablelayer.console.access import Access
 from tablelayer.console.app import SECURITY_HEADERS, endpoints, make_app
 from tablelayer.console.history import History, Look, rates
+from tablelayer.console.rights import Rights
 from tablelayer.console.routes import openapi
 from tablelayer.console.tables import Tables
 from tablelayer.console.values import plain, text_of
@@ -33,7 +36,13 @@ HOSTILE = "<img src=x onerror=alert(1)>\"';"
 
 @pytest.fixture(scope="module")
 def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    served = Served("--listen", "127.0.0.1:0", "--data", str(tmp_path_factory.mktemp("console") / "data"))
+    folder = tmp_path_factory.mktemp("console")
+    config = folder / "server.properties"
+    config.write_text(
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+        "super.users=User:ANONYMOUS\nkv.snapshot.interval=1s\n"
+    )
+    served = Served("--listen", "127.0.0.1:0", "--data", str(folder / "data"), "--config", str(config))
     assert served.address, served.stop()[2]
     with connect(served.address) as made:
         made.execute(
@@ -46,7 +55,7 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]
         fruit.upsert([{"id": n, "name": HOSTILE, "big": 2**60 + n} for n in range(20)])
         fruit.upsert([{"id": 3, "name": "second", "big": 1}])
         made.table("default.daily").append([{"day": day, "n": 1} for day in "ab"])
-        made.kafka.create_topic("clicks", partitions=2)
+        made.kafka.create_topic("clicks", partitions=2, configs={"retention.ms": "-1"})
         records = [
             OutgoingRecord(
                 json.dumps({"n": n}).encode(), b"k%d" % n, partition=n % 2, timestamp_ms=1_000_000 + n
@@ -220,8 +229,13 @@ def test_only_reading_unless_writes_are_allowed(connection: Connection) -> None:
         ("POST", "/api/tables/default.fruit/rows", {"rows": [{"id": 1}]}),
         ("DELETE", "/api/tables/default.fruit/rows", {"keys": [{"id": 1}]}),
         ("POST", "/api/groups/my-app/reset", {"topic": "clicks", "to": "latest"}),
+        ("POST", "/api/users", {"name": "bob", "password": "x"}),
+        ("POST", "/api/users/delete", {"name": "bob"}),
+        ("POST", "/api/grants", {"principal": "bob", "privileges": ["SELECT"], "on": "default.fruit"}),
+        ("POST", "/api/grants/revoke", {"principal": "bob", "privileges": ["SELECT"], "on": "default.fruit"}),
     ):
         assert client.request(method, path, json=body).status_code == 403
+    assert "bob" not in [each["name"] for each in client.get("/api/users").json()["users"]]
     assert connection.kafka.offsets("clicks") == {0: 21, 1: 20}
     assert connection.table("default.fruit").count() == 20
     assert set(connection.kafka.describe_group("my-app").positions.values()) == {5, 7}
@@ -260,6 +274,103 @@ def test_writes(connection: Connection) -> None:
     done = send("POST", "/api/groups/other/reset", {"topic": "clicks", "to": "3"})
     assert {each["partition"]: each["after"] for each in done["offsets"]} == {0: 3, 1: 3}
     assert connection.kafka.describe_group("other").positions["clicks", 0] == 3
+
+
+def test_the_state_of_buckets_and_its_snapshots_are_shown(get: Any, connection: Connection) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        buckets = get("/api/tables/default.fruit/snapshots")["buckets"]
+        if all(each["snapshots"] for each in buckets):
+            break
+        assert time.monotonic() < deadline, buckets
+        time.sleep(0.1)
+    assert [each["bucket"] for each in buckets] == [0, 1]
+    assert sum(each["rows"] for each in buckets) == connection.table("default.fruit").count()
+    for each in buckets:
+        newest = each["snapshots"][0]
+        assert (newest["rows"], newest["bytes"] > 0) == (each["rows"], True)
+        assert newest["offset"] <= each["applied_offset"]
+        assert abs(newest["time_ms"] - time.time() * 1000) < 3_600_000
+    assert get("/api/tables/default.daily/snapshots") == {"buckets": []}
+    assert "default.none" in get("/api/tables/default.none/snapshots", 404)["error"]
+
+
+def test_users_and_rights_are_shown_and_changed(connection: Connection) -> None:
+    client = client_of(connection, writes=True)
+
+    def rights_of(principal: str) -> list[tuple[str, str, list[str], bool]]:
+        found = client.get("/api/users").json()
+        assert found["protected"] is True
+        listed = [each for each in found["grants"] if each["principal"] == principal]
+        return [(each["privilege"], each["on"], each["columns"], each["denied"]) for each in listed]
+
+    assert client.post("/api/users", json={"name": "ann", "password": "one"}).json() == {
+        "name": "ann",
+        "made": True,
+    }
+    assert client.post("/api/users", json={"name": "ann", "password": "two"}).json() == {
+        "name": "ann",
+        "made": False,
+    }
+    users = {each["name"]: each["mechanisms"] for each in client.get("/api/users").json()["users"]}
+    assert users["ann"] == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+    grant = {"principal": "ann", "privileges": ["select", "INSERT"], "on": "default.fruit"}
+    assert client.post("/api/grants", json=grant).json() == {"granted": 2}
+    client.post(
+        "/api/grants", json={**grant, "privileges": ["SELECT"], "on": "default.pair", "columns": ["a"]}
+    )
+    assert sorted(rights_of("User:ann")) == [
+        ("DESCRIBE", "table default.pair", [], False),
+        ("INSERT, UPDATE, DELETE", "table default.fruit", [], False),
+        ("SELECT", "table default.fruit", [], False),
+        ("SELECT", "table default.pair", ["a"], False),
+    ]
+    assert client.post("/api/grants/revoke", json=grant).json() == {"revoked": 2}
+    client.post(
+        "/api/grants/revoke", json={**grant, "privileges": ["SELECT"], "on": "default.pair", "columns": ["a"]}
+    )
+    assert rights_of("User:ann") == []
+    assert client.post("/api/users/delete", json={"name": "ann"}).json() == {"name": "ann"}
+    assert "ann" not in [each["name"] for each in client.get("/api/users").json()["users"]]
+    for path, body, said in (
+        ("/api/users", {"name": "ann"}, "password has to be a text"),
+        ("/api/users/delete", {"name": "nobody"}, "nobody"),
+        ("/api/grants", {**grant, "privileges": ["FLY"]}, "FLY is no privilege"),
+        ("/api/grants", {**grant, "privileges": "SELECT"}, "privileges has to be a list"),
+        ("/api/grants", {**grant, "on": "default", "columns": ["a"]}, "columns are of a table"),
+    ):
+        answer = client.post(path, json=body)
+        assert (answer.status_code, said in answer.text) == (400, True), answer.text
+
+
+def test_a_server_that_checks_nothing_says_so() -> None:
+    class Open:
+        class security:  # noqa: N801
+            @staticmethod
+            def grants() -> Any:
+                raise KafkaError(ErrorCode.SECURITY_DISABLED, "no authorizer")
+
+            list_users = staticmethod(list)
+
+    assert Rights(Open()).listed() == {"protected": False, "users": [], "grants": []}  # type: ignore[arg-type]
+
+
+def test_a_group_is_reset_to_a_time(connection: Connection) -> None:
+    client = client_of(connection, writes=True)
+
+    def reset(to: str) -> Any:
+        body = {"topic": "clicks", "to": to, "dry_run": True}
+        answer = client.post("/api/groups/my-app/reset", json=body)
+        return (
+            [each["after"] for each in answer.json()["offsets"]] if answer.status_code == 200 else answer.text
+        )
+
+    ends = connection.kafka.offsets("clicks")
+    assert reset("1970-01-01T00:16:40") == [0, 0]
+    assert reset("1970-01-01T00:16:40.010Z") == [5, 5]
+    assert reset("1970-01-01T01:16:40.011+01:00") == [6, 5]
+    assert reset("2100-01-01") == [ends[0], ends[1]]
+    assert "earliest, latest, an offset or a time such as" in reset("yesterday")
 
 
 def test_a_tail_shows_what_comes(connection: Connection) -> None:
@@ -371,7 +482,9 @@ def test_the_page_has_nothing_from_elsewhere_and_nothing_inline() -> None:
 
 
 def test_the_document_has_every_endpoint(connection: Connection) -> None:
-    declared = endpoints(Views(connection, History(lambda: connection)), Tables(connection, _query))
+    declared = endpoints(
+        Views(connection, History(lambda: connection)), Tables(connection, _query), Rights(connection)
+    )
     document = client_of(connection).get("/openapi.json").json()
     assert document == json.loads(json.dumps(openapi(declared, "1")))
     found = {(method.upper(), path) for path, each in document["paths"].items() for method in each}

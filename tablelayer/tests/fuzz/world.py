@@ -515,6 +515,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     m.LakeEndRequest: _lake(m.LakeEndRequest, epoch=_epoch, failure=lambda _, rng: rng.choice(["why", None])),
     m.LakeFinishRequest: _lake(m.LakeFinishRequest),
     m.ListLakeRequest: lambda world, rng: m.ListLakeRequest(),
+    m.ListSnapshotsRequest: lambda world, rng: m.ListSnapshotsRequest(topic=rng.choice(["default.keyed", "no", "."])),
     m.ListRefusedRequest: lambda world, rng: m.ListRefusedRequest(topic=rng.choice([None, "default.keyed", "no"])),
     m.StageRowsRequest: _stage,
     m.CommitStagedRequest: _commit_staged,

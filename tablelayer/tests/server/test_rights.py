@@ -96,6 +96,7 @@ BY_NAME: dict[str, tuple[Operation, Callable[[str], ApiMessage]]] = {
     "alter": (Operation.ALTER, lambda n: m.AlterTableRequest(database="default", table=n, changes="[]")),
     "drop": (Operation.DELETE, lambda n: m.DropTableRequest(database="default", table=n)),
     "create": (Operation.CREATE, lambda n: m.CreateTableRequest(definition=definition_of(n))),
+    "snapshots": (Operation.DESCRIBE, lambda n: m.ListSnapshotsRequest(topic=f"default.{n}")),
     "refused": (Operation.READ, lambda n: m.ListRefusedRequest(topic=f"default.{n}")),
     "lake_begin": (Operation.ALTER, lambda n: m.LakeBeginRequest(worker="w", database="default", table=n)),
 }
