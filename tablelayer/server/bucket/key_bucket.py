@@ -167,18 +167,25 @@ class KeyBucket(TableBucket):
         began = clock.monotonic()
         standby, self._standby = self._standby, None
         store = None if standby is None else await standby.release()
+        if store is not None and not log.log_start_offset <= store.applied_offset <= log.log_end_offset:
+            await self.services.run(
+                store.close
+            )  # the log was opened anew, and is another one than was found before
+            store = None
         if store is None:
             store = await self._opened_store(log)
         definition = self.definition
         tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
         kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
         end_offset = log.log_end_offset  # nothing is appended before this is over
-        while store.applied_offset < end_offset or self.closed:
+        while True:
             if self.closed:
                 await self.services.run(store.close)
                 return
             self._advanced.clear()
-            up_to = min(end_offset, self.partition.replicated_offset)
+            up_to = min(end_offset, partition.replicated_offset)
+            if store.applied_offset >= up_to == end_offset:
+                break
             if store.applied_offset >= up_to:
                 await self._advanced.wait()
                 continue
@@ -513,7 +520,8 @@ class KeyBucket(TableBucket):
 
     async def _flush(self) -> None:
         try:
-            await self.services.run(self.tablet.kv.flush)
+            if self._tablet is not None:
+                await self.services.run(self._tablet.kv.flush)
             self._flush_failure = None
         except DiskFullError as error:
             self._flush_failure = error

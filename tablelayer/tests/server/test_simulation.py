@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from broker.testing.cluster_simulation import simulate_cluster
+from broker.testing.cluster_simulation import BROKERS, simulate_cluster
 from broker.testing.histories import told
+from broker.testing.replicated_simulation import simulate_replication
 from broker.testing.simulation import Report, Simulation, simulate
 from broker.testing.world import LinkLostError, World
 from protocol.errors import ErrorCode
@@ -36,6 +37,8 @@ SEEDS_PER_COLLECTION = 4
 FOUND = (31, 58, 101)
 """The store was lost while a broker that had just started needed it; a leader had not heard of its table."""
 WRITERS = ("upserts", "more upserts")
+READERS = ("lookups", "more lookups")
+REPLICATED_SEEDS = 6
 KEYS = 3
 BUCKET = "default.t", 0
 ANYBODYS = m.CreateTableRequest, m.DescribeTableRequest, InitProducerIdRequest
@@ -45,6 +48,11 @@ PASSING = {
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.INVALID_REPLICATION_FACTOR,  # the others are on their way up
     ErrorCode.NOT_CONTROLLER,  # the store is lost, which a broker without the extension's parts has to read
 }
 
@@ -77,9 +85,15 @@ class Patient:
 
 
 class Sums:
-    """A primary-key table that adds up: writers with keys of their own, who look at what they wrote (R11, R12)."""
+    """A primary-key table that adds up: writers with keys of their own, who look at what they wrote (R11, R12), and
+    readers of all keys. What is read is linearizable: at least what was acknowledged, or read by anybody, when the
+    lookup began, and at most what was begun to be written when it ended.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
+        self._replicas = replicas
+        self._begun: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
         self.increments: dict[int, int] = {}
         self.definition: TableDefinition
 
@@ -91,7 +105,11 @@ class Sums:
             TablePath("default", "t"),
             parse_columns("k BIGINT, n BIGINT, PRIMARY KEY (k) NOT ENFORCED"),
             bucket_count=1,
-            options={"table.merge-engine": "aggregation", "fields.n.agg": "sum"},
+            options={
+                "table.merge-engine": "aggregation",
+                "fields.n.agg": "sum",
+                "table.replication.factor": str(self._replicas),
+            },
         )
         patient = Patient(simulation, "admin")
         created = await patient.send(m.CreateTableRequest(definition=definition.to_json()))
@@ -102,7 +120,24 @@ class Sums:
             self.definition = definition.with_id(created.table_id)
 
     def clients(self, simulation: Simulation) -> Sequence[Callable[[], Any]]:
-        return [partial(self._write, simulation, name) for name in WRITERS]
+        writers = [partial(self._write, simulation, name) for name in WRITERS]
+        return [*writers, *(partial(self._read, simulation, name) for name in READERS)]
+
+    async def _read(self, simulation: Simulation, name: str) -> None:
+        table, random = self.table(simulation, name), simulation.random
+        while not simulation.is_over:
+            key = random.randrange(KEYS * len(WRITERS))
+            least = max(self.increments.get(key, 0), self._seen.get(key, 0))
+            (row,) = await table.lookup({"k": key})
+            value = 0 if row is None else row["n"]
+            if not least <= value <= self._begun.get(key, 0):
+                simulation.problems.append(
+                    f"{name} sees {key} at {value}: {least} was acknowledged or read before, {self._begun.get(key, 0)}"
+                    " is begun"
+                )
+            self._seen[key] = max(self._seen.get(key, 0), value)
+            simulation.did(name)
+            await asyncio.sleep(random.uniform(0, 0.3))
 
     async def _write(self, simulation: Simulation, name: str) -> None:
         table, random, sequence = self.table(simulation, name), simulation.random, 0
@@ -111,6 +146,7 @@ class Sums:
         )
         while not simulation.is_over:
             key = WRITERS.index(name) * KEYS + random.randrange(KEYS)
+            self._begun[key] = self._begun.get(key, 0) + 1
             answer = await table.put(
                 ("+", {"k": key, "n": 1}),
                 producer_id=identity.producer_id,
@@ -191,6 +227,30 @@ def test_tables_of_a_cluster_keep_what_they_acknowledged_through_everything(tmp_
         close_what_was_killed(seed)
 
 
+def run_replicated(seed: int, folder: Path) -> Report:
+    try:
+        report = simulate_replication(
+            seed,
+            folder,
+            operations=100,
+            make_extensions=lambda: (TableExtension(),),
+            workloads=lambda: (Sums(BROKERS),),
+        )
+    except BaseException as error:
+        error.add_note(f"seed {seed} (HEADRACE_SIM_SEED={seed} runs it again)")
+        raise
+    assert not report.problems, f"seed {seed}, mode {report.mode}:\n{told(report.problems)}"
+    close_what_was_killed(seed)
+    return report
+
+
+@pytest.mark.slow
+def test_tables_with_replicas_keep_what_they_acknowledged_through_everything(tmp_path: Path) -> None:
+    only = os.environ.get("HEADRACE_SIM_SEED")
+    for seed in (int(only),) if only else range(REPLICATED_SEEDS):
+        run_replicated(seed, tmp_path / str(seed))
+
+
 def test_what_one_broker_has_made_another_serves_before_it_has_heard_of_it(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         assert world.ensemble is not None
@@ -218,6 +278,15 @@ def test_what_one_broker_has_made_another_serves_before_it_has_heard_of_it(tmp_p
 
     with World(1, tmp_path, make_extensions=lambda: (TableExtension(),), shared=True) as world:
         world.run(scenario(world))
+
+
+@pytest.mark.soak
+def test_soak_of_replicas(tmp_path: Path) -> None:
+    ends = time.monotonic() + float(os.environ.get("HEADRACE_SIM_SECONDS", "600"))
+    seed = int(os.environ.get("HEADRACE_SIM_SEED", SOAK_FIRST_SEED))
+    while time.monotonic() < ends:
+        run_replicated(seed, tmp_path / str(seed))
+        seed += 1
 
 
 @pytest.mark.soak
