@@ -150,13 +150,7 @@ follower.fetch.last.tiered.offset.enable BOOLEAN* false
 remote.list.offsets.request.timeout.ms LONG* 30000
 remote.log.index.file.cache.total.size.bytes LONG* 1073741824
 remote.log.manager.copier.thread.pool.size INT* 10
-remote.log.manager.copy.max.bytes.per.second LONG* 9223372036854775807
-remote.log.manager.copy.quota.window.num INT 11
-remote.log.manager.copy.quota.window.size.seconds INT 1
 remote.log.manager.expiration.thread.pool.size INT* 10
-remote.log.manager.fetch.max.bytes.per.second LONG* 9223372036854775807
-remote.log.manager.fetch.quota.window.num INT 11
-remote.log.manager.fetch.quota.window.size.seconds INT 1
 remote.log.manager.follower.thread.pool.size INT* 2
 remote.log.manager.thread.pool.size INT 2
 remote.log.metadata.custom.metadata.max.bytes INT 128

@@ -492,6 +492,7 @@ class Broker:
         self._background.keep(retention.run, "retention")
         if self._remote is not None:
             self._background.keep(self._remote.run, "the remote log")
+            self._measure_remote_log(self._remote)
         cleaner = LogCleaner(
             config,
             self._metadata,
@@ -780,12 +781,18 @@ class Broker:
             store=store,
             disk=self._disk,
             ages=self.context.ages,
+            clock=self._clock,
             entropy=self._entropy,
             threads=self._threads,
             executor=executor,
             background=self._background,
             directory=self._directory,
         )
+
+    def _measure_remote_log(self, remote: RemoteLogManager) -> None:
+        from broker.metrics.remote_log import REMOTE_METRICS, collect
+
+        self.context.metrics.add(REMOTE_METRICS, partial(collect, remote))
 
     def _close_remote_log(self) -> None:
         if self._remote is not None:

@@ -21,6 +21,7 @@ from broker.log.topic_configs import TOPIC_CONFIGS
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from broker.metrics.model import markdown_rows as metric_rows
+from broker.metrics.remote_log import REMOTE_METRICS
 from broker.metrics.requests import REQUEST_SECONDS
 from tablelayer.cli.main import app
 from tablelayer.client import blocking
@@ -126,7 +127,7 @@ def table_options() -> str:
 
 def metrics() -> str:
     declared = sorted(
-        (*BROKER_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
+        (*BROKER_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
         key=lambda each: each.name,
     )
     return "\n".join(

@@ -598,7 +598,7 @@ class TopicManager:
 
     def check_defaults(self, broker_defaults: Mapping[str, str]) -> None:
         """Raises KafkaError if a topic could not have these defaults under what it sets itself."""
-        others = TopicConfigs(broker_defaults, tuple(self.topic_configs.extension_keys.values()))
+        others = self.topic_configs.with_defaults(broker_defaults)
         for image in self._index.by_name.values():
             if image.config or image.internal:
                 try:

@@ -47,6 +47,16 @@ class TopicConfigs:
         self.extension_keys = {key.name: key for key in extension_keys}
         LogConfig.parse(self.broker_defaults)
 
+    def with_defaults(self, broker_defaults: Mapping[str, str]) -> TopicConfigs:
+        """The same, of a broker that sets something else."""
+        return TopicConfigs(
+            broker_defaults,
+            tuple(self.extension_keys.values()),
+            strict=self._strict,
+            remote_storage=self._remote_storage,
+            producer_id_expiration_ms=self._expiration_ms,
+        )
+
     def keys(self, given: Iterable[str] = ()) -> dict[str, ConfigKey]:
         """All declared keys; of a family (`name.*`) those that are among the `given` names."""
         known = {**self.log_keys, **self.extension_keys}

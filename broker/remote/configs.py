@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from broker.config_key import ConfigKey, ConfigType, at_least
+from broker.remote.quotas import UNLIMITED
 
 REMOTE_CONFIGS: Final = (
     ConfigKey(
@@ -41,6 +42,35 @@ REMOTE_CONFIGS: Final = (
         "67108864",
         "Most memory for what was read from remote storage and may be asked for soon. Not one of Apache Kafka's.",
         at_least(1 << 20),
+    ),
+    *(
+        ConfigKey(
+            f"remote.log.manager.{work}.max.bytes.per.second",
+            ConfigType.LONG,
+            str(UNLIMITED),
+            f"How many bytes a second are {doc}, of all topics of this broker.",
+            at_least(1),
+            dynamic=True,
+        )
+        for work, doc in (
+            ("copy", "copied to remote storage at most"),
+            ("fetch", "read from remote storage at most"),
+        )
+    ),
+    *(
+        ConfigKey(
+            f"remote.log.manager.{work}.quota.window.{part}",
+            ConfigType.INT,
+            default,
+            f"{doc}, over which remote.log.manager.{work}.max.bytes.per.second is measured: what it allows in a fifth "
+            "of the window may come at once.",
+            at_least(1),
+        )
+        for work in ("copy", "fetch")
+        for part, default, doc in (
+            ("num", "11", "How many samples"),
+            ("size.seconds", "1", "The seconds of a sample"),
+        )
     ),
     ConfigKey(
         "remote.fetch.max.wait.ms",

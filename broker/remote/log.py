@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from broker.objects.files import RemoteFiles
     from broker.ports import Disk
     from broker.remote.chunks import Chunks
+    from broker.remote.counts import Counts
     from broker.remote.manifest import RemoteSegment
+    from broker.remote.quotas import RemoteQuota
 
 logger = logging.getLogger("headrace.remote")
 
@@ -98,8 +100,10 @@ class RemoteLog:
         readers: Executor,
         is_of_log: Callable[[RemoteSegment], bool],
         writer: str,
+        quota: RemoteQuota,
+        counts: Counts,
     ) -> None:
-        """`writer`: what this process calls itself in manifests."""
+        """`writer`: what this process calls itself in manifests. `quota`: of what is read; `counts`: of its topic."""
         self.name = name
         self.folder = folder
         self.manifest = Manifest()
@@ -113,6 +117,8 @@ class RemoteLog:
         self._readers = readers
         self._is_of_log = is_of_log
         self._writer = writer
+        self._quota = quota
+        self.counts = counts
         self._segments: list[Segment] = []
         self._reader = Reader([], [])
         self._lock = threading.Lock()
@@ -194,11 +200,23 @@ class RemoteLog:
 
     async def read(self, offset: int, max_bytes: int, up_to: int, min_one_batch: bool) -> LogSlice:
         """As `PartitionLog.read`, for an offset that is not local. The region waits for the network when it is read.
+        Waits for as long as what was read before is more than the quota allows.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) when remote storage cannot be reached or has not got it.
         """
-        await self.load()
-        return await self.run(self._read, offset, max_bytes, up_to, min_one_batch)
+        counts = self.counts
+        counts.fetches_waiting += 1
+        try:
+            while (seconds := self._quota.wait_seconds()) > 0.0:  # noqa: ASYNC110 - time alone is waited for
+                await asyncio.sleep(seconds)
+            counts.fetches += 1
+            await self.load()
+            found = await self.run(self._read, offset, max_bytes, up_to, min_one_batch)
+        finally:
+            counts.fetches_waiting -= 1
+        self._quota.used(found.size)
+        counts.fetched_bytes += found.size
+        return found
 
     def _read(self, offset: int, max_bytes: int, up_to: int, min_one_batch: bool) -> LogSlice:
         with self._lock:
@@ -263,6 +281,7 @@ class RemoteLog:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
         except (OSError, CorruptLogError, DecodeError, ManifestError) as error:
+            self.counts.fetch_errors += 1
             raise self.storage_error("be read", error) from error
 
     def storage_error(self, doing: str, error: Exception) -> KafkaError:

@@ -35,7 +35,7 @@ import contextlib
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
@@ -54,6 +54,7 @@ from broker.remote.bootstrap import partition_files
 from broker.remote.chunks import Chunks
 from broker.remote.cluster_copy import ClusterCopy, ReplacedError
 from broker.remote.configs import is_enabled
+from broker.remote.counts import Counts
 from broker.remote.log import RemoteLog, newest_manifest, read_producers
 from broker.remote.manifest import (
     Manifest,
@@ -63,6 +64,8 @@ from broker.remote.manifest import (
     manifest_number,
     partition_folder,
 )
+from broker.remote.quotas import RemoteQuota
+from broker.security.quotas.quotas import BURST_PART
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
     from broker.log.segment import Segment
     from broker.objects.files import RemoteFiles
-    from broker.ports import AgeClock, CoordinationStore, Disk, Entropy, Threads
+    from broker.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
     from broker.replication.following import Follower
 
 logger = logging.getLogger("headrace.remote")
@@ -106,6 +109,7 @@ class RemoteLogManager:
         store: CoordinationStore,
         disk: Disk,
         ages: AgeClock,
+        clock: Clock,
         entropy: Entropy,
         threads: Threads,
         executor: Executor,
@@ -155,8 +159,30 @@ class RemoteLogManager:
                 time_ms=ages.time_ms,
                 executor=self._copier,
             )
-        self.copied_bytes = 0
-        self.copied_segments = 0
+        self._counts: dict[str, Counts] = {}
+        """By topic."""
+        self._copy_quota = self._quota("copy", clock)
+        self._fetch_quota = self._quota("fetch", clock)
+        self._clock = clock
+        self._turn_ends = 0.0
+        self._put_off: dict[Partition, None] = {}
+        """Partitions that the quota has left nothing for."""
+
+    def _quota(self, work: str, clock: Clock) -> RemoteQuota:
+        config, name = self._config, f"remote.log.manager.{work}"
+        window = config[f"{name}.quota.window.num"] * config[f"{name}.quota.window.size.seconds"]
+        return RemoteQuota(
+            lambda: config[f"{name}.max.bytes.per.second"], window / BURST_PART, clock.monotonic
+        )
+
+    def counts(self) -> Mapping[str, Counts]:
+        """By topic, of those that there are."""
+        for topic in [name for name in self._counts if self._metadata.topic(name) is None]:
+            del self._counts[topic]
+        return self._counts
+
+    def partitions(self) -> Sequence[Partition]:
+        return self._metadata.all_partitions()
 
     def of(self, partition: Partition, log: PartitionLog) -> RemoteLog | None:
         """The remote part of a log that was just opened; None if it has none and will have none."""
@@ -183,6 +209,8 @@ class RemoteLogManager:
             self.readers,
             is_of_log,
             self._writer,
+            self._fetch_quota,
+            self._counts.setdefault(topic.name, Counts()),
         )
 
     # -- the start -----------------------------------------------------------------------------------------
@@ -267,7 +295,10 @@ class RemoteLogManager:
         """Look after every partition once."""
         if self._is_read_only:
             return
-        partitions = self._metadata.all_partitions()
+        self._turn_ends = self._clock.monotonic() + self._config["remote.log.manager.task.interval.ms"] / 1000
+        put_off, self._put_off = self._put_off, {}
+        there = self._metadata.all_partitions()
+        partitions = [*put_off, *(each for each in there if each not in put_off)]
         if self._cluster is not None and not await self._keep_cluster(self._cluster):
             return
         for partition in partitions:
@@ -369,27 +400,38 @@ class RemoteLogManager:
                     f"{remote.name}: remote storage ends at {end_offset}, and the first segment after it begins at "
                     f"{segment.base_offset}: nothing is copied"
                 )
+            while (seconds := self._copy_quota.wait_seconds()) > 0.0:
+                if self._clock.monotonic() + seconds > self._turn_ends:
+                    self._put_off[partition] = None
+                    return
+                await asyncio.sleep(seconds)
             if partition.closed:
                 return
             await self._note_topic(partition)
             producers = await self._run(self._producers_at, log, segment.end_offset)
             stored, index, time_index = self._described(log, segment, len(producers))
             remote.has_leftovers = True
-            await self._run(
-                self._upload,
-                remote,
-                stored,
-                segment,
-                (index, time_index, bytes(segment.aborted.entries), producers),
-            )
+            counts = remote.counts
+            counts.copies += 1
+            self._copy_quota.used(stored.stored_size)
+            try:
+                await self._run(
+                    self._upload,
+                    remote,
+                    stored,
+                    segment,
+                    (index, time_index, bytes(segment.aborted.entries), producers),
+                )
+            except OSError:
+                counts.copy_errors += 1
+                raise
             segments = (*remote.manifest.segments, stored)
             await self._commit(log, remote, segments)
             remote.has_leftovers = False
             await asyncio.get_running_loop().run_in_executor(
                 self._executor, log.note_tiered, stored.end_offset
             )
-            self.copied_bytes += stored.size
-            self.copied_segments += 1
+            counts.copied_bytes += stored.size
             logger.info(
                 "%s: offsets %d to %d are in remote storage",
                 remote.name,
@@ -550,7 +592,12 @@ class RemoteLogManager:
         remote.has_leftovers = True
         await self._commit(log, remote, kept)
         for segment in gone:
-            await self._run(self._files.remove, f"{remote.folder}/{segment.name}")
+            remote.counts.deletions += 1
+            try:
+                await self._run(self._files.remove, f"{remote.folder}/{segment.name}")
+            except OSError:
+                remote.counts.delete_errors += 1
+                raise
         remote.has_leftovers = False
 
     async def _forget(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:

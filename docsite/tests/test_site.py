@@ -16,6 +16,7 @@ from broker.groups.group_configs import GROUP_CONFIGS
 from broker.log.topic_configs import TOPIC_CONFIGS
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
+from broker.metrics.remote_log import REMOTE_METRICS
 from docsite import pictures, references
 from docsite.blocks import Block, blocks_of, is_like
 from docsite.links import dead_links, markdown_files, slug
@@ -80,7 +81,7 @@ def test_every_configuration_is_in_the_reference():
 
 
 def test_every_metric_is_in_the_reference():
-    declared = (*BROKER_METRICS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS)
+    declared = (*BROKER_METRICS, *REMOTE_METRICS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS)
     assert rows_of("metrics.md") == {each.name for each in declared} | {"headrace_request_duration_seconds"}
 
 

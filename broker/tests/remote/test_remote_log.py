@@ -14,11 +14,15 @@ from broker.cluster.partition import Partition
 from broker.cluster.store import StoreImage
 from broker.config_key import ConfigError
 from broker.log.disk import SystemDisk
+from broker.metrics import remote_log
+from broker.metrics.model import Gathering, HistogramValue
 from broker.objects.files import LocalFiles
 from broker.remote import bootstrap, cluster_copy
 from broker.remote.manager import RemoteLogManager
+from broker.remote.quotas import UNLIMITED, RemoteQuota
 from broker.testing.direct import DirectBroker, direct_broker, values_of
 from broker.testing.transactional_client import Client, committed_values
+from broker.tests.api.test_broker_configs import change
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -527,3 +531,77 @@ def test_what_is_no_cluster_is_not_restored(tmp_path: Path) -> None:
     bootstrap.make_directory(files, "there", "b", SystemDisk(), tmp_path / "new")
     with pytest.raises(cluster_copy.ClusterCopyError, match="not empty"):
         bootstrap.make_directory(files, "there", "b", SystemDisk(), tmp_path / "new")
+
+
+async def measured(made: DirectBroker) -> dict[str, float]:
+    gathering = Gathering()
+    await remote_log.collect(manager(made), gathering)
+    found: dict[str, float] = {}
+    for name, by_labels in gathering.values.items():
+        for value in by_labels.values():
+            assert not isinstance(value, HistogramValue)
+            found[name.removeprefix("headrace_remote_")] = value
+    return found
+
+
+async def test_what_is_copied_read_and_removed_is_measured(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        partition = partition_of(made)
+        await manager(made).turn()
+        await partition.flush(made.context.executor)
+        await tend(made)
+        found = await measured(made)
+        count = len(stored(tmp_path))
+        assert (found["copy_requests_total"], found["log_segments"]) == (count, count)
+        assert found["copy_bytes_total"] == found["log_size_bytes"] > 4000
+        assert (found["copy_lag_bytes"], found["copy_errors_total"], found["fetch_errors_total"]) == (0, 0, 0)
+        await read_all(made)
+        found = await measured(made)
+        local = sum(each.size for each in partition.log.segments)
+        assert found["fetch_bytes_total"] >= found["log_size_bytes"] - local
+        assert found["fetch_requests_total"] > 5
+        assert found["store_reads_total"] > 0
+        assert found["store_read_bytes_total"] > 4000
+        assert found["reads_waiting"] == 0
+        await made.context.metadata.alter_config("t", {"retention.ms": "1000"})
+        for _ in range(8):
+            await made.produce("t", [b"x" * 100])
+        await manager(made).turn()
+        found = await measured(made)
+        assert found["delete_requests_total"] >= count
+        await made.context.metadata.delete_topic("t")
+        assert "copy_requests_total" not in await measured(made)
+
+
+async def test_quotas_of_copies_and_of_reads(tmp_path: Path) -> None:
+    copies, fetches = (f"remote_log_manager_{work}_max_bytes_per_second" for work in ("copy", "fetch"))
+    async with tiered(tmp_path, **{copies: "1"}) as made:
+        await filled(made)
+        await tend(made)
+        await tend(made)
+        assert len(stored(tmp_path)) == 1, "one segment is more than was allowed"
+        await change(made, "0", **{copies: None})
+        await change(made, "0", **{copies: str(1 << 40)})
+        await tend(made)
+        assert len(stored(tmp_path)) > 10
+        await change(made, "0", **{fetches: "1"})
+        assert values_of((await made.fetch("t", 0, max_wait_ms=10_000)).records)
+        late = await made.fetch("t", 3, max_wait_ms=10)
+        assert (late.error_code, len(late.records or b"")) == (0, 0)
+        assert (await made.fetch("t", RECORDS - 1)).records, "what is local waits for nobody"
+        await change(made, "0", **{fetches: str(1 << 40)})
+        assert len(await read_all(made)) == RECORDS
+
+
+def test_a_quota_is_kept_over_time() -> None:
+    now, limit, moved = 0.0, 1000, 0
+    quota = RemoteQuota(lambda: limit, 2.2, lambda: now)
+    while now < 100.0:
+        now += quota.wait_seconds()
+        quota.used(900)
+        moved += 900
+        now += 0.001
+    assert 100_000 <= moved <= 104_000
+    limit = UNLIMITED
+    assert quota.wait_seconds() == 0.0
