@@ -93,7 +93,7 @@ def _run(arguments: list[str], cwd: Path, **environment: str) -> None:
 
 def _java(program: Program) -> list[str]:
     source = HERE / "java" / "ForeignClient.java"
-    folder = _folder(program.name, source)
+    folder = _folder(program.name, source, Path(__file__))  # the versions of its libraries stand here
     if not (folder / ".complete").exists():
         _tool("javac")
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,6 +118,10 @@ def _fetch_kafka_clients(version: str, folder: Path) -> None:
         '<configurations><conf name="default"/></configurations><dependencies>'
         f'<dependency org="org.apache.kafka" name="kafka-clients" rev="{version}" conf="default->runtime,master"/>'
         '<dependency org="org.slf4j" name="slf4j-nop" rev="1.7.36" conf="default->runtime,master"/>'
+        # Bearer tokens are read with these two, which are not among what kafka-clients names.
+        '<dependency org="com.fasterxml.jackson.core" name="jackson-databind" rev="2.18.2"'
+        ' conf="default->runtime,master"/>'
+        '<dependency org="org.bitbucket.b_c" name="jose4j" rev="0.9.6" conf="default->runtime,master"/>'
         "</dependencies></ivy-module>"
     )
     fetch = [java(), "-jar", str(ivy), "-settings", "ivysettings.xml", "-ivy", "ivy.xml"]
