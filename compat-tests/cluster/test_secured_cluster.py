@@ -4,11 +4,13 @@ it finds out nothing from any of its ports.
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from joserfc import jwk, jwt
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
@@ -32,7 +34,8 @@ VALUES = 300
 class Member(ServerProcess):
     """A broker with a listener for brokers and one for clients, both SASL_SSL."""
 
-    def __init__(self, folder, number: int, certificates, zookeeper: str) -> None:
+    def __init__(self, folder, number: int, certificates, zookeeper: str, mechanism: str) -> None:
+        """`mechanism`: how brokers log in to each other."""
         super().__init__(folder)
         self.inside = _free_port()
         (folder / "server.properties").write_text(
@@ -41,8 +44,11 @@ node.id={number}
 listeners=INSIDE://localhost:{self.inside},CLIENTS://localhost:{self.port}
 listener.security.protocol.map=INSIDE:SASL_SSL,CLIENTS:SASL_SSL
 inter.broker.listener.name=INSIDE
-sasl.mechanism.inter.broker.protocol=PLAIN
+sasl.mechanism.inter.broker.protocol={mechanism}
 sasl.enabled.mechanisms=PLAIN
+listener.name.inside.sasl.enabled.mechanisms={mechanism}
+sasl.oauthbearer.jwks.endpoint.url=file://{certificates}/keys
+sasl.oauthbearer.token.endpoint.url=file://{certificates}/token
 listener.name.inside.plain.sasl.jaas.config={PLAIN} required username="broker" password="{BROKER_PASSWORD}" \\
   user_broker="{BROKER_PASSWORD}";
 listener.name.clients.plain.sasl.jaas.config={PLAIN} required user_ann="{ANN_PASSWORD}";
@@ -82,6 +88,11 @@ def certificates(tmp_path_factory):
     (folder / "client.conf").write_text(
         f'Client {{ {entry} username="headrace" password="{ZK_PASSWORD}"; }};'
     )
+    key = jwk.ECKey.generate_key("P-256", {"kid": "k", "alg": "ES256"})
+    (folder / "keys").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
+    now = int(time.time())
+    claims = {"sub": "broker", "iat": now, "exp": now + 3600}
+    (folder / "token").write_text(jwt.encode({"alg": "ES256", "kid": "k"}, claims, key))
     (folder / "server.conf").write_text(f'Server {{ {entry} user_headrace="{ZK_PASSWORD}"; }};')
     return folder
 
@@ -104,12 +115,18 @@ ssl.trustStore.location={certificates}/ca.pem
         yield server
 
 
+@pytest.fixture(params=["PLAIN", "OAUTHBEARER"])
+def mechanism(request):
+    return request.param
+
+
 @pytest.fixture
-def brokers(zookeeper, certificates, tmp_path):
+def brokers(zookeeper, certificates, tmp_path, mechanism):
     made = {}
     for number in (1, 2, 3):
         (tmp_path / str(number)).mkdir()
-        made[number] = Member(tmp_path / str(number), number, certificates, f"{zookeeper.tls_address}/own")
+        place = f"{zookeeper.tls_address}/{mechanism}"
+        made[number] = Member(tmp_path / str(number), number, certificates, place, mechanism)
     try:
         for each in made.values():
             each.start()
@@ -137,7 +154,9 @@ def client(brokers, certificates, **more):
     }
 
 
-def test_records_outlive_their_leader_and_nobody_else_has_a_part_in_it(brokers, certificates, zookeeper):
+def test_records_outlive_their_leader_and_nobody_else_has_a_part_in_it(
+    brokers, certificates, zookeeper, mechanism
+):
     admin = AdminClient(client(brokers, certificates))
     deadline = time.monotonic() + DEADLINE_SECONDS
     while len(admin.list_topics(timeout=DEADLINE_SECONDS).brokers) < 3:
@@ -175,6 +194,6 @@ def test_records_outlive_their_leader_and_nobody_else_has_a_part_in_it(brokers, 
     looking = KazooClient(zookeeper.address)
     looking.start(DEADLINE_SECONDS)
     with pytest.raises(NoAuthError):
-        looking.get_children("/own")
+        looking.get_children(f"/{mechanism}")
     looking.stop()
     looking.close()
