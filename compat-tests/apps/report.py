@@ -23,7 +23,10 @@ def applications() -> str:
 
 
 def write_applications(outcomes: Mapping[str, tuple[str, str, str]]) -> None:
-    """Replace that part by (version, what, outcome) of each application."""
+    """Put (version, what, outcome) of each application into that part; what was not run stays as it was."""
     before = PATH.read_text().partition(f"\n{TITLE}")[0].rstrip("\n")
-    rows = "".join(f"|{name}|{'|'.join(words)}|\n" for name, words in outcomes.items())
+    lines = [line.strip("|").split("|") for line in applications().splitlines() if line.startswith("|")]
+    known = {name: words for name, *words in lines[2:]}
+    merged = {**known, **{name: list(words) for name, words in outcomes.items()}}
+    rows = "".join(f"|{name}|{'|'.join(merged[name])}|\n" for name in sorted(merged, key=str.lower))
     PATH.write_text(f"{before}\n\n{HEAD}{rows}")

@@ -7,7 +7,6 @@ what came of it into COMPATIBILITY.md.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from apps.environments import python_of
-from apps.report import write_applications
+from apps.loads import Attempt, produce, rows_by_key
 
 from headrace import connect
 from tablelayer.cli.catalog import CatalogServer
@@ -40,6 +39,10 @@ class App:
     program: str
     requirements: tuple[str, ...]
 
+    @property
+    def version(self) -> str:
+        return self.requirements[0].partition("==")[2]
+
 
 STREAMS = (
     App("Quix Streams", "quix.py", ("quixstreams==3.28.1",)),
@@ -54,61 +57,40 @@ DUCKDB = App(
 )
 
 
-@pytest.fixture(scope="session")
-def outcomes():
-    found: dict[str, tuple[str, str, str]] = {}
-    yield found
-    if os.environ.get("HEADRACE_WRITE_COMPATIBILITY"):
-        write_applications(found)
-
-
 @pytest.mark.parametrize("app", STREAMS, ids=lambda app: app.name)
 def test_a_stream_library_fills_a_table_while_the_server_is_killed(
-    app: App, own_server, tmp_path: Path, outcomes
+    app: App, own_server, tmp_path: Path, attempt: Attempt
 ) -> None:
-    version, what = app.requirements[0].partition("==")[2], "topic to table, the server killed twice"
-    outcomes[app.name] = (version, what, "**failed**")
-    python = python_of(app.program.removesuffix(".py"), app.requirements)
-    server = own_server
-    with connect(server.address) as connection:
-        connection.kafka.create_topic("records", partitions=3)
-        connection.execute(
-            "CREATE TABLE doubled (k BIGINT, doubled BIGINT, PRIMARY KEY (k) NOT ENFORCED)"
-            " WITH ('bucket.num' = '2')"
-        )
-    log = tmp_path / "app.log"
-    command = [str(python), str(HERE / app.program), server.address, "records", "default.doubled"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=tmp_path)
-    try:
-        for part in range(KILLS + 1):
-            produce(server.address, range(part * COUNT // (KILLS + 1), (part + 1) * COUNT // (KILLS + 1)))
-            seen = arrived(server, process, log, 1 + part * COUNT // (KILLS + 1))
-            assert seen, log.read_text()[-3000:]
-            if part < KILLS:
-                server.kill()
-                server.start()
-        assert arrived(server, process, log, COUNT), log.read_text()[-3000:]
+    with attempt(app.name, app.version, "topic to table, the server killed twice"):
+        python = python_of(app.program.removesuffix(".py"), app.requirements)
+        server = own_server
         with connect(server.address) as connection:
-            rows = connection.table("doubled").to_arrow().to_pydict()
-        assert dict(zip(rows["k"], rows["doubled"], strict=True)) == {n: 2 * (n + 7) for n in range(COUNT)}
-    finally:
-        process.kill()
-        process.wait()
-    outcomes[app.name] = (version, what, "passed")
+            connection.kafka.create_topic("records", partitions=3)
+            connection.execute(
+                "CREATE TABLE doubled (k BIGINT, doubled BIGINT, PRIMARY KEY (k) NOT ENFORCED)"
+                " WITH ('bucket.num' = '2')"
+            )
+        log = tmp_path / "app.log"
+        command = [str(python), str(HERE / app.program), server.address, "records", "default.doubled"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=tmp_path)
+        try:
+            for part in range(KILLS + 1):
+                numbers = range(part * COUNT // (KILLS + 1), (part + 1) * COUNT // (KILLS + 1))
+                produce(server.address, "records", ((str(n), {"k": n, "n": n + 7}) for n in numbers))
+                assert arrived(server, process, 1 + numbers.start), log.read_text()[-3000:]
+                if part < KILLS:
+                    server.kill()
+                    server.start()
+            assert arrived(server, process, COUNT), log.read_text()[-3000:]
+            rows = rows_by_key(server.address, "doubled", "k")
+            assert {k: row["doubled"] for k, row in rows.items()} == {n: 2 * (n + 7) for n in range(COUNT)}
+        finally:
+            process.kill()
+            process.wait()
 
 
-def produce(address: str, numbers: range) -> None:
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": address, "linger.ms": 20})
-    for n in numbers:
-        producer.produce("records", json.dumps({"k": n, "n": n + 7}), str(n))
-        producer.poll(0)
-    assert producer.flush(60) == 0
-
-
-def arrived(server, process: subprocess.Popen[bytes], log: Path, least: int) -> bool:
+def arrived(server, process: subprocess.Popen[bytes], least: int) -> bool:
     """Whether the table has so many rows before long."""
     deadline = time.monotonic() + ARRIVES_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
@@ -119,25 +101,23 @@ def arrived(server, process: subprocess.Popen[bytes], log: Path, least: int) -> 
     return False
 
 
-def test_duckdb_reads_the_lakes_catalog(tmp_path: Path, outcomes) -> None:
-    version, what = DUCKDB.requirements[0].partition("==")[2], "the lake's REST catalog, with its token"
-    outcomes[DUCKDB.name] = (version, what, "**failed**")
-    python = python_of("duck", DUCKDB.requirements)
-    lakes = Folder(tmp_path, store={})
-    serving = CatalogServer(("127.0.0.1", 0), RestCatalog(lakes, TOKEN))
-    thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    with serving:
-        endpoint = f"http://127.0.0.1:{serving.server_address[1]}"
-        done = subprocess.run(
-            [str(python), str(HERE / DUCKDB.program), endpoint, TOKEN, "shop", "orders"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        serving.shutdown()
-        thread.join()
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == [[1, "a"], [2, "b"], [3, None]]
-    outcomes[DUCKDB.name] = (version, what, "passed")
+def test_duckdb_reads_the_lakes_catalog(tmp_path: Path, attempt: Attempt) -> None:
+    with attempt(DUCKDB.name, DUCKDB.version, "the lake's REST catalog, with its token"):
+        python = python_of("duck", DUCKDB.requirements)
+        lakes = Folder(tmp_path, store={})
+        serving = CatalogServer(("127.0.0.1", 0), RestCatalog(lakes, TOKEN))
+        thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        with serving:
+            endpoint = f"http://127.0.0.1:{serving.server_address[1]}"
+            done = subprocess.run(
+                [str(python), str(HERE / DUCKDB.program), endpoint, TOKEN, "shop", "orders"],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            serving.shutdown()
+            thread.join()
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert json.loads(done.stdout) == [[1, "a"], [2, "b"], [3, None]]

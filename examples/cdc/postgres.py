@@ -8,7 +8,8 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,12 @@ class Postgres:
 
     folder: Path
     port: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def in_temporary_folder(cls) -> Postgres:
-        """One whose folder its user may enter, whoever owns where the example runs."""
-        return cls(Path(tempfile.mkdtemp(prefix="headrace-postgres-")))
+    def in_temporary_folder(cls, **settings: str) -> Postgres:
+        """One whose folder its user may enter, whoever owns where the example runs. settings: besides its own."""
+        return cls(Path(tempfile.mkdtemp(prefix="headrace-postgres-")), settings=settings)
 
     def start(self) -> str:
         """Make a cluster of databases and start it; its version."""
@@ -51,7 +53,7 @@ class Postgres:
             os.chown(self.folder, owner.pw_uid, owner.pw_gid)
         data = str(self.folder / "data")
         self._run("initdb", "-D", data, "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-sync")
-        words = [f"-c {name}={value}" for name, value in _SETTINGS.items()]
+        words = [f"-c {name}={value}" for name, value in {**_SETTINGS, **self.settings}.items()]
         words += [f"-p {self.port}", f"-k {self.folder}"]
         self._run("pg_ctl", "-D", data, "-l", str(self.folder / "log"), "-w", "-o", " ".join(words), "start")
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, DATABASE)
