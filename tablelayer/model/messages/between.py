@@ -196,3 +196,22 @@ class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0",
     copy_id: UUID = uuid()
     files: list[CopiedFile] = array(CopiedFile)
     data: bytes = binary()
+
+
+class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0", flexible="0+"):
+    """A chunk that was staged with the leader of a bucket, for another replica of it: whoever leads next has it.
+    ``place.count`` is its number. ``durable``: it has to survive a power cut.
+    """
+
+    table_id: UUID = uuid()
+    writer: str = string()
+    batch_id: int = int64()
+    attempt: str = string()
+    place: StagedPlace = struct(StagedPlace)
+    target_columns: list[int] | None = array(int32, nullable="0+", default=None)
+    batch: bytes = binary()
+    durable: bool = boolean()
+
+
+class KeepStagedResponse(TableResponse, key=10097, kind="response", versions="0", flexible="0+"):
+    pass

@@ -294,6 +294,12 @@ class TableApis:
                 whole(Operation.CLUSTER_ACTION),
             ),
             declare(
+                m.KeepStagedRequest,
+                m.KeepStagedResponse,
+                lambda by: by.staged.keep,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
                 m.DropStagedRequest,
                 m.DropStagedResponse,
                 lambda by: by.staged.drop,

@@ -74,6 +74,10 @@ class StagedHandlers:
         )
         return b.ApplyStagedResponse(written=max(written.values()))
 
+    async def keep(self, context: RequestContext, request: b.KeepStagedRequest) -> b.KeepStagedResponse:
+        await self._staged.keep(request, _place(request.place))
+        return b.KeepStagedResponse()
+
     async def drop(self, context: RequestContext, request: b.DropStagedRequest) -> b.DropStagedResponse:
         await self._staged.drop(request.table_id, request.writer, request.batch_id, request.attempts)
         return b.DropStagedResponse()

@@ -23,7 +23,8 @@ What is decided says how many chunks there are for each place. Where some are go
 `durability=process` had not put on the disk; somebody removed them), the batch is never taken for done: its commit, and
 all that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
 
-Of several brokers, each has the chunks of the buckets that it leads. The one that leads the table's first bucket
+Of several brokers, each has the chunks of the buckets that it leads, and so have the replicas in sync when a chunk is
+acknowledged: whoever leads next goes on with them. The one that leads the table's first bucket
 decides: it counts what the others have, saves the decision, and has each write what is its own (`others.py`). When it
 is gone, whoever leads that bucket next goes on, from the decision in the store.
 
@@ -39,6 +40,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -50,6 +52,7 @@ from msgspec.structs import asdict, replace
 from broker.cluster.nodes import OwnedNodes
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE
+from tablelayer.model import messages as m
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.bucket import TableBucket
@@ -79,6 +82,8 @@ _RETRY_SECONDS: Final = 0.05
 _PLACES_AT_ONCE: Final = 32
 """Buckets that are written at the same time, each with two chunks in memory."""
 _TIMEOUT_MS: Final = 30_000
+_KEPT_FOR_OTHERS: Final = "brokers"
+"""Whose the space is that staged chunks of buckets take which are led elsewhere."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -205,6 +210,62 @@ class StagedCommits:
             await self._services.run(
                 _append, self._area, path, number, chunk, durable, self._space, client, self._decided
             )
+            topic, index = hooks.partition.topic.name, hooks.partition.index
+            replicas = self._others.replicas_of(topic, index)
+            if replicas:
+                kept = partial(
+                    m.KeepStagedRequest,
+                    table_id=definition.table_id,
+                    writer=writer,
+                    batch_id=batch_id,
+                    attempt=attempt,
+                    durable=durable,
+                )
+                await asyncio.gather(
+                    *(self._have_kept(broker, path, place, number, chunk, kept) for broker in replicas)
+                )
+
+    async def _have_kept(
+        self,
+        broker: int,
+        path: Path,
+        place: Place,
+        number: int,
+        chunk: Chunk,
+        make: Callable[..., m.KeepStagedRequest],
+    ) -> None:
+        """Have another replica keep a chunk, and those before it if it was away then."""
+
+        async def keep(number: int, chunk: Chunk) -> None:
+            targets = None if chunk.targets is None else list(chunk.targets)
+            request = make(place=_numbered(place, number), target_columns=targets, batch=bytes(chunk.batch))
+            await self._others.keep(broker, request)
+
+        try:
+            await keep(number, chunk)
+        except KafkaError as error:
+            if error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                raise
+        else:
+            return
+        chunks = self._area.read(path)
+        for each in range(number + 1):
+            found = await self._services.run(next, chunks, None)
+            if found is not None:
+                await keep(each, found)
+
+    async def keep(self, request: m.KeepStagedRequest, place: Place) -> None:
+        """A chunk that was staged with another broker, which leads its bucket. Raises TableError, KafkaError."""
+        check_names(request.writer, request.batch_id, [request.attempt])
+        path = self._area.path(request.table_id, request.writer, request.batch_id, request.attempt, place)
+        targets = None if request.target_columns is None else tuple(request.target_columns)
+        chunk = Chunk(targets, memoryview(request.batch))
+        name = f"{request.writer}\0{request.attempt}\0{place_text(place)}"
+        async with self._lock(request.table_id, name):
+            await self._services.run(
+                _append, self._area, path, request.place.count, chunk, request.durable, self._space,
+                _KEPT_FOR_OTHERS, self._decided,
+            )  # fmt: skip
 
     def _decided(self) -> set[Path]:
         """Folders of batches that are decided and not written. From any thread."""
@@ -643,6 +704,12 @@ def _append(
     if number >= area.count(path):
         space.admit(path, client, len(chunk.batch), decided)
     area.append(path, number, chunk, durable=durable)
+
+
+def _numbered(place: Place, number: int) -> m.StagedPlace:
+    if isinstance(place, int):
+        return m.StagedPlace(bucket=place, count=number)
+    return m.StagedPlace(partition_id=place[0], bucket=place[1], count=number)
 
 
 def _name(table_id: UUID, writer: str) -> str:

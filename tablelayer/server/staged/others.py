@@ -117,6 +117,22 @@ class OtherBrokers:
             written[place] = max(answer.written, written.get(place, 0))
         _check(answer)
 
+    def replicas_of(self, topic: str, bucket: int) -> list[int]:
+        """The other brokers that may lead a bucket next."""
+        state = None if self.are_none else self._metadata.state(topic, bucket)
+        return [] if state is None else [broker for broker in state.isr if broker != self.own_id]
+
+    async def keep(self, broker: int, request: m.KeepStagedRequest) -> None:
+        """Have another replica keep a chunk. Raises what that has raised, and KafkaError(LEADER_NOT_AVAILABLE)."""
+        self._turn += 1
+        try:
+            answer = await self._peers.ask(
+                broker, request, m.KeepStagedResponse, channel=f"staged-kept-{self._turn % _CHANNELS}"
+            )
+        except PeerLostError as error:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
+        _check(answer)
+
     async def drop(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
         """Nobody needs this any more; who does not hear it forgets it after a day."""
         if self.are_none:

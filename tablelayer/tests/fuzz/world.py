@@ -429,6 +429,16 @@ def _await_rows(world: World, rng: np.random.Generator) -> ApiMessage:
     )
 
 
+def _keep_staged(world: World, rng: np.random.Generator) -> ApiMessage:
+    """Of a writer of another broker, whose batch nobody commits."""
+    table = world.with_rows(rng)
+    return m.KeepStagedRequest(
+        table_id=table.table_id, writer="w8", batch_id=int(rng.integers(4)), attempt=f"a{int(rng.integers(3))}",
+        place=m.StagedPlace(bucket=world.bucket(rng, table), count=int(rng.integers(2))),
+        batch=bytes(int(rng.integers(200))),
+    )  # fmt: skip
+
+
 def _copy_store(world: World, rng: np.random.Generator) -> ApiMessage:
     """Of a copy that there is none of, or the making of one, which is left alone."""
     table = world.with_rows(rng)
@@ -549,6 +559,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     ),
     m.AwaitRowsRequest: _await_rows,
     m.CopyStoreRequest: _copy_store,
+    m.KeepStagedRequest: _keep_staged,
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

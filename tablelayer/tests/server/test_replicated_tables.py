@@ -26,6 +26,7 @@ from tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.store.copies import copy_store
 from tablelayer.tests.server.tables import Row, Table, Tables
+from tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
 
 TOPIC = "default.t"
 WRITER = {"producer_id": 7, "producer_epoch": 0}
@@ -354,3 +355,28 @@ async def test_a_bucket_moves_to_another_broker_with_its_store(tmp_path: Path) -
         assert await found(moved, *range(5)) == [*({"k": number, "v": 1} for number in range(4)), None]
         left = tmp_path / str(before) / "extensions" / "tables" / str(made.table_id)
         await until(lambda: not left.exists())
+
+
+async def test_what_was_staged_is_committed_by_whoever_leads_then(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        first = state_of(cluster).leader
+        away, stays = {1, 2, 3} - {first}
+        staged: Chunks = {0: [[{"n": 1}], [{"n": 2}]]}
+        assert (await stage(table, 0, "a", staged)).error_code == 0
+        await cluster.stop(away)
+        await in_sync(cluster, {first, stays})
+        assert (await stage(table, 0, "b", {0: [[{"n": 3}]]})).error_code == 0
+        await cluster.start(away)
+        await in_sync(cluster, {1, 2, 3})
+        more: Chunks = {0: [[{"n": 3}], [{"n": 4}]]}
+        assert (await stage(table, 0, "b", more)).error_code == 0, "who was away gets what it has missed"
+        await cluster.stop(first)
+        await cluster.stop(stays)
+        table = Table(cluster.brokers[away], made.definition)
+        await patiently(lambda: commit(table, 0, {"a": staged, "b": more}))
+        assert [row["n"] for _, row in await table.changelog()] == [1, 2, 3, 4]
+        again = await commit(table, 0, {"a": staged, "b": more})
+        assert again.error_code == 0
+        assert await table.count() == 4

@@ -118,6 +118,7 @@ BETWEEN: list[type[ApiMessage]] = [
     between.LogRowsRequest,
     between.AwaitRowsRequest,
     between.CopyStoreRequest,
+    between.KeepStagedRequest,
 ]
 
 
