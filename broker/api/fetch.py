@@ -76,6 +76,8 @@ logger = logging.getLogger("headrace.api")
 _FIRST_VERSION_WITH_SESSIONS = 7
 _FIRST_VERSION_WITH_LEADERS = 16
 _READ_COMMITTED = 1
+_COMPARING = -2
+"""The replica id of kafka-replica-verification, which reads from all replicas."""
 _WATCHED_ONE_BY_ONE_MAX = 16
 """A fetch of more partitions is told of each change of any partition: looking up whether it is one of its own costs
 less than registering with hundreds, again at every poll."""
@@ -235,7 +237,7 @@ class FetchApi:
         entry.partition = (
             self._metadata.find_partition(entry.name, entry.request.partition) if found else None
         )
-        if fetch.rack and entry.partition is not None and entry.partition.closed:
+        if fetch.reads_replicas and entry.partition is not None and entry.partition.closed:
             entry.partition = self._followed(entry.partition)
         if entry.partition is None and found:
             entry.missing_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -413,6 +415,7 @@ class _Fetch:
         "is_follower",
         "listener",
         "rack",
+        "reads_replicas",
         "request",
         "session",
         "superseded",
@@ -448,6 +451,7 @@ class _Fetch:
         self.by_id = context.api_version >= FIRST_VERSION_WITH_IDS
         self.is_follower = is_follower(request)
         self.rack = request.rack_id
+        self.reads_replicas = bool(request.rack_id) or _replica_id(request) == _COMPARING
         self._context = context
         self._rights: Rights | None = None if session is None else session.rights
 
@@ -751,8 +755,12 @@ class _Parts:
 
 def is_follower(request: FetchRequest) -> bool:
     """Whether a broker says that it asks for its replicas."""
+    return _replica_id(request) >= 0
+
+
+def _replica_id(request: FetchRequest) -> int:
     state = request.replica_state
-    return request.replica_id >= 0 or (state is not None and state.replica_id >= 0)
+    return request.replica_id if state is None else state.replica_id
 
 
 def check_leader_epoch(partition: Partition, client_epoch: int) -> None:

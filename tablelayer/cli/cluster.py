@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
+from tablelayer.cli.errors import CommandError
 from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 
 cluster = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look at the brokers of a cluster: status, brokers."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Brokers of a cluster, and what they hold: status, brokers, drain, rebalance.",
 )
 
 _NAMED_MAX = 10
+_LOOK_SECONDS = 0.5
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be moved, and move nothing.")]
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tablelayer.client import Connection
+    from tablelayer.client.admin.placement import Placement
 
 
 @cluster.command()
@@ -36,6 +53,8 @@ def status(server: ServerOption = DEFAULT_SERVER) -> None:
         typer.echo(f"  {topic}-{partition} has no leader: the broker that holds it is not alive")
     if len(found.offline) > _NAMED_MAX:
         typer.echo(f"  and {len(found.offline) - _NAMED_MAX} more")
+    if found.under_replicated:
+        typer.echo(f"{len(found.under_replicated)} partitions have replicas that are not in sync")
     if found.offline:
         raise typer.Exit(1)
 
@@ -65,3 +84,98 @@ def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_
     ]
     names = ("broker", "address", "rack", "partitions led", "is controller")
     write_rows(names, rows, output, numeric=(True, False, False, True, False))
+
+
+@cluster.command()
+def drain(broker: int, dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERVER) -> None:
+    """Have others hold what a broker holds, before it is taken away. Clients go on meanwhile.
+
+    \b
+      headrace cluster drain 3 --dry-run
+      headrace cluster drain 3
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.client.admin.placement import PlacementError, drained
+
+    with open_connection(server) as connection:
+        found = connection.kafka.describe_cluster()
+        placements = connection.kafka.placements()
+        brokers = {each.broker_id: each.rack for each in found.brokers}
+        if broker not in brokers and not any(broker in each.replicas for each in placements):
+            alive = ", ".join(map(str, brokers))
+            raise CommandError(f"there is no broker {broker}, and nothing is held by one; alive are {alive}")
+        try:
+            wanted = drained(placements, brokers, broker)
+        except PlacementError as error:
+            raise CommandError(str(error)) from None
+        _carry_out(connection, placements, wanted, dry_run)
+    if not dry_run:
+        typer.echo(
+            f"broker {broker} holds nothing any more; until it is stopped, new topics may be given to it"
+        )
+
+
+@cluster.command()
+def rebalance(dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERVER) -> None:
+    """Move partitions so that all brokers hold and lead as many, after one was added. Clients go on meanwhile.
+
+    \b
+      headrace cluster rebalance --dry-run
+      headrace cluster rebalance
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.client.admin.placement import balanced
+
+    with open_connection(server) as connection:
+        found = connection.kafka.describe_cluster()
+        placements = connection.kafka.placements()
+        wanted = balanced(placements, {each.broker_id: each.rack for each in found.brokers})
+        _carry_out(connection, placements, wanted, dry_run)
+        if dry_run:
+            return
+        left = connection.kafka.elect_preferred_leaders()
+        for (topic, partition), why in list(left.items())[:_NAMED_MAX]:
+            typer.echo(f"  {topic}-{partition} is led as before: {why}")
+        after = connection.kafka.describe_cluster()
+    held = Counter(each for placement in _after(placements, wanted) for each in placement.replicas)
+    for each in after.brokers:
+        typer.echo(
+            f"broker {each.broker_id} holds {held[each.broker_id]} replicas and leads {each.partitions_led}"
+        )
+
+
+def _after(placements: Sequence[Placement], wanted: Sequence[Placement]) -> list[Placement]:
+    moved = {(each.topic, each.partition): each for each in wanted}
+    return [moved.get((each.topic, each.partition), each) for each in placements]
+
+
+def _carry_out(
+    connection: Connection, placements: Sequence[Placement], wanted: Sequence[Placement], dry_run: bool
+) -> None:
+    """Over when everything is where it is to be."""
+    before = {(each.topic, each.partition): each.replicas for each in placements}
+    if not wanted:
+        typer.echo("nothing has to be moved")
+        return
+    copies = sum(len({*each.replicas} - {*before[each.topic, each.partition]}) for each in wanted)
+    typer.echo(f"{len(wanted)} of {len(placements)} partitions change, {copies} replicas are copied")
+    if dry_run:
+        for each in wanted:
+            was, will = (
+                ",".join(map(str, replicas))
+                for replicas in (before[each.topic, each.partition], each.replicas)
+            )
+            typer.echo(f"  {each.topic}-{each.partition}: {was} -> {will}")
+        return
+    refused = connection.kafka.move_partitions(wanted)
+    places = {(each.topic, each.partition) for each in wanted} - refused.keys()
+    left = len(places)
+    while left:
+        time.sleep(_LOOK_SECONDS)
+        moving = {(each.topic, each.partition) for each in connection.kafka.moving_partitions()}
+        if len(places & moving) != left:
+            left = len(places & moving)
+            typer.echo(f"{left} of {len(places)} are left", err=True)
+    if refused:
+        named = "\n".join(f"  {why}" for why in list(refused.values())[:_NAMED_MAX])
+        raise CommandError(f"{len(refused)} partitions cannot be moved:\n{named}")

@@ -624,6 +624,10 @@ class KafkaAdmin(_Waiting):
     """Topics and groups. See `AsyncKafkaAdmin` for what each method takes, returns and raises."""
 
     describe_cluster = _waits(AsyncKafkaAdmin.describe_cluster)
+    placements = _waits(AsyncKafkaAdmin.placements)
+    move_partitions = _waits(AsyncKafkaAdmin.move_partitions)
+    moving_partitions = _waits(AsyncKafkaAdmin.moving_partitions)
+    elect_preferred_leaders = _waits(AsyncKafkaAdmin.elect_preferred_leaders)
     list_topics = _waits(AsyncKafkaAdmin.list_topics)
     create_topic = _waits(AsyncKafkaAdmin.create_topic)
     delete_topic = _waits(AsyncKafkaAdmin.delete_topic)

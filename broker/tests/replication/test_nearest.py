@@ -74,6 +74,8 @@ async def test_a_consumer_is_sent_to_the_replica_on_its_rack_and_reads_there_wha
         beyond = await follower.fetch(TOPIC, 4, rack_id=rack, last_fetched_epoch=0)
         assert (beyond.error_code, beyond.diverging_epoch) == (ErrorCode.OFFSET_OUT_OF_RANGE, None)
         assert (await follower.fetch(TOPIC)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        compared = await follower.fetch(TOPIC, replica_id=-2, version=12)
+        assert [value for _, value in values_of(compared.records)] == [b"1", b"2", b"3"]
         stale = await follower.fetch(TOPIC, rack_id=rack, current_leader_epoch=9)
         assert stale.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
         waiting = asyncio.ensure_future(follower.fetch(TOPIC, 3, rack_id=rack, max_wait_ms=20_000))

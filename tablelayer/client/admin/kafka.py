@@ -58,6 +58,8 @@ from tablelayer.client.admin.configs import (
     describe_configs,
     list_resources,
 )
+from tablelayer.client.admin.moves import elect_preferred_leaders, move_partitions, moving_partitions
+from tablelayer.client.admin.placement import Placement
 from tablelayer.client.admin.produce import OutgoingRecord, Producer
 from tablelayer.client.errors import UnsupportedRequest
 from tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
@@ -162,7 +164,9 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """`controller` is -1 while there is none. `offline` are partitions without a leader, as (topic, partition)."""
+    """`controller` is -1 while there is none. `offline` are partitions without a leader, as (topic, partition),
+    `under_replicated` those of which not all replicas are in sync.
+    """
 
     cluster_id: str
     controller: int
@@ -170,6 +174,7 @@ class ClusterDescription:
     topic_count: int
     partition_count: int
     offline: Sequence[tuple[str, int]]
+    under_replicated: Sequence[tuple[str, int]] = ()
 
 
 class AsyncKafkaAdmin:
@@ -198,6 +203,12 @@ class AsyncKafkaAdmin:
                 for each in sorted(answer.brokers, key=lambda each: each.node_id)
             ]
             offline = sorted((topic, partition) for topic, partition, leader in places if leader < 0)
+            behind = sorted(
+                (topic.name or "", each.partition_index)
+                for topic in answer.topics
+                for each in topic.partitions
+                if len(each.isr_nodes) < len(each.replica_nodes)
+            )
             return ClusterDescription(
                 answer.cluster_id or "",
                 answer.controller_id,
@@ -205,11 +216,46 @@ class AsyncKafkaAdmin:
                 len(answer.topics),
                 len(places),
                 offline,
+                behind,
             )
 
         return await retrying(
             attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
         )
+
+    async def placements(self) -> list[Placement]:
+        """Who holds every partition, internal topics included, the preferred leader first."""
+
+        async def attempt(deadline: Deadline) -> list[Placement]:
+            answer = await self._cluster.metadata(None, deadline)
+            return sorted(
+                (
+                    Placement(topic.name or "", each.partition_index, tuple(each.replica_nodes))
+                    for topic in answer.topics
+                    for each in topic.partitions
+                ),
+                key=lambda each: (each.topic, each.partition),
+            )
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
+
+    async def move_partitions(
+        self, wanted: Sequence[Placement | tuple[str, int]]
+    ) -> dict[tuple[str, int], str]:
+        """Have partitions held by these brokers, or what is (topic, partition) alone no longer moved. Begun when this
+        returns (`moving_partitions`). Gives those that cannot be, each with the reason.
+        """
+        return await move_partitions(self._cluster, wanted)
+
+    async def moving_partitions(self) -> list[Placement]:
+        """Those that are being moved, with all who hold them meanwhile."""
+        return await moving_partitions(self._cluster)
+
+    async def elect_preferred_leaders(self) -> Mapping[tuple[str, int], str]:
+        """Have every partition led by the first of its replicas. Gives those that cannot be, each with the reason."""
+        return await elect_preferred_leaders(self._cluster)
 
     async def list_topics(self) -> list[TopicDescription]:
         """All topics by name, tables and internal ones among them; without their configurations."""

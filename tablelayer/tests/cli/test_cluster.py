@@ -34,3 +34,15 @@ def test_a_member_of_a_cluster_that_cannot_be_says_why(tmp_path: Path) -> None:
     )
     assert "Value must be at least 1" in refused(*words, "--set", "default.replication.factor=0")
     assert not (tmp_path / "data" / "meta.properties").exists(), "nothing was begun"
+
+
+def test_a_single_server_has_nothing_to_rebalance_and_cannot_be_drained(headrace, server) -> None:
+    headrace("topics", "create", "alone")
+    assert "nothing has to be moved" in headrace("cluster", "rebalance", "--dry-run").stdout
+    assert "broker 0 holds " in headrace("cluster", "rebalance").stdout
+    refused = headrace("cluster", "drain", "0")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "without broker 0 there are 0 brokers: start another one" in refused.stderr
+    unknown = headrace("cluster", "drain", "7")
+    assert unknown.exit_code == 1
+    assert "there is no broker 7, and nothing is held by one; alive are 0" in unknown.stderr

@@ -87,12 +87,22 @@ def administer(connection: Connection) -> list[str]:
     kafka.delete_offsets("readers", "clicks", [0])
     kafka.delete_group("readers")
     led = [broker.partitions_led for broker in kafka.describe_cluster().brokers if listings]
+    stuck: dict[tuple[str, int], str] = kafka.move_partitions([*kafka.placements(), ("clicks", 0)])
+    left = [each.replicas[0] for each in kafka.moving_partitions()]
+    reasons_of_leaders = [*stuck.values(), *kafka.elect_preferred_leaders().values()]
     ports += [server.broker_id for server in admin.servers() if led]
     reasons = [each.reason for refused in admin.refused("clicks") for each in refused.records]
     kafka.delete_topic(kafka.list_topics()[0].name)
     states = [kafka.describe_group(listing.group).state for listing in kafka.list_groups()]
     tables = [*admin.list_databases(), *admin.list_tables("shop")]
-    return [*reasons, *names, *states, *tables, described or "", f"{leaders} {free} {ports}"]
+    return [
+        *reasons,
+        *names,
+        *states,
+        *tables,
+        described or "",
+        f"{leaders} {free} {ports} {left} {reasons_of_leaders}",
+    ]
 
 
 def write(table: Table) -> int:
