@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
+
+import pyarrow as pa
 
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from tablelayer.model.options.table_options import ChangelogImage
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.partitions import Partition
-from tablelayer.spark.frames import splits_frame
-from tablelayer.spark.splits import DELETED_COLUMN, ReadMode, TableRead, plan_splits, state_splits
+from tablelayer.spark.frames import frame_schema, splits_frame
+from tablelayer.spark.splits import (
+    DELETED_COLUMN,
+    ReadMode,
+    Split,
+    TableRead,
+    plan_splits,
+    read_split,
+    state_splits,
+)
+
+LOCAL_ROWS_MAX, LOCAL_BYTES_MAX = 250_000, 16 << 20
+"""Of changes that the driver holds and each task of a join gets: a third of what Spark takes as local rows at all
+(`spark.sql.execution.arrow.localRelationThreshold`)."""
+_READ_AT_ONCE = 4
 
 
 class ChangeSource(Protocol):
@@ -90,16 +106,35 @@ class TableChanges:
         return splits_frame(spark, read, splits).withColumn(DELETED_COLUMN, functions.lit(False))
 
     def changes(self, spark: Any, start: Offsets, end: Offsets) -> Any:
+        return splits_frame(spark, *self._read(start, end))
+
+    def local(self, spark: Any, start: Offsets, end: Offsets) -> Any | None:
+        """As `changes`, read here and now and handed to Spark as rows, which spares it the jobs that a frame of
+        Python's costs each time it is used; None when there is more than LOCAL_ROWS_MAX or LOCAL_BYTES_MAX of it.
+        """
+        if sum(offset - start.get(place, 0) for place, offset in end.items()) > LOCAL_ROWS_MAX:
+            return None
+        read, splits = self._read(start, end)
+        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+            batches = [
+                batch
+                for found in pool.map(lambda split: [*read_split(read, split)], splits)
+                for batch in found
+            ]
+        if sum(batch.nbytes for batch in batches) > LOCAL_BYTES_MAX:
+            return None
+        return spark.createDataFrame(pa.Table.from_batches(batches, read.arrow_schema()), frame_schema(read))
+
+    def _read(self, start: Offsets, end: Offsets) -> tuple[TableRead, list[Split]]:
         schema = self._definition.schema
         mode: ReadMode = "last" if self._definition.is_primary_key_table else "current"
         read = TableRead(self._bootstrap, self._definition, schema.columns, mode)
         starts = dict(self.by_partition(start))
-        splits = [
+        return read, [
             replace(split, partition=partition)
             for partition, ends in self.by_partition(end)
             for split in plan_splits(starts.get(partition, {}), ends)
         ]
-        return splits_frame(spark, read, splits)
 
     def by_partition(self, offsets: Offsets) -> list[tuple[Partition | None, dict[int, int]]]:
         """Offsets by bucket: of the table, or of each of its partitions."""

@@ -55,7 +55,9 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
     if new:
         earliest = source.earliest()
         start |= {place: earliest.get(place, 0) for place in new}
-    tail = with_state(source.state(spark, new) if new else None, new, source, spark, start, end)
+    tail = None if new else source.local(spark, start, end)
+    if tail is None:
+        tail = with_state(source.state(spark, new) if new else None, new, source, spark, start, end)
     if state.head is None:
         return _living(tail) if definition.is_primary_key_table else tail
     changes = sum(offset - start[place] for place, offset in end.items())
