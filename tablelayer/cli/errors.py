@@ -53,7 +53,8 @@ def _give_config(command: Any) -> None:
 def explain(error: Exception) -> str | None:
     """The sentence for an expected error, with the notes it carries; None for a defect."""
     why = error if isinstance(error, UnicodeEncodeError) else error.__cause__
-    if isinstance(why, UnicodeEncodeError) and why.reason == "surrogates not allowed":
+    is_no_text = isinstance(why, UnicodeEncodeError) and why.reason == "surrogates not allowed"
+    if is_no_text or "cannot encode str as UTF-8, surrogate" in str(error):  # as DuckDB says it
         return "what was typed has bytes that are no text in this locale: set LC_ALL=C.UTF-8, or another UTF-8 locale"
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     if not names & _EXPECTED:

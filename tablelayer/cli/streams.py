@@ -6,6 +6,7 @@ closed or full raises OSError, as anywhere; `broken_output` tells that such an e
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from io import TextIOWrapper
@@ -88,7 +89,12 @@ def finish(code: int) -> int:
     if error is None:
         return code
     silence()
-    if isinstance(error, BrokenPipeError):
+    nobody_reads, why = isinstance(error, BrokenPipeError), error.strerror or str(error)
+    del (
+        error
+    )  # it holds an answer that was left half read, and DuckDB complains of what is there at the very end
+    gc.collect()
+    if nobody_reads:
         return code
-    sys.stderr.write(f"the output cannot be written: {error.strerror or error}\n")
+    sys.stderr.write(f"the output cannot be written: {why}\n")
     return code or 1

@@ -71,6 +71,11 @@ def test_nobody_who_reads_is_no_mistake(run):
     assert done.stderr == b""
 
 
+def test_who_stops_reading_in_the_middle_hears_nothing_of_it(run):
+    done = run("sql", "-o", "csv", "-e", "SELECT range AS n FROM range(300000)", shell="| head -n 2")
+    assert (done.stdout, done.stderr) == (b"n\n0\n", b"")
+
+
 def test_everything_closed_disturbs_nothing_that_is_opened_later(run, greek):
     done = run("tables", "count", "greek", shell="<&- 2>&-")
     assert (done.returncode, done.stdout) == (0, b"1\n")
@@ -89,6 +94,8 @@ def test_a_pipe_gets_utf_8_whatever_the_locale(run, greek, output):
 def test_bytes_that_are_no_text_are_said(run):
     done = run("topics", "describe", b"a\xff".decode("utf-8", "surrogateescape"), PYTHONUTF8="1")
     assert "no text in this locale" in one_line(done)
+    typed = b"SELECT 'a\xff' AS x".decode("utf-8", "surrogateescape")
+    assert "no text in this locale" in one_line(run("sql", "-e", typed, PYTHONUTF8="1"))
     done = run("sql", stdin=b"SELECT '\xff';")
     assert "is not UTF-8" in one_line(done)
 
