@@ -90,9 +90,8 @@ def finish(code: int) -> int:
         return code
     silence()
     nobody_reads, why = isinstance(error, BrokenPipeError), error.strerror or str(error)
-    del (
-        error
-    )  # it holds an answer that was left half read, and DuckDB complains of what is there at the very end
+    # The error holds an answer that was left half read, and DuckDB complains of what is there at the very end.
+    del error
     gc.collect()
     if nobody_reads:
         return code
