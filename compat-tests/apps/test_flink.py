@@ -1,0 +1,116 @@
+"""Flink SQL over topics and tables while the server is killed: the `kafka` connector as a source, `upsert-kafka` as a
+sink into a table with a primary key, and that table as a source of its changes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from apps.connect_worker import run_java, stop
+from apps.loads import Attempt, produce, rows_by_key, until
+from apps.programs import UnavailableError
+
+from bench.maven import fetch
+from headrace import connect
+
+HERE = Path(__file__).resolve().parent
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+FLINK, CONNECTOR = "2.2.0", "4.0.1-2.0"
+COUNT, KEYS, GROUPS = 15_000, 500, 7
+KILLS = 2
+ARTIFACTS = [
+    ("org.apache.flink", "flink-clients", FLINK),
+    ("org.apache.flink", "flink-table-api-java-bridge", FLINK),
+    ("org.apache.flink", "flink-table-planner-loader", FLINK),
+    ("org.apache.flink", "flink-table-runtime", FLINK),
+    ("org.apache.flink", "flink-connector-files", FLINK),
+    ("org.apache.flink", "flink-json", FLINK),
+    ("org.apache.flink", "flink-sql-connector-kafka", CONNECTOR),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.1"),
+    ("org.apache.logging.log4j", "log4j-core", "2.25.1"),
+]
+OPENS = [
+    "java.base/java.lang", "java.base/java.util", "java.base/java.net", "java.base/java.io", "java.base/java.nio",
+    "java.base/java.lang.reflect", "java.base/java.text", "java.base/java.time",
+    "java.base/java.util.concurrent", "java.base/java.util.concurrent.atomic", "java.base/java.util.concurrent.locks",
+]  # fmt: skip
+SQL = """
+CREATE TABLE clicks (k BIGINT, n BIGINT) WITH (
+  'connector' = 'kafka', 'topic' = 'clicks', 'properties.bootstrap.servers' = '{server}',
+  'properties.group.id' = 'flink', 'scan.startup.mode' = 'earliest-offset', 'format' = 'json');
+CREATE TABLE counts (k BIGINT, clicks BIGINT, total BIGINT, PRIMARY KEY (k) NOT ENFORCED) WITH (
+  'connector' = 'upsert-kafka', 'topic' = 'default.counts', 'properties.bootstrap.servers' = '{server}',
+  'properties.delivery.timeout.ms' = '600000', 'key.format' = 'json', 'value.format' = 'json');
+CREATE TABLE totals (part BIGINT, members BIGINT, total BIGINT, PRIMARY KEY (part) NOT ENFORCED) WITH (
+  'connector' = 'upsert-kafka', 'topic' = 'default.totals', 'properties.bootstrap.servers' = '{server}',
+  'properties.delivery.timeout.ms' = '600000', 'key.format' = 'json', 'value.format' = 'json');
+EXECUTE STATEMENT SET BEGIN
+INSERT INTO counts SELECT k, COUNT(*), SUM(n) FROM clicks GROUP BY k;
+INSERT INTO totals SELECT MOD(k, {groups}), COUNT(*), SUM(total) FROM counts WHERE total > 0 GROUP BY MOD(k, {groups});
+END;
+"""
+
+
+# Two kills on a machine with much else to do may outlast the two minutes after which a producer gives a record up.
+def test_flink_sql_through_kills(own_server, tmp_path: Path, attempt: Attempt) -> None:
+    what = "SQL: kafka and upsert-kafka, a topic to a table, its changes to another, the server killed twice"
+    with attempt("Apache Flink", f"{FLINK}, connector {CONNECTOR}", what):
+        if shutil.which("javac") is None:
+            raise UnavailableError("a program of its Java API needs a JDK")
+        jars = fetch(f"flink-{FLINK}-{CONNECTOR}", ARTIFACTS, f"flink-table-planner-loader-{FLINK}.jar")
+        with connect(own_server.address) as connection:
+            connection.kafka.create_topic("clicks", partitions=3)
+            for table, key, more in (("counts", "k", "clicks"), ("totals", "part", "members")):
+                connection.execute(
+                    f"CREATE TABLE {table} ({key} BIGINT, {more} BIGINT, total BIGINT,"
+                    f" PRIMARY KEY ({key}) NOT ENFORCED) WITH ('bucket.num' = '2')"
+                )
+        (tmp_path / "job.sql").write_text(SQL.format(server=own_server.address, groups=GROUPS))
+        opens = [f"--add-opens={each}=ALL-UNNAMED" for each in OPENS]
+        process = run_java(
+            tmp_path, jars, str(HERE / "RunSql.java"), [str(tmp_path / "job.sql")], "900M", *opens
+        )
+
+        def words() -> str:
+            return f"{process.poll()} {(tmp_path / 'log').read_text(errors='replace')[-4000:]}"
+
+        wanted: Counter[int] = Counter()
+        clicks: Counter[int] = Counter()
+        try:
+            for part in range(KILLS + 1):
+                numbers = range(part * COUNT // (KILLS + 1), (part + 1) * COUNT // (KILLS + 1))
+                produce(own_server.address, "clicks", ((None, {"k": n % KEYS, "n": n}) for n in numbers))
+                for n in numbers:
+                    wanted[n % KEYS] += n
+                    clicks[n % KEYS] += 1
+
+                def all_there(part: int = part, total: int = sum(clicks.values())) -> bool:
+                    assert process.poll() is None, words()
+                    rows = rows_by_key(own_server.address, "counts", "k").values()
+                    return sum(row["clicks"] for row in rows) >= total // (2 if part < KILLS else 1)
+
+                until(all_there, "the counts", words)
+                if part < KILLS:
+                    own_server.kill()
+                    own_server.start()
+            rows = rows_by_key(own_server.address, "counts", "k")
+            assert {k: (row["clicks"], row["total"]) for k, row in rows.items()} == {
+                k: (clicks[k], wanted[k]) for k in range(KEYS)
+            }
+            sums = {part: (len(range(part, KEYS, GROUPS)), sum(wanted[k] for k in range(part, KEYS, GROUPS)))
+                    for part in range(GROUPS)}  # fmt: skip
+
+            def totals() -> bool:
+                found = rows_by_key(own_server.address, "totals", "part")
+                return {part: (row["members"], row["total"]) for part, row in found.items()} == sums
+
+            until(totals, f"totals {sums}", words)
+        finally:
+            stop(process)
