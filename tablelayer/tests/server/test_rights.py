@@ -318,6 +318,33 @@ async def test_what_is_tiered_is_listed_and_given_out_by_right(tmp_path: Path) -
         assert (begun.granted, begun.table) == (True, "u")
 
 
+async def test_where_the_lake_is_is_for_those_who_may_read_or_tier_the_whole_table(tmp_path: Path) -> None:
+    """`$lake` and union reads go by what is told here: not to those who were granted some columns."""
+    place = {"datalake.iceberg.type": "hadoop", "datalake.iceberg.warehouse": "/lake"}
+    async with tables(tmp_path, {**SECURED, **place}) as made:
+        made.broker = client(made.broker, "admin")
+        table = await made.create(
+            "id BIGINT NOT NULL, a STRING, PRIMARY KEY (id)", given={"table.datalake.enabled": "true"}
+        )
+        ann = client(made.broker, "ann")
+
+        async def told_place() -> dict[str, str | None]:
+            answer = await ann.send(m.DescribeLakeRequest(table_id=table.table_id))
+            assert answer.error_code == 0
+            return {each.key: each.value for each in answer.properties}
+
+        await grant_columns(made, "a")
+        assert await told_place() == {}
+        await allow(made.broker, Operation.WRITE, TOPIC, "default.t")
+        assert await told_place() == {}
+        for operation in (Operation.READ, Operation.ALTER):
+            await allow(made.broker, operation, TOPIC, "default.t")
+            assert await told_place() == place
+            await revoke_all(made.broker)
+            await allow(made.broker, Operation.DESCRIBE, TOPIC, "default.t")
+            assert await told_place() == {}
+
+
 # -- columns -------------------------------------------------------------------------------------------------
 
 
