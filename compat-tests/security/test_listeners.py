@@ -85,6 +85,8 @@ listener.name.stored.ssl.truststore.password={PASSWORD}
 sasl.enabled.mechanisms=PLAIN
 plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
     user_ann="ann-secret";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ann;User:ANONYMOUS
 group.initial.rebalance.delay.ms=0
 """
         )
@@ -291,6 +293,26 @@ def test_kafkas_own_tools(secured, listener, unique) -> None:
         *("--bootstrap-server", secured.at(listener), "--command-config", secured.java(listener)),
     )
     assert len(printed.split()) == 500
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_acls_configs_and_quotas_by_kafkas_own_tools(secured, listener, unique) -> None:
+    topic = unique("tools")
+    java = JavaTools()
+    at = ("--bootstrap-server", secured.at(listener), "--command-config", secured.java(listener))
+    java.run("TopicCommand", *at, "--create", "--topic", topic)
+    acl = ("--allow-principal", "User:carl", "--operation", "Read", "--topic", topic)
+    java.run("AclCommand", *at, "--add", *acl)
+    assert "principal=User:carl" in java.run("AclCommand", *at, "--list", "--topic", topic)
+    java.run("AclCommand", *at, "--remove", "--force", *acl)
+    assert "User:carl" not in java.run("AclCommand", *at, "--list", "--topic", topic)
+    for entity, change in (
+        (("--entity-type", "topics", "--entity-name", topic), "retention.ms=12345"),
+        (("--entity-type", "clients", "--entity-name", topic), "producer_byte_rate=12345"),
+    ):
+        java.run("kafka.admin.ConfigCommand", *at, *entity, "--alter", "--add-config", change)
+        assert change in java.run("kafka.admin.ConfigCommand", *at, *entity, "--describe")
 
 
 FOREIGN = "java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platformatic"
