@@ -15,6 +15,7 @@ import uuid
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import NewTopic
 
@@ -210,6 +211,61 @@ def test_transactions_over_all_brokers_are_whole_through_kills(brokers):
     }
     assert not wrong
     assert list(outcomes.values()).count("OK") > TRANSACTIONS // 2
+
+
+@pytest.mark.soak
+def test_tables_with_replicas_keep_what_they_acknowledged_when_their_leaders_are_killed(brokers):
+    """A client upserts and looks up all the while; each bucket's leader is killed, twice round."""
+    eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
+    addresses = ",".join(each.address for each in brokers.values())
+    with connect(addresses, ClientConfig(delivery_timeout_ms=120_000)) as connection:
+        connection.execute(
+            "CREATE TABLE t (k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED)"
+            " WITH ('bucket.num' = '3', 'table.replication.factor' = '3', 'table.merge-engine' = 'aggregation',"
+            " 'fields.v.agg' = 'sum')"
+        )
+        table, over, begun, acknowledged = connection.table("t"), threading.Event(), {}, {}
+        keys, waits = 60, []
+
+        def write():
+            number = 0
+            with connect(addresses, ClientConfig(delivery_timeout_ms=120_000)) as own:
+                mine = own.table("t")
+                while not over.is_set():
+                    key, number = number % keys, number + 1
+                    begun[key] = begun.get(key, 0) + 1
+                    mine.upsert([{"k": key, "v": 1}])
+                    acknowledged[key] = acknowledged.get(key, 0) + 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            eventually(lambda: len(acknowledged) == keys, "every key is written")
+            for bucket in (0, 1, 2, 0, 1, 2):
+                victim = brokers[connection.kafka.describe_topic("default.t").leaders[bucket]]
+                before = dict(acknowledged)
+                victim.kill()
+                killed_at = time.monotonic()
+                found, rows = table.lookup(list(before))
+                waits.append(round(time.monotonic() - killed_at, 2))
+                assert found.all()
+                for row in rows.to_pylist():
+                    assert before[row["k"]] <= row["v"] <= begun[row["k"]]
+                victim.start()
+                eventually(lambda: _are_all_in_sync(addresses), "the replicas of the killed one are in sync")
+        finally:
+            over.set()
+            writer.join()
+        print(f"from a kill of a leader to the rows of all buckets: {waits} s")
+        assert {row["k"]: row["v"] for row in table.lookup(list(range(keys)))[1].to_pylist()} == acknowledged
+        assert table.count() == keys
+
+
+def _are_all_in_sync(addresses):
+    partitions = (
+        AdminClient({"bootstrap.servers": addresses}).list_topics("default.t", 20).topics["default.t"]
+    )
+    return all(len(each.isrs) == 3 for each in partitions.partitions.values())
 
 
 def _transactional(addresses):
