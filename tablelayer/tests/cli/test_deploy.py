@@ -74,6 +74,19 @@ def test_every_metric_and_label_of_alerts_and_dashboard_is_declared() -> None:
     assert len(named) > 20, "most of what is measured is shown"
 
 
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt-get install prometheus)"
+)
+def test_prometheus_takes_the_rules() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(DEPLOY / "prometheus/headrace.rules.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def options_of_serve() -> set[str]:
     return set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["serve", "--help"]).stdout))
 
@@ -109,6 +122,9 @@ def test_what_the_stateful_set_refers_to_is_there() -> None:
         assert service["spec"]["selector"].items() <= labels.items()
         assert all(each["targetPort"] in ports for each in service["spec"]["ports"])
     assert resource("Service", stateful["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
+    policy = resource("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == set(ports)
     volumes = {each["name"] for each in pod["volumes"]}
     volumes |= {each["metadata"]["name"] for each in stateful["spec"]["volumeClaimTemplates"]}
     mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
