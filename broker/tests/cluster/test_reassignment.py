@@ -75,6 +75,11 @@ def test_nobody_goes_before_somebody_who_stays_has_everything() -> None:
     assert (state.replicas, state.isr, state.leader, state.removing) == ((1, 0), (0,), 0, (0,))
     state = in_sync(controller, 0, 1)
     assert (state.replicas, state.isr, state.leader) == ((1,), (1,), 1)
+    controller = created((0, 1))
+    in_sync(controller, 0)
+    controller.carry_out(BrokerGone(0))
+    state = move(controller, (1,))
+    assert (state.replicas, state.isr, state.leader) == ((1, 0), (0,), NO_LEADER), "nor while nobody leads"
 
 
 def test_a_single_replica_that_gets_others_is_led_anew() -> None:
