@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 from faulty_s3 import BUCKET, FaultyS3
+from object_stores import STORES
 
+from broker.objects.files import open_files
 from tablelayer.client import connect
 
 LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -4, -5
@@ -234,3 +236,47 @@ def test_a_store_that_fails_loses_nothing_and_kafkas_tool_says_where_records_are
         connection.kafka.delete_topic(topic)
         wait_until(lambda: not records(store), "an empty bucket", PATIENCE_SECONDS)
     assert "Traceback" not in tiered_server.log()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", STORES)
+def test_a_store_of_its_own_is_written_read_and_gone_on_from(
+    kind, tmp_path, unique, wait_until, free_port, server_process_class, monkeypatch
+):
+    made = STORES[kind](tmp_path / "store", free_port())
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    topic = unique("tiered")
+    settings = {**SETTINGS, "remote.log.storage.directory": f"{made.url}/remote"}
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old = server_process_class(tmp_path / "old", **settings).start()
+    try:
+        with connect(old.address) as connection:
+            connection.kafka.create_topic(topic, partitions=1, configs={**TOPIC, "segment.bytes": "12000000"})
+            producer = Producer({"bootstrap.servers": old.address, "compression.type": "none"})
+            for number in range(4000):  # segments of several parts
+                producer.produce(topic, b"%06d" % number + os.urandom(10_000))
+                producer.poll(0)
+            assert producer.flush(60) == 0
+            wait_until(lambda: is_local_gone(connection, topic, 0.6), "copies", PATIENCE_SECONDS)
+            assert consume(old.address, topic, unique("group"), 4000) == list(range(4000))
+            tiered = connection.kafka.offsets(topic, LATEST_TIERED)[0] + 1
+        old.kill()
+        shutil.rmtree(old.directory)
+        headrace("restore", "--from-remote", f"{made.url}/remote", "--data", tmp_path / "new" / "data")
+        new = server_process_class(tmp_path / "new", **settings).start()
+        try:
+            assert consume(new.address, topic, unique("group"), tiered) == list(range(tiered))
+            with connect(new.address) as connection:
+                connection.kafka.delete_topic(topic)
+            files = open_files(f"{made.url}/remote")
+            wait_until(
+                lambda: all(name.startswith("cluster/") for name in files.names("")), "an empty bucket", 60
+            )
+        finally:
+            new.kill()
+    finally:
+        old.kill()
+        made.stop()

@@ -1,0 +1,113 @@
+"""Object stores as servers of their own: versitygw (S3, in Go) and Azurite (Azure's emulator, of Microsoft's own).
+
+Installed once, by `go` and `npm`, into a folder that outlives the tests; HEADRACE_TEST_TOOLS says which.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+TOOLS = Path(os.environ.get("HEADRACE_TEST_TOOLS", "~/.cache/headrace-test-tools")).expanduser()
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+AZURITE = "azurite@3.37.0"
+INSTALL_SECONDS = 1500
+START_SECONDS = 60
+BUCKET = "bucket"
+ACCOUNT = "devstoreaccount1"
+ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The one that every Azurite has."""
+
+
+class ObjectStore:
+    """A running one. `environment`: what a process needs to use it; `url` of its bucket."""
+
+    def __init__(
+        self, command: list[str], port: int, url: str, environment: dict[str, str], folder: Path
+    ) -> None:
+        self.url = url
+        self.environment = environment
+        folder.mkdir(parents=True)
+        with (folder / "out").open("w") as out:
+            self._process = subprocess.Popen(
+                command, stdout=out, stderr=out, env={**os.environ, **environment}
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    self.stop()
+                    raise RuntimeError((folder / "out").read_text()) from None
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+
+def versitygw(folder: Path, port: int) -> ObjectStore:
+    program = TOOLS / "bin" / "versitygw"
+    if not program.exists():
+        environment = {**os.environ, "GOBIN": str(program.parent), "GOPATH": str(TOOLS / "go")}
+        subprocess.run(["go", "install", VERSITYGW], check=True, env=environment, timeout=INSTALL_SECONDS)
+    data = folder / "data"
+    (data / BUCKET).mkdir(parents=True)  # a bucket is a folder there
+    environment = {
+        "ROOT_ACCESS_KEY": "key",
+        "ROOT_SECRET_KEY": "secretsecret",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secretsecret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
+    command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(data)]
+    return ObjectStore(command, port, f"s3://{BUCKET}", environment, folder / "run")
+
+
+def azurite(folder: Path, port: int) -> ObjectStore:
+    program = TOOLS / "node_modules" / ".bin" / "azurite-blob"
+    if not program.exists():
+        TOOLS.mkdir(parents=True, exist_ok=True)
+        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(TOOLS), AZURITE]
+        subprocess.run(install, check=True, timeout=INSTALL_SECONDS)
+    environment = {
+        "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+        "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,
+        "AZURE_STORAGE_USE_EMULATOR": "true",
+        "AZURITE_BLOB_STORAGE_URL": f"http://127.0.0.1:{port}",
+    }
+    command = [str(program), "--silent", "--skipApiVersionCheck", "--blobHost", "127.0.0.1"]
+    command += ["--blobPort", str(port), "--location", str(folder / "data")]
+    store = ObjectStore(command, port, f"az://{BUCKET}", environment, folder / "run")
+    _make_container(port)
+    return store
+
+
+def _make_container(port: int) -> None:
+    date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    headers = {"x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0"}
+    signed = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:2021-08-06\n"
+    signed += f"/{ACCOUNT}/{ACCOUNT}/{BUCKET}\nrestype:container"
+    digest = hmac.new(base64.b64decode(ACCOUNT_KEY), signed.encode(), hashlib.sha256).digest()
+    headers["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("PUT", f"/{ACCOUNT}/{BUCKET}?restype=container", b"", headers)
+    answer = connection.getresponse()
+    connection.close()
+    if answer.status != 201:
+        raise RuntimeError(f"no container: {answer.status}")
+
+
+STORES: dict[str, Callable[[Path, int], ObjectStore]] = {"versitygw": versitygw, "azurite": azurite}
