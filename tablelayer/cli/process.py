@@ -12,9 +12,15 @@ is_own: ContextVar[bool] = ContextVar("the process is there for the command alon
 
 
 class _WithoutPandas:
+    left_out = frozenset({"pandas"})
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("pandas is not loaded into this process", name=name)
+        if name in self.left_out:
+            raise ModuleNotFoundError(f"{name} is not loaded into this process", name=name)
+
+
+class _WithoutNumbasExtras(_WithoutPandas):
+    left_out = frozenset({"cffi", "yaml"})
 
 
 def begin() -> None:
@@ -40,3 +46,11 @@ def leave_pandas_out() -> None:
     """
     if is_own.get():
         sys.meta_path.insert(0, _WithoutPandas())
+
+
+def leave_numbas_extras_out() -> None:
+    """numba loads cffi, with a parser of C, and yaml where they are installed, for functions of C and for a file of
+    settings that nobody here has: a twentieth of the start of a server with tables. As `leave_pandas_out`.
+    """
+    if is_own.get():
+        sys.meta_path.insert(0, _WithoutNumbasExtras())

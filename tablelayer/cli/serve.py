@@ -37,7 +37,7 @@ from protocol.kernel_cache import FOLDER, keep_kernels
 from tablelayer.cli.log_output import ServerLog
 from tablelayer.cli.notify import Supervisor
 from tablelayer.cli.options import DEFAULT_SERVER, LogFormat
-from tablelayer.cli.process import leave_pandas_out
+from tablelayer.cli.process import leave_numbas_extras_out, leave_pandas_out
 from tablelayer.cli.streams import silence
 from tablelayer.model.table.definition import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from broker.metrics.endpoint import MetricsEndpoint
 
 _WARM_DELAY_SECONDS = 0.3
-"""After the first table was made: whoever made it has the answer by then."""
+"""After the first table was made, or a server with tables is ready: whoever waits for that has the answer by then."""
 
 
 def parse_sets(texts: Sequence[str]) -> dict[str, str]:
@@ -100,6 +100,7 @@ def serve(
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     keep_kernels(data.absolute() / FOLDER)
     leave_pandas_out()
+    leave_numbas_extras_out()
     raise_open_files_limit()
     keep_freed_memory()
     metrics_at = None if metrics is None else parse_listener(metrics)
@@ -189,7 +190,7 @@ async def _run(
     supervisor.ready(ready.strip())
     loop.add_signal_handler(signal.SIGHUP, _reload, broker, log, supervisor, ready.strip())
     if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
-        _start_warming()
+        loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
     else:  # a broker without tables does without the compiler's memory
         extension.on_first_table = lambda: loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
         threading.Thread(target=import_module, args=("numpy",), name="numpy", daemon=True).start()

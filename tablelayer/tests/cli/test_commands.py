@@ -67,6 +67,18 @@ def test_a_server_starts_without_what_only_tables_need():
     assert loaded("tablelayer.cli.serve", *heavy) == "[]"
 
 
+def test_a_server_has_numba_without_what_that_loads_where_it_finds_it(tmp_path):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tablelayer.cli import process, serve\n"
+        "sys.argv = ['headrace', 'serve']\nprocess.begin()\nserve.run_server = lambda main: main.close()\n"
+        f"serve.serve(None, Path({str(tmp_path)!r}), {{}}, None, metrics=None, verbose=False, started=0.0)\n"
+        "from protocol.records import check\ncheck.load()\n"
+        "print([name for name in ('numba', 'cffi', 'yaml', 'pycparser') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "['numba']"
+
+
 def test_a_short_command_loads_what_it_needs_and_collects_garbage_from_then_on(server):
     code = (
         "import gc, sys\nfrom tablelayer.cli.main import main\n"
