@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from broker.replication.leading import ReplicatedPartition
+from broker.replication.progress import Progress
 from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
 from protocol.errors import ErrorCode
 from protocol.messages.alter_partition_reassignments import (
@@ -125,6 +126,13 @@ def applied_at(cluster: DirectCluster, node_id: int) -> int:
     return -1 if store is None else store.applied_offset
 
 
+def applied_by_leader(table: Table) -> int:
+    """Looks also for what nobody has told yet."""
+    table.partition.advance()
+    store = bucket_at(table).store
+    return -1 if store is None else store.applied_offset
+
+
 def lookup_of(table: Table, key: int) -> m.LookupRequest:
     schema = table.definition.schema
     keys = pa.RecordBatch.from_pylist(
@@ -223,6 +231,30 @@ async def test_r13_3_what_not_all_replicas_have_is_in_no_store(tmp_path: Path) -
         assert await found(table, 1) == [{"k": 1, "v": 3}]
 
 
+async def test_r13_3_a_leader_stores_what_is_replicated_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicated, most = Progress.high_watermark, [0]
+
+    def limited(self: Progress, present: int, *rest: Any) -> int:
+        return min(replicated(self, present, *rest), max(present, most[0]))
+
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        monkeypatch.setattr(Progress, "high_watermark", limited)
+        for key in (1, 2):
+            batch = table.batch([{"k": key, "v": 1}], [ChangeType.UPDATE_AFTER])
+            assert (await table.put_batch(batch, acks=1)).error_code == 0
+        await until(lambda: applied_by_leader(table) == 0)
+        most[0] = 1
+        await until(lambda: applied_by_leader(table) > 0)
+        await asyncio.sleep(5 * TOGETHER_SECONDS)
+        assert (applied_by_leader(table), table.partition.high_watermark) == (1, 1)
+        monkeypatch.undo()
+        assert (await put(table, {3: 1})).end_offset == 3
+        assert await found(table, 1, 2, 3) == [{"k": key, "v": 1} for key in (1, 2, 3)]
+
+
 async def test_r13_3_a_standby_has_what_its_leader_says_is_replicated_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,8 +341,9 @@ async def test_a_replica_that_was_away_for_long_gets_a_copy_of_the_store(
         async with asyncio.timeout(DEADLINE_SECONDS):
             await wanted.wait()
         await asyncio.sleep(0.2)
-        assert follower_at(cluster, away).log.log_end_offset == 8, "without a store it is in no ISR"
+        end_offset = follower_at(cluster, away).log.log_end_offset
         given.set()
+        assert end_offset == 8, "without a store it is in no ISR"
         await in_sync(cluster, {1, 2, 3})
         assert follower_at(cluster, away).log.log_start_offset == 8
         await until(lambda: applied_at(cluster, away) == 11)
