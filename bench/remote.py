@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,8 @@ TIERED = {
 LOCAL = {"segment.bytes": str(32 << 20)}
 
 
-def start_tiered(folder: Path) -> Server:
+def start_tiered(folder: Path, metrics: int) -> Server:
+    """`metrics`: the port where it says what it has counted."""
     port = free_port()
     command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(folder / "data")]
     settings = {
@@ -39,7 +41,15 @@ def start_tiered(folder: Path) -> Server:
     }
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
+    command += ["--metrics", f"127.0.0.1:{metrics}"]
     return start("Headrace", [*command, "--listen", f"127.0.0.1:{port}"], port, folder / "headrace.out")
+
+
+def counted(metrics: int, name: str) -> float:
+    """A counter of the server's without labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=PATIENCE_SECONDS) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
 
 def fill(address: str, scale: float) -> int:
@@ -83,11 +93,11 @@ def scan(address: str, topic: str, count: int) -> float:
 
 
 def measure(work: Path, rounds: int, scale: float) -> dict[str, list[float]]:
-    """MB a second and the server's CPU seconds a GB, by figure, one sample a round."""
+    """MB a second, the server's CPU seconds a GB and its requests to the store a GB, by figure, one sample a round."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     figures: dict[str, list[float]] = {}
-    server = start_tiered(work)
+    server = start_tiered(work, free_port())
     try:
         count = fill(server.address, scale)
     finally:
@@ -101,11 +111,16 @@ def measure(work: Path, rounds: int, scale: float) -> dict[str, list[float]]:
 def _round(work: Path, count: int) -> Iterator[tuple[str, float]]:
     size = count * len(VALUE)
     for topic in ("local", "tiered"):
-        server = start_tiered(work)
+        metrics = free_port()
+        server = start_tiered(work, metrics)
         try:
             before = server.cpu_seconds()
             seconds = scan(server.address, topic, count)
             yield f"scan of a {topic} topic, MB/s", size / seconds / 1e6
             yield f"scan of a {topic} topic, server CPU s/GB", (server.cpu_seconds() - before) / size * 1e9
+            if topic == "tiered":
+                read = counted(metrics, "headrace_remote_store_read_bytes_total")
+                requests = counted(metrics, "headrace_remote_store_reads_total")
+                yield "requests for ranges of objects, per GB", requests / read * 1e9
         finally:
             server.stop()

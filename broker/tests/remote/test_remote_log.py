@@ -18,6 +18,7 @@ from broker.metrics import remote_log
 from broker.metrics.model import Gathering, HistogramValue
 from broker.objects.files import LocalFiles
 from broker.remote import bootstrap, cluster_copy
+from broker.remote.log import newest_manifest
 from broker.remote.manager import RemoteLogManager
 from broker.remote.quotas import UNLIMITED, RemoteQuota
 from broker.testing.direct import DirectBroker, direct_broker, values_of
@@ -605,3 +606,48 @@ def test_a_quota_is_kept_over_time() -> None:
     assert 100_000 <= moved <= 104_000
     limit = UNLIMITED
     assert quota.wait_seconds() == 0.0
+
+
+class LateListing(LocalFiles):
+    """A store whose listings show what there was some changes ago; reads and conditional writes are as they are now."""
+
+    def __init__(self, root: Path, behind: int) -> None:
+        super().__init__(root)
+        self._behind = behind
+        self._shown: list[list[str]] = []
+
+    def _changed(self) -> None:
+        self._shown.append(super().names(""))
+
+    def put(self, name: str, data: Any, *, create: bool = False) -> None:
+        super().put(name, data, create=create)
+        self._changed()
+
+    def remove(self, name: str) -> None:
+        super().remove(name)
+        self._changed()
+
+    def names(self, prefix: str) -> list[str]:
+        shown = self._shown[-1 - self._behind] if len(self._shown) > self._behind else []
+        return [name for name in shown if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3, 7])
+async def test_a_listing_that_is_late_hides_nothing(tmp_path: Path, behind: int) -> None:
+    files = LateListing(tmp_path / "remote", behind)
+    async with tiered(tmp_path) as made:
+        manager(made)._files = files
+        await filled(made, segment_bytes="1500")
+        await tend(made)
+        partition = partition_of(made)
+        assert partition.remote is not None
+        partition.remote._files = files
+        partition.remote.reload()
+        assert await read_all(made) == list(enumerate(values()))
+        for _ in range(24):
+            await made.produce("t", [b"x" * 100])
+        await tend(made)
+        folder = partition.remote.folder
+        assert newest_manifest(files, folder) == partition.remote.manifest
+        named = {f"{folder}/{segment.name}" for segment in partition.remote.manifest.segments}
+        assert named <= set(stored(tmp_path)), "what a manifest names is gone"
