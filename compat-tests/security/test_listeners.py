@@ -316,7 +316,7 @@ def test_acls_configs_and_quotas_by_kafkas_own_tools(secured, listener, unique) 
 
 
 FOREIGN = "java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platformatic"
-AT_ONCE = {("franz-go", "SSL"), ("kafkajs", "MUTUAL")}
+AT_ONCE = {("kafkajs", "MUTUAL")}
 BY_FOREIGN = [
     pytest.param(name, listener, marks=[] if (name, listener) in AT_ONCE else [pytest.mark.soak])
     for name in FOREIGN
