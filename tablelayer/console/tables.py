@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablelayer.client import Connection, Table
+from tablelayer.client import Connection, Table, UnsupportedRequest
 from tablelayer.console.routes import RequestError
 from tablelayer.console.values import plain, rows_of
 from tablelayer.model.batches.batch import ChangeType
@@ -103,6 +103,10 @@ class Tables:
 
     def snapshots(self, table: str) -> dict[str, Any]:
         """The buckets of a primary-key table with the copies of their state; of a partition by its own name."""
+        try:
+            found = self._connection.admin.snapshots(table)
+        except UnsupportedRequest:  # of a server that does not tell
+            found = []
         return {
             "buckets": [
                 {
@@ -120,7 +124,7 @@ class Tables:
                         for one in each.snapshots
                     ],
                 }
-                for each in self._connection.admin.snapshots(table)
+                for each in found
             ]
         }
 

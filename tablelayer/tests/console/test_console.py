@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.cli.console import _query
 from tablelayer.cli.main import app
-from tablelayer.client import Connection, connect
+from tablelayer.client import Connection, UnsupportedRequest, connect
 from tablelayer.client.admin.produce import OutgoingRecord
 from tablelayer.console.access import Access
 from tablelayer.console.app import SECURITY_HEADERS, endpoints, make_app
@@ -522,3 +522,13 @@ def test_rates_are_of_the_last_two_looks() -> None:
     assert point == {
         "time_ms": 12_000, "records_per_second": 27.0, "bytes": 5, "cpu_percent": 25.0, "memory_bytes": 100,
     }  # fmt: skip
+
+
+def test_a_server_that_does_not_list_snapshots_has_a_page_all_the_same() -> None:
+    class Older:
+        class admin:  # noqa: N801
+            @staticmethod
+            def snapshots(_: str) -> Any:
+                raise UnsupportedRequest("an older server")
+
+    assert Tables(Older(), _query).snapshots("default.t") == {"buckets": []}  # type: ignore[arg-type]
