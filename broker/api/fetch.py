@@ -250,7 +250,7 @@ class FetchApi:
         """What this broker has of a partition that another one leads, if consumers may read it as it is."""
         topic, metadata = partition.topic, self._metadata
         follower = metadata.follower(topic.name, partition.index)
-        if follower is None or any(name in metadata.topic_configs.extension_keys for name in topic.config):
+        if follower is None or metadata.topic_configs.is_extended(topic):
             return partition
         return follower.readable
 
@@ -264,9 +264,7 @@ class FetchApi:
             if (
                 isinstance(partition, ReplicatedPartition)
                 and partition.hooks is None
-                and not any(
-                    name in self._metadata.topic_configs.extension_keys for name in partition.topic.config
-                )
+                and not self._metadata.topic_configs.is_extended(partition.topic)
             ):
                 entry.preferred = nearest_replica(partition, fetch.rack, entry.request.fetch_offset, brokers)
 

@@ -143,17 +143,25 @@ class LogCleaner:
         return best
 
     def _wanted(self) -> list[Partition]:
+        """What is led here and what is followed: each replica is compacted for itself, as far as it is stable."""
         metadata = self._metadata
-        return [
+        led = [
             partition
             for image in metadata.topics()
             if metadata.topic_configs.log_config(image).is_compacted
             for partition in metadata.partitions(image.name)
-            if not partition.closed
-            and partition.failure is None
-            and partition.hooks is None
-            and _name(partition) not in self._given_up
+            if not partition.closed and partition.failure is None and partition.hooks is None
         ]
+        followed = [
+            follower.readable
+            for follower in metadata.followers_here()
+            if follower.is_open
+            and follower.failure is None
+            and follower.hooks is None
+            and metadata.topic_configs.log_config(follower.partition.topic).is_compacted
+            and not metadata.topic_configs.is_extended(follower.partition.topic)
+        ]
+        return [partition for partition in (*led, *followed) if _name(partition) not in self._given_up]
 
     async def _clean(self, partition: Partition, part: Cleanable) -> None:
         loop = asyncio.get_running_loop()

@@ -101,6 +101,10 @@ class TopicConfigs:
                 "remote.storage.enable=false,remote.log.delete.on.disable=true.",
             )
 
+    def is_extended(self, image: TopicImage) -> bool:
+        """Whether it sets something that is an extension's: its records may be something else than Kafka's."""
+        return any(name not in self.log_keys for name in image.config)
+
     def log_config(self, image: TopicImage) -> LogConfig:
         """What the log of the topic's partitions is opened with."""
         config = LogConfig.parse(self._effective(image.config, internal=image.internal))

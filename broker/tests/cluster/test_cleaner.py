@@ -12,6 +12,8 @@ import pytest
 
 from broker.cluster.cleaner import CHECKPOINT_NAME, LogCleaner, decode_checkpoint, encode_checkpoint
 from broker.log.validation import AppendOrigin
+from broker.replication.following import Follower
+from broker.testing.cluster import direct_cluster
 from broker.testing.direct import DirectBroker, direct_broker
 from broker.testing.log import records_of
 from protocol.records.encode import Record, build_batch
@@ -20,24 +22,25 @@ NOW = 1_750_000_000_000
 CONFIG = {"log.cleaner.enable": "false", "log.retention.check.interval.ms": "3600000"}
 
 
+def cleaner_of(broker: DirectBroker) -> LogCleaner:
+    parts = broker.context
+    return LogCleaner(
+        parts.config,
+        parts.metadata,
+        parts.data_dir,
+        parts.executor,
+        parts.ages,
+        parts.background,
+        parts.disk,
+        parts.entropy,
+    )
+
+
 @asynccontextmanager
 async def cleaned_broker(path: Path) -> AsyncIterator[tuple[DirectBroker, LogCleaner]]:
     """A broker whose cleaner does one thing when it is told to."""
     async with direct_broker(path, CONFIG) as broker:
-        parts = broker.context
-        yield (
-            broker,
-            LogCleaner(
-                parts.config,
-                parts.metadata,
-                parts.data_dir,
-                parts.executor,
-                parts.ages,
-                parts.background,
-                parts.disk,
-                parts.entropy,
-            ),
-        )
+        yield broker, cleaner_of(broker)
 
 
 def write(broker: DirectBroker, topic: str, keys: str, **batch) -> None:
@@ -166,3 +169,41 @@ def test_the_checkpoint_is_kafkas() -> None:
     assert encode_checkpoint(offsets) == b"0\n2\na 0 12\nb 1 7\n"
     assert decode_checkpoint(encode_checkpoint(offsets)) == offsets
     assert decode_checkpoint(b"") == {}
+
+
+async def test_each_replica_compacts_what_it_has_and_goes_on_copying(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 2, config=CONFIG) as cluster:
+        metadata = cluster.brokers[1].context.metadata
+        compacted = {"cleanup.policy": "compact", "segment.bytes": "1024", "min.cleanable.dirty.ratio": "0.1"}
+        await metadata.create_topic("t", 1, compacted, replication_factor=2)
+        leader = metadata.leader("t", 0)
+        assert leader is not None
+        leads, follows = cluster.brokers[leader.broker_id], cluster.brokers[3 - leader.broker_id]
+        partition = leads.context.metadata.partition("t", 0)
+
+        async def write(first: int) -> None:
+            for number in range(first, first + 40):
+                batch = build_batch([Record(b"k%d" % (number % 3), b"v" * 100, (), NOW)])
+                assert (await leads.produce("t", batch)).error_code == 0
+
+        def follower() -> Follower | None:
+            found = follows.context.metadata.follower("t", 0)
+            return found if found is not None and found.is_open else None
+
+        await write(0)
+        await cluster.agreed(lambda _: (f := follower()) is not None and f.high_watermark == 40)
+        copy = follower()
+        assert copy is not None
+        assert await cleaner_of(follows).clean_one()
+        assert copy.log.size_bytes < partition.log.size_bytes / 2
+        assert len(records_of(partition.log)) == 40, "the leader's is as it was"
+        await write(40)
+        await cluster.agreed(lambda _: copy.high_watermark == 80)
+        newest = {record[2]: record for record in records_of(partition.log)}
+        assert {record[2]: record for record in records_of(copy.log)} == newest
+        assert await cleaner_of(leads).clean_one()
+        assert await cleaner_of(follows).clean_one()
+        await cluster.stop(leader.broker_id)
+        await cluster.agreed(lambda broker: not broker.context.metadata.partition("t", 0).closed)
+        found = records_of(follows.context.metadata.partition("t", 0).log)
+        assert {record[2]: record for record in found} == newest
