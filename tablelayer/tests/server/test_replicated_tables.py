@@ -255,6 +255,23 @@ async def test_r13_3_a_leader_stores_what_is_replicated_and_nothing_else(
         assert await found(table, 1, 2, 3) == [{"k": key, "v": 1} for key in (1, 2, 3)]
 
 
+async def test_r13_2_who_has_everything_waits_for_its_replicas_all_the_same(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions, config=NEEDED) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
+        own = state_of(cluster).leader
+        (one, other) = {1, 2, 3} - {own}
+        for node_id in (one, other, own):
+            await cluster.stop(node_id)
+        table = Table(await cluster.start(own, NEEDED), table.definition)
+        await in_sync(cluster, {own})
+        await until(lambda: table.partition.is_open)
+        assert (await table.broker.send(lookup_of(table, 1))).buckets[0].error_code in MOVING
+        assert table.partition.failure is None
+        await cluster.start(one, NEEDED)
+        assert await found(table, 1) == [{"k": 1, "v": 1}]
+
+
 async def test_r13_3_a_standby_has_what_its_leader_says_is_replicated_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
