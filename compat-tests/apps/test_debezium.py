@@ -203,7 +203,7 @@ def copy(address: str, topic: str, given: list[tuple[bytes | None, bytes | None]
         producer.produce(
             topic, value, key, on_delivery=lambda error, _: error and failures.append(str(error))
         )
-    producer.flush(60)
+    assert producer.flush(300) == 0, f"{topic} does not take all records in time"
     assert not failures, f"{topic}: {failures[0]}"
 
 
@@ -270,7 +270,10 @@ def test_a_row_is_a_row_in_every_mode_of_a_connector(
                 if "-drop-" in connector:
                     found.pop(4, None)
                 if found != expected:
-                    unlike[connector] = [found[key] for key in found if found[key] != expected.get(key)]
+                    keys = found.keys() | expected.keys()
+                    unlike[connector] = {
+                        key: found.get(key) for key in keys if found.get(key) != expected.get(key)
+                    }
             except (AssertionError, processes.StepFailedError) as error:
                 unlike[connector] = str(error)[:600]
         assert not unlike, json.dumps(unlike, indent=1, default=str)
