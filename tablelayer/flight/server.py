@@ -54,7 +54,8 @@ class FlightSql(flight.FlightServerBase):
                 f"grpc://{place}:{port}", auth_handler=_NoHandshake(), middleware={"access": _Door(access)}
             )
         except (pa.ArrowException, flight.FlightError) as error:
-            raise OSError(f"cannot listen on {place}:{port}: {_first_line(error)}") from None
+            logger.debug("gRPC did not start", exc_info=error)
+            raise OSError(f"cannot listen on {place}:{port}: it is taken, or not this machine's") from None
 
     def close(self, seconds: float) -> bool:
         """End: streams stop at their next rows. Whether all have within `seconds`."""
@@ -297,7 +298,3 @@ def _said() -> Iterator[None]:
     except Exception:
         logger.exception("a request of Flight SQL failed")
         raise flight.FlightInternalError("this failed in the server, whose log says more") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -425,3 +425,35 @@ def test_adbc_asks_the_console(connection: Connection, tmp_path: Path) -> None:
         "True",
     ], asked.stderr
     assert (console.returncode, "Traceback" in err) == (0, False), err
+
+
+def test_an_address_that_is_taken_is_said(door: Callable[..., Client], connection: Connection) -> None:
+    with pytest.raises(OSError, match="it is taken, or not this machine's"):
+        FlightSql(connection, Access(), "127.0.0.1", door().port, "1")
+
+
+@pytest.mark.soak
+def test_the_console_ends_while_a_client_takes_no_more(connection: Connection) -> None:
+    words = [
+        "console",
+        "--server",
+        connection.bootstrap,
+        "--listen",
+        "127.0.0.1:0",
+        "--flight-sql",
+        "127.0.0.1:0",
+    ]
+    console = subprocess.Popen(
+        [sys.executable, "-m", "tablelayer.cli.main", *words], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert console.stdout is not None
+    found = re.search(r"grpc://127.0.0.1:(\d+)", console.stdout.readline() + console.stdout.readline())
+    assert found
+    client = Client(int(found.group(1)))
+    text = "SELECT a.range, repeat('x', 2000) FROM range(3000) a, range(3000) b"
+    reader = client.reader(client.info("CommandStatementQuery", query=text))
+    assert next(reader).data.num_rows
+    console.terminate()
+    console.communicate(timeout=30)
+    assert console.returncode == 0
+    client.flight.close()
