@@ -422,15 +422,17 @@ async def test_a_new_machine_goes_on_with_what_remote_storage_has(tmp_path: Path
         await tend(made)
         await delete_records(made, 10)
         await tend(made)
+        await delete_records(made, 11)  # in the middle of a segment, which stays
+        await tend(made)
         end = partition_of(made).log.tiered_to
         assert once < end < RECORDS + 5
-        written = await read_all(made, 10)
+        written = await read_all(made, 11)
         epoch = partition_of(made).log.last_epoch
     bootstrapped(tmp_path, "new")
     async with tiered(tmp_path, "new") as made:
         log = partition_of(made).log
-        assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (10, end, end)
-        assert await read_all(made, 10) == [each for each in written if each[0] < end]
+        assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (11, end, end)
+        assert await read_all(made, 11) == [each for each in written if each[0] < end]
         assert await offset_at(made, FIRST_MS + 20_000) == 20
         assert (await made.produce("t", again)).base_offset == once, "what was known of producers is lost"
         assert (await made.produce("t", [b"more"])).base_offset == end
@@ -442,10 +444,10 @@ async def test_a_new_machine_goes_on_with_what_remote_storage_has(tmp_path: Path
             await made.produce("t", [b"z" * 100])
         await tend(made)
         assert log.tiered_to > end
-        assert len(await read_all(made, 10)) == log.log_end_offset - 10
+        assert len(await read_all(made, 11)) == log.log_end_offset - 11
     bootstrapped(tmp_path, "third")
     async with tiered(tmp_path, "third") as made:
-        assert len(await read_all(made, 10)) == partition_of(made).log.log_end_offset - 10
+        assert len(await read_all(made, 11)) == partition_of(made).log.log_end_offset - 11
 
 
 async def test_the_old_server_finds_out_and_writes_no_more(tmp_path: Path) -> None:
