@@ -52,9 +52,23 @@ CREATE TABLE headrace.shop.best TBLPROPERTIES ('primary-key' = 'buyer')
     AS SELECT coalesce(buyer, '') AS buyer, max(price) AS price FROM headrace.shop.orders GROUP BY buyer;
 SELECT * FROM headrace.shop.best ORDER BY buyer;
 
+-- # Another day's prices
+CREATE TABLE headrace.shop.prices (day STRING NOT NULL, item STRING NOT NULL, price DECIMAL(9, 2), PRIMARY KEY (day, item))
+    PARTITIONED BY (day);
+INSERT INTO headrace.shop.prices VALUES ('d1', 'pen', 1.00), ('d1', 'ink', 4.00), ('d2', 'pen', 1.10);
+INSERT OVERWRITE headrace.shop.prices PARTITION (day = 'd1') VALUES ('pen', 1.05), ('pad', 2.50);
+UPDATE headrace.shop.prices SET price = price + 1;
+SELECT * FROM headrace.shop.prices ORDER BY day, item;
+SHOW CREATE TABLE headrace.shop.prices;
+SHOW TBLPROPERTIES headrace.shop.orders;
+CREATE OR REPLACE TEMPORARY VIEW cheap AS SELECT item FROM headrace.shop.prices WHERE price < 3;
+SELECT count(*) AS first FROM headrace.shop.clicks VERSION AS OF '{"0": 100}';
+
 -- # All is as it should be
 SELECT (SELECT count(*) FROM headrace.shop.clicks) = 5000
     AND (SELECT count(*) FROM headrace.shop.orders WHERE weight = 1 AND note IS NULL) =
         (SELECT count(*) FROM headrace.shop.orders)
     AND (SELECT count(*) FROM headrace.shop.orders) = 734
-    AND (SELECT count(*) FROM headrace.shop.best) = 3 AS well
+    AND (SELECT count(*) FROM headrace.shop.best) = 3
+    AND (SELECT count(*) FROM cheap) = 2
+    AND (SELECT sum(price) FROM headrace.shop.prices) = 7.65 AS well
