@@ -2,7 +2,8 @@
 
 As `cluster_simulation.py`. Beside what is done there brokers are cut off each other, one way or both, and the power is
 cut where nothing is synced (`lossy`), of one broker at a time: while the other replicas are in sync, nothing may be
-lost by it.
+lost by it. Partitions are moved between the brokers all the time, turned back and sent elsewhere; at the end each
+broker is to have all of them again.
 
 Beside C1, C2 and M1 to M7
 
@@ -15,20 +16,26 @@ Beside C1, C2 and M1 to M7
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from broker.cluster import tree
+from broker.cluster.metadata import Reassignment
+from broker.cluster.reassignment import is_moving
+from broker.ports import STORE_LOST
 from broker.testing.cluster_simulation import BROKERS, ClusterSimulation, simulate_cluster
 from broker.testing.disk import Tear
 from broker.testing.simulation import KEPT, POWER_TEARS, Report
 from broker.testing.world import Member
+from protocol.errors import KafkaError
 
 MODES = ("kill", "power", "lossy")
 LAG_MS = 2_000
 WHOLE_SECONDS = 20.0
 CUT_SECONDS = (0.2, 1.0, 4.0)
+MOVE_SECONDS = 5.0
 READ_BYTES = 1 << 20
 
 
@@ -41,6 +48,7 @@ class ReplicatedSimulation(ClusterSimulation):
             self.mode = self.random.choice(MODES)
         self._shown: dict[tuple[int, int, int], int] = {}
         self._is_losing = False
+        self.moves = 0
 
     def broker_config(self) -> dict[str, str]:
         return super().broker_config() | {
@@ -62,12 +70,14 @@ class ReplicatedSimulation(ClusterSimulation):
     async def _harm_ways(self) -> None:
         others = asyncio.ensure_future(self._part_brokers())
         watching = asyncio.ensure_future(self._watch_high_watermarks())
+        moving = asyncio.ensure_future(self._move_partitions())
         try:
             await super()._harm_ways()
             await others
         finally:
             others.cancel()
             watching.cancel()
+            moving.cancel()
 
     async def _part_brokers(self) -> None:
         while not self._healing:
@@ -77,6 +87,28 @@ class ReplicatedSimulation(ClusterSimulation):
                 await (
                     self._lose() if self.mode == "lossy" and self.random.random() < 0.5 else self._part_two()
                 )
+
+    async def _move_partitions(self) -> None:
+        """Whichever broker is asked: to two or three of them, in any order, or no longer."""
+        while not self._healing:
+            await asyncio.sleep(self.random.uniform(0.3, 3.0))
+            metadata = self._somebodys_metadata()
+            if metadata is None or self._healing:
+                continue
+            target = self.random.sample(range(BROKERS), self.random.choice((2, 3)))
+            index = self.random.randrange(self.kept_partitions)
+            move = Reassignment(KEPT, index, None if self.random.random() < 0.2 else target)
+            with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
+                async with asyncio.timeout(MOVE_SECONDS):
+                    self.moves += await metadata.reassign([move]) == [None]
+
+    def _somebodys_metadata(self) -> Any:
+        up = [
+            member.direct.context.metadata
+            for member in self.world.members.values()
+            if member.is_up and member.direct is not None and member.direct.broker._loaded
+        ]
+        return self.random.choice(up) if up else None
 
     async def _part_two(self) -> None:
         """Brokers; one of them may still hear the other."""
@@ -148,9 +180,16 @@ class ReplicatedSimulation(ClusterSimulation):
 
     async def _check_whole(self) -> None:
         ends = self.world.loop.time() + WHOLE_SECONDS
+        everybody = [Reassignment(KEPT, index, range(BROKERS)) for index in range(self.kept_partitions)]
         while self.world.loop.time() < ends:
+            metadata = self._somebodys_metadata()
+            if metadata is not None and any(_is_elsewhere(state) for state in self._states()):
+                with contextlib.suppress(KafkaError, *STORE_LOST):
+                    await metadata.reassign(everybody)
             states = self._states()
-            if all(len(state.isr) == BROKERS and state.leader >= 0 for state in states):
+            if all(
+                len(state.isr) == BROKERS and state.leader >= 0 and not is_moving(state) for state in states
+            ):
                 return
             await self._rest()
         self.problems.append(
@@ -174,6 +213,10 @@ class ReplicatedSimulation(ClusterSimulation):
                     self.problems.append(f"broker {broker} does not follow {KEPT}-{index}")
                 elif _content(follower.log, partition.high_watermark) != expected:
                     self.problems.append(f"the log of {KEPT}-{index} at broker {broker} is not its leader's")
+
+
+def _is_elsewhere(state: Any) -> bool:
+    return set(state.replicas) - set(state.removing) != set(range(BROKERS))
 
 
 def _content(log: Any, end_offset: int) -> bytes:
