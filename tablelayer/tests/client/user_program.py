@@ -92,6 +92,7 @@ def administer(connection: Connection) -> list[str]:
     reasons_of_leaders = [*stuck.values(), *kafka.elect_preferred_leaders().values()]
     ports += [server.broker_id for server in admin.servers() if led]
     reasons = [each.reason for refused in admin.refused("clicks") for each in refused.records]
+    kept: list[int] = [len(bucket.snapshots) for bucket in admin.snapshots("shop.fruit")]
     kafka.delete_topic(kafka.list_topics()[0].name)
     states = [kafka.describe_group(listing.group).state for listing in kafka.list_groups()]
     tables = [*admin.list_databases(), *admin.list_tables("shop")]
@@ -101,7 +102,7 @@ def administer(connection: Connection) -> list[str]:
         *states,
         *tables,
         described or "",
-        f"{leaders} {free} {ports} {left} {reasons_of_leaders}",
+        f"{leaders} {free} {ports} {left} {kept} {reasons_of_leaders}",
     ]
 
 
