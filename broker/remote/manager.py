@@ -382,6 +382,7 @@ class RemoteLogManager:
         end_offset = min(remote.own_end(manifest), follower.high_watermark)
         if end_offset > log.tiered_to:
             await asyncio.get_running_loop().run_in_executor(self._executor, log.note_tiered, end_offset)
+            remote.reload()  # who reads here finds what is about to go
         if follower.is_open:
             floor = None if follower.hooks is None else follower.hooks.floor
             log.delete_local_segments(self._ages.time_ms(), floor)
