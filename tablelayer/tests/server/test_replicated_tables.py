@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -430,3 +431,52 @@ async def test_what_was_staged_is_committed_by_whoever_leads_then(tmp_path: Path
         again = await commit(table, 0, {"a": staged, "b": more})
         assert again.error_code == 0
         assert await table.count() == 4
+
+
+async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_store_and_can_lead(
+    tmp_path: Path,
+) -> None:
+    """It comes back with nothing on its disk, when the changes that it lacks have left those of the others."""
+    remote_log = {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.directory": str(tmp_path / "remote"),
+        "remote.log.manager.task.interval.ms": "3600000",
+        "log.initial.task.delay.ms": "3600000",
+    }
+    given = {
+        "remote.storage.enable": "true",
+        "segment.bytes": "1000",
+        "local.retention.bytes": "1",
+        "file.delete.delay.ms": "0",
+    }
+    folder = tmp_path / "brokers"
+    async with direct_cluster(folder, 3, extensions, config=remote_log) as cluster:
+        made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)", given=given)
+        expected: dict[int, int] = {}
+        leader = await in_sync(cluster, {1, 2, 3})
+        away = leader % 3 + 1
+        await cluster.stop(away)
+        shutil.rmtree(folder / str(away))
+        table = await led(cluster, made, {1, 2, 3} - {away})
+        for number in range(20):
+            expected[number % 7] = number
+            await put(table, {number % 7: expected[number % 7]})
+        bucket_at(table)._start_flush()
+        flushing = bucket_at(table)._flushing
+        assert flushing is not None
+        await flushing
+        await table.partition.flush(table.broker.context.executor)
+        remote = table.broker.broker._remote
+        assert remote is not None
+        await remote.turn()
+        table.partition.apply_retention(table.broker.context.clock.time_ms())
+        assert table.partition.log.local_start_offset > 0
+        await cluster.start(away, remote_log)
+        await in_sync(cluster, {1, 2, 3})
+        others = {1, 2, 3} - {away}
+        for each in others:
+            await cluster.stop(each)
+        table = await led(cluster, made, {away})
+        keys = sorted(expected)
+        assert await found(table, *keys) == [{"k": key, "v": expected[key]} for key in keys]
+        assert len(await table.changelog()) == table.partition.high_watermark
