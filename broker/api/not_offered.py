@@ -24,7 +24,7 @@ from protocol.schema import ApiMessage
 REASONS: dict[type[ApiMessage], str] = {
     DescribeQuorumRequest: "there is no Raft quorum here: metadata are kept by this broker alone",
     UpdateFeaturesRequest: "the levels of features are fixed here",
-    UnregisterBrokerRequest: "there is one broker here",
+    UnregisterBrokerRequest: "a broker is registered as long as it is alive, so there is nothing to take back",
 }
 
 
