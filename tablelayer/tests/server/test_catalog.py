@@ -14,6 +14,7 @@ from tablelayer.model import messages as m
 from tablelayer.model.ddl import parse_columns
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.server.extension import TableExtension
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Tables, tables
 
@@ -87,7 +88,17 @@ async def test_changes_of_a_database_come_one_after_the_other(tmp_path: Path) ->
             await send(all_tables, m.DropDatabaseRequest(name="d"))
 
 
-async def test_no_table_is_left_in_a_database_that_was_dropped_while_it_was_created(tmp_path: Path) -> None:
+async def test_no_table_is_left_in_a_database_that_was_dropped_while_it_was_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate, validated = TableExtension.validate_topic, asyncio.Event()
+
+    async def validate_topic(self: TableExtension, *rest: Any) -> dict[str, str]:
+        config = await validate(self, *rest)
+        validated.set()
+        return config
+
+    monkeypatch.setattr(TableExtension, "validate_topic", validate_topic)
     async with tables(tmp_path) as all_tables:
         definition = TableDefinition(TablePath("d", "t"), parse_columns("a INT")).to_json()
         for cascade in (False, True):
@@ -95,9 +106,8 @@ async def test_no_table_is_left_in_a_database_that_was_dropped_while_it_was_crea
             creating = asyncio.create_task(
                 all_tables.broker.send(m.CreateTableRequest(definition=definition))
             )
-            changing = all_tables.broker.context.metadata._change
-            while not changing.locked():  # noqa: ASYNC110 - no turn of the loop may be missed
-                await asyncio.sleep(0)
+            await validated.wait()
+            validated.clear()
             dropped = await all_tables.broker.send(m.DropDatabaseRequest(name="d", cascade=cascade))
             assert (await creating).error_code == 0
             left = (await send(all_tables, m.ListDatabasesRequest())).databases
