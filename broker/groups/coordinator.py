@@ -183,7 +183,7 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self.journal.unavailable(group_id)
 
-    def exists(self, group_id: str) -> bool:
+    def knows(self, group_id: str) -> bool:
         """A group is there as soon as a transaction has committed offsets to it, though it has not ended."""
         return group_id in self.groups or bool(self.transactional.unstable_partitions(group_id))
 

@@ -386,7 +386,7 @@ class GroupHandlers:
         error = self._coordinator.unavailable(group_id)
         if error is not ErrorCode.NONE:
             return error
-        if not self._coordinator.exists(group_id):
+        if not self._coordinator.knows(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
         return self._coordinator.submit(
             group_id,

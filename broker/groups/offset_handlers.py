@@ -319,7 +319,7 @@ class OffsetHandlers:
     ) -> OffsetDeleteResponse | Work[OffsetDeleteResponse]:
         """A few at a time: each is deleted or not for itself."""
         error = refusal(self._coordinator, request.group_id)
-        if error is ErrorCode.NONE and not self._coordinator.exists(request.group_id):
+        if error is ErrorCode.NONE and not self._coordinator.knows(request.group_id):
             error = ErrorCode.GROUP_ID_NOT_FOUND
         if error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=error)
