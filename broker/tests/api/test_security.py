@@ -74,7 +74,7 @@ def test_there_are_no_tokens_and_no_scram_credentials(tmp_path) -> None:
     [
         (DescribeQuorumRequest(topics=[TopicData(topic_name="__cluster_metadata")]), "no Raft quorum"),
         (UpdateFeaturesRequest(), "levels of features are fixed"),
-        (UnregisterBrokerRequest(broker_id=1), "one broker"),
+        (UnregisterBrokerRequest(broker_id=1), "as long as it is alive"),
     ],
 )
 def test_what_is_not_offered_is_refused_with_the_reason(tmp_path, request_, reason) -> None:

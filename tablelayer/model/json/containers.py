@@ -41,7 +41,7 @@ class Values(msgspec.Struct, frozen=True):
 
     @classmethod
     def room(cls, count: int) -> Values:
-        return cls(np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.uint8))
+        return cls(np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.uint8))
 
 
 class Parts(msgspec.Struct, frozen=True):

@@ -288,8 +288,10 @@ def find_fields(texts: JsonTexts, columns: tuple[Column, ...], *, fail_unknown: 
     """Scan each text, once (see `JsonTexts`), for the fields that are named as these columns."""
     table, _ = _wanted(columns)
     count = len(texts)
-    starts = np.empty((len(columns), count), dtype=np.int32)  # of no meaning where the kind is MISSING
-    lengths = np.empty((len(columns), count), dtype=np.int32)
+    starts = np.zeros(
+        (len(columns), count), dtype=np.int32
+    )  # no text, within the data, where the kind is MISSING
+    lengths = np.zeros((len(columns), count), dtype=np.int32)
     kinds = np.zeros((len(columns), count), dtype=np.uint8)
     failure = np.zeros(3, dtype=np.int64)
     arguments = (texts.data, texts.starts, texts.ends)

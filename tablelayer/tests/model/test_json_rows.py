@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tablelayer.model.errors import RowError, TableErrorCode
-from tablelayer.model.json.rows import json_to_rows, rows_to_json, warm
+from tablelayer.model.json import connect_schema
+from tablelayer.model.json.rows import JsonTexts, find_fields, json_to_rows, rows_to_json, warm
 from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types import column_types as t
@@ -539,6 +540,28 @@ def test_first_offender_is_named_whichever_way_it_offends():
         assert (caught.value.index, caught.value.column) == (index, column)
         rows[index] = b'{"a":1}'
     assert json_to_rows(pa.array(rows, pa.binary()), schema).column(1).to_pylist() == [1, None, None, None]
+
+
+def test_a_field_that_is_missing_is_an_empty_text_and_not_what_memory_held(monkeypatch):
+    """Whoever compares or copies texts of all records alike reads nothing outside of them."""
+    empty = np.empty
+
+    def poisoned(shape, dtype=float, **options):
+        made = empty(shape, dtype, **options)
+        if made.dtype == np.int32:
+            made[...] = 1 << 30
+        return made
+
+    monkeypatch.setattr(np, "empty", poisoned)
+    columns = (Column(0, "a", t.INT), Column(1, "schema", t.STRING))
+    texts = JsonTexts.of(pa.array(['{"a": 1}', '{"a": 2}', '{"schema": {}}', "{}", "{}"]))
+    found = find_fields(texts, columns)
+    missing = found.kinds == 0
+    assert missing.sum() == 7
+    assert not found.starts[missing].any()
+    assert not found.lengths[missing].any()
+    beside = found.starts[1], found.lengths[1], found.kinds[1]
+    assert sorted(len(at) for _, at in connect_schema.groups(texts.data, *beside)) == [1, 4]
 
 
 def test_missing_and_null_fields():
