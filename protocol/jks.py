@@ -77,6 +77,7 @@ def load_jks(data: bytes, password: str | None, key_password: str | None) -> PKC
     None: the store's is the key's. Raises JksError.
     """
     from cryptography import x509  # a tenth of a second to import
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_der_private_key
     from cryptography.hazmat.primitives.serialization.pkcs12 import (
         PKCS12Certificate,
@@ -99,7 +100,7 @@ def load_jks(data: bytes, password: str | None, key_password: str | None) -> PKC
         key: Any = load_der_private_key(with_key.key(secret), None)
     except JksError:
         raise
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm):
         raise JksError("it has a key or a certificate that cannot be read") from None
     return PKCS12KeyAndCertificates(key, certificates[0], certificates[1:])
 

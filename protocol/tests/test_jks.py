@@ -7,11 +7,13 @@ import contextlib
 import pytest
 from cryptography.hazmat.primitives.serialization import load_der_private_key
 from cryptography.x509 import load_der_x509_certificate
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.jks import MAGIC, JksError, load_jks, read_jks
 from protocol.tests.jks_files import KEY_PASSWORD, KEYSTORE, STORE_PASSWORD, TRUSTSTORE
+
+CERTIFICATE_VERSION = KEYSTORE.index(bytes.fromhex("a003020102")) + 4
 
 
 def test_a_key_is_read_with_its_certificate() -> None:
@@ -54,6 +56,7 @@ def test_a_wrong_password_is_said_and_not_shown(
 
 
 @given(st.integers(0, len(KEYSTORE) - 1), st.integers(1, 255), st.booleans(), st.booleans())
+@example(CERTIFICATE_VERSION, 1, False, False)
 def test_damage_is_refused(at: int, change: int, is_cut: bool, has_password: bool) -> None:
     """With the store's password always; without, whatever comes of it is an error of JKS or a store."""
     damaged = KEYSTORE[:at] if is_cut else KEYSTORE[:at] + bytes([KEYSTORE[at] ^ change]) + KEYSTORE[at + 1 :]
