@@ -66,7 +66,9 @@ def _name(requirement: str) -> str:
 
 def build(target: Path) -> list[Path]:
     """Both wheels, into a folder; `headrace` with Spark's catalog compiled."""
-    shutil.copy(catalog_jar(), CATALOG_FOLDER / CATALOG_JAR)
+    jar, shipped = catalog_jar(), CATALOG_FOLDER / CATALOG_JAR
+    if jar != shipped:  # else it is there from a build before
+        shutil.copy(jar, shipped)
     source = ROOT / "build" / "client"
     shutil.rmtree(source, ignore_errors=True)
     for name in CLIENT_PACKAGES:
