@@ -1,4 +1,5 @@
-"""`python -m bench [kafka] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick] [--only G]`
+"""`python -m bench [kafka] [cluster] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick]
+[--only G]`
 
 Kafka, or Fluss, and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs
 both alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import fluss, lake, remote, spark, tables, transcode
+from bench import cluster, fluss, lake, remote, spark, tables, transcode
 from bench.figures import GROUPS, Size, chosen
 from bench.fluss_peer import FLUSS
 from bench.maven import java
@@ -26,7 +27,7 @@ from bench.spark_world import measure, world
 
 WORK = Path(".bench")
 IN_SPARK = {"spark": spark.GROUPS, "lake": lake.GROUPS}
-EVERYTHING = ("kafka", "fluss", "tables", "transcode", "remote", *IN_SPARK)
+EVERYTHING = ("kafka", "cluster", "fluss", "tables", "transcode", "remote", *IN_SPARK)
 
 
 def compare(
@@ -82,7 +83,12 @@ def measure_in_spark(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    groups = [*GROUPS, *fluss.GROUPS, *(name for section in IN_SPARK.values() for name in section)]
+    groups = [
+        *GROUPS,
+        *cluster.GROUPS,
+        *fluss.GROUPS,
+        *(name for section in IN_SPARK.values() for name in section),
+    ]
     parser.add_argument("what", nargs="*", choices=[*EVERYTHING, []], help="default: all")
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument(
@@ -105,7 +111,8 @@ def main() -> None:
     WORK.mkdir(exist_ok=True)
     # Servers and workers are measured as they are installed: compiling their modules anew costs every start a second.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    samples, beside_fluss, rows, rates, tiered = Samples(), Samples(FLUSS), {}, {}, {}
+    samples, of_clusters, beside_fluss = Samples(), Samples(), Samples(FLUSS)
+    rows, rates, tiered = {}, {}, {}
     if not arguments.what and shutil.which(java()) is None:
         console.print("There is no Java here: nothing is measured beside Kafka and Fluss.")
         what = ("tables", "transcode", "remote")
@@ -117,6 +124,11 @@ def main() -> None:
             for peer in peers:
                 peer.stop()
             show_comparison(console, samples)
+    if "cluster" in what:
+        try:
+            cluster.measure(WORK, of_clusters, arguments.only, rounds, scale, quick=arguments.quick)
+        finally:
+            show_comparison(console, of_clusters, "Three brokers of Headrace beside three of")
     if "fluss" in what:
         try:
             fluss.measure(WORK, beside_fluss, arguments.only, rounds, scale, quick=arguments.quick)
@@ -143,6 +155,7 @@ def main() -> None:
     if arguments.json:
         found = {
             "kafka": samples.as_json(),
+            "cluster": of_clusters.as_json(),
             "fluss": beside_fluss.as_json(),
             "tables": rows,
             "transcode": rates,

@@ -45,6 +45,32 @@ def jars() -> Path:
     )
 
 
+def _java(folder: Path, *options: str) -> list[str]:
+    """With the broker's classes, its log in `folder`."""
+    logging = folder / "log4j2.yaml"
+    logging.write_text(
+        f"""Configuration:
+  Appenders:
+    File: {{name: F, fileName: "{folder}/server.log", PatternLayout: {{pattern: "[%d] %p %m (%c)%n"}}}}
+  Loggers:
+    Root: {{level: INFO, AppenderRef: {{ref: F}}}}
+"""
+    )
+    return [java(), *options, f"-Dlog4j2.configurationFile={logging}", "-cp", f"{jars()}/*"]
+
+
+def format_folder(folder: Path, *words: str) -> None:
+    """What `server.properties` in `folder` calls its log directory, `folder`/data, if it is new."""
+    if not (folder / "data" / "meta.properties").exists():
+        command = [*_java(folder, "-Xmx256M"), "kafka.tools.StorageTool", "format", *words, "-t", CLUSTER_ID]
+        subprocess.run([*command, "-c", str(folder / "server.properties")], check=True, capture_output=True)
+
+
+def server_command(folder: Path) -> list[str]:
+    """Starts a broker by `server.properties` in `folder`."""
+    return [*_java(folder, *JVM_OPTIONS), "kafka.Kafka", str(folder / "server.properties")]
+
+
 def start_kafka(folder: Path, tls: Mapping[str, str] | None = None) -> Server:
     """Format `folder` if it is new and start Kafka in it with the options of its own start script.
 
@@ -52,7 +78,6 @@ def start_kafka(folder: Path, tls: Mapping[str, str] | None = None) -> Server:
     """
     port, controller_port, tls_port = free_port(), free_port(), free_port()
     more = "" if tls is None else f",SSL://127.0.0.1:{tls_port}"
-    data = folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "server.properties").write_text(
         f"""process.roles=broker,controller
@@ -63,7 +88,7 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{port}{more},CONTROLLER://127.0.0.1:{
 inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL
-log.dirs={data}
+log.dirs={folder}/data
 num.partitions=1
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
@@ -74,27 +99,10 @@ group.initial.rebalance.delay.ms=0
 """
         + "".join(f"{name}={value}\n" for name, value in (tls or {}).items())
     )
-    (folder / "log4j2.yaml").write_text(
-        f"""Configuration:
-  Appenders:
-    File: {{name: F, fileName: "{folder}/server.log", PatternLayout: {{pattern: "[%d] %p %m (%c)%n"}}}}
-  Loggers:
-    Root: {{level: INFO, AppenderRef: {{ref: F}}}}
-"""
-    )
-    classpath = ["-cp", f"{jars()}/*"]
-    logging = f"-Dlog4j2.configurationFile={folder}/log4j2.yaml"
-    properties = str(folder / "server.properties")
-    if not (data / "meta.properties").exists():
-        tool = [java(), "-Xmx256M", logging, *classpath, "kafka.tools.StorageTool"]
-        subprocess.run(
-            [*tool, "format", "--standalone", "-t", CLUSTER_ID, "-c", properties],
-            check=True,
-            capture_output=True,
-        )
+    format_folder(folder, "--standalone")
     server = start(
         "Apache Kafka",
-        [java(), *JVM_OPTIONS, logging, *classpath, "kafka.Kafka", properties],
+        server_command(folder),
         port,
         folder / "kafka.out",
     )

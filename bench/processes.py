@@ -25,8 +25,8 @@ def free_port() -> int:
         return port
 
 
-def answers_metadata(port: int, timeout: float = 1.0) -> bool:
-    """True when a Metadata v1 request with an empty topic list is answered with at least one broker."""
+def answers_metadata(port: int, timeout: float = 1.0, brokers: int = 1) -> bool:
+    """True when a Metadata v1 request with an empty topic list is answered with at least so many brokers."""
     client = b"bench"
     body = struct.pack(">hhih", 3, 1, 7, len(client)) + client + struct.pack(">i", 0)
     try:
@@ -35,7 +35,7 @@ def answers_metadata(port: int, timeout: float = 1.0) -> bool:
             stream = connection.makefile("rb")
             (size,) = struct.unpack(">i", stream.read(4))
             answer = stream.read(size)
-            return len(answer) == size and struct.unpack_from(">ii", answer)[1] >= 1
+            return len(answer) == size and struct.unpack_from(">ii", answer)[1] >= brokers
     except (OSError, struct.error):
         return False
 

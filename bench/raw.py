@@ -11,9 +11,9 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import cycle, repeat
 
 from bench.processes import Server
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
@@ -205,22 +205,28 @@ class _Driver:
 
 
 def drive(
-    server: Server, requests: list[Iterable[bytes]], under_way: int, seconds: float = float("inf")
+    servers: Server | Sequence[Server],
+    requests: list[Iterable[bytes]],
+    under_way: int,
+    seconds: float = float("inf"),
 ) -> Load:
-    """One connection for each of `requests`, `under_way` of its requests at a time.
+    """One connection for each of `requests`, to the servers by turns, `under_way` of its requests at a time.
 
     Ends when the requests do or, if that is earlier, after `seconds`; those under way then are still answered.
     """
+    if isinstance(servers, Server):
+        servers = [servers]
+    name = servers[0].name
     poll = select.epoll()
     drivers: dict[int, _Driver] = {}
-    for source in requests:
+    for source, server in zip(requests, cycle(servers)):
         sock = connect(server)
         sock.setblocking(False)
         drivers[sock.fileno()] = _Driver(sock, iter(source))
         poll.register(sock.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
     buffer = memoryview(bytearray(1 << 20))
     sent = received = answered = 0
-    cpu, started = server.cpu_seconds(), time.perf_counter()
+    cpu, started = sum(server.cpu_seconds() for server in servers), time.perf_counter()
     deadline = started + seconds
 
     def send_next(driver: _Driver) -> int:
@@ -241,7 +247,7 @@ def drive(
     while answered < sent:
         for fd, event in poll.poll(30) or [(-1, 0)]:
             if fd < 0:
-                raise RuntimeError(f"{server.name}: {sent - answered} requests unanswered for 30 s")
+                raise RuntimeError(f"{name}: {sent - answered} requests unanswered for 30 s")
             driver = drivers[fd]
             if event & select.EPOLLOUT and driver.unsent:
                 driver.send(driver.unsent)
@@ -253,7 +259,7 @@ def drive(
                 except BlockingIOError:
                     break
                 if not count:
-                    raise RuntimeError(f"{server.name} closed a connection")
+                    raise RuntimeError(f"{name} closed a connection")
                 received += count
                 ended = driver.received(buffer[:count])
                 answered += ended
@@ -261,7 +267,8 @@ def drive(
                     sent += send_next(driver)
                 if count < len(buffer):
                     break
-    elapsed, cpu = time.perf_counter() - started, server.cpu_seconds() - cpu
+    elapsed = time.perf_counter() - started
+    cpu = sum(server.cpu_seconds() for server in servers) - cpu
     for driver in drivers.values():
         driver.sock.close()
     poll.close()

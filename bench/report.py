@@ -93,8 +93,8 @@ def spread(values: list[float]) -> str:
     return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
 
 
-def show_comparison(console: Console, samples: Samples) -> None:
-    table = Table(title=f"Headrace beside {samples.other}: median (lowest-highest)")
+def show_comparison(console: Console, samples: Samples, title: str = "Headrace beside") -> None:
+    table = Table(title=f"{title} {samples.other}: median (lowest-highest)")
     for heading in ("figure", samples.other, HEADRACE, "ratio", "goal", ""):
         table.add_column(heading, justify="left" if heading in ("figure", "goal") else "right")
     for figure, by_server in samples.values.items():

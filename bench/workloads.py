@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench.processes import Server
-
 BATCH = 10_000
+
+
+class Target(Protocol):
+    """What a load is put on: one server, or several that are one cluster."""
+
+    @property
+    def address(self) -> str: ...
+
+    def cpu_seconds(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +29,13 @@ class Throughput:
     """Server CPU seconds for 10^9 bytes of values."""
 
 
-def create_topic(server: Server, topic: str, partitions: int) -> None:
+def create_topic(server: Target, topic: str, partitions: int, replicas: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": server.address})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, partitions, replicas)])[topic].result(30)
 
 
 def produce(
-    server: Server, topic: str, partitions: int, records: int, size: int, acks: str, codec: str = "none"
+    server: Target, topic: str, partitions: int, records: int, size: int, acks: str, codec: str = "none"
 ) -> Throughput:
     """`records` values of `size` bytes, spread evenly over the partitions, until all are acknowledged.
 
@@ -68,7 +76,7 @@ def produce(
     return Throughput(sent / elapsed, cpu / (sent * size / 1e9))
 
 
-def consume(server: Server, topic: str, partitions: int, records: int, size: int) -> Throughput:
+def consume(server: Target, topic: str, partitions: int, records: int, size: int) -> Throughput:
     """Read `records` records from the beginning of all partitions."""
     consumer = Consumer(
         {
@@ -95,7 +103,7 @@ def consume(server: Server, topic: str, partitions: int, records: int, size: int
     return Throughput(got / elapsed, cpu / (got * size / 1e9))
 
 
-def latency(server: Server, topic: str, seconds: float, rate: int, size: int) -> list[float]:
+def latency(server: Target, topic: str, seconds: float, rate: int, size: int) -> list[float]:
     """Milliseconds from produce() to the consumer having the record, acks=all, linger 0, sorted."""
     address = server.address
     producer = Producer({"bootstrap.servers": address, "acks": "all", "linger.ms": 0})
@@ -128,4 +136,30 @@ def latency(server: Server, topic: str, seconds: float, rate: int, size: int) ->
             raise RuntimeError(f"{len(latencies)} of {total} records after {now - started:.0f} s")
     consumer.close()
     producer.flush(10)
+    return sorted(latencies)
+
+
+def acknowledgements(server: Target, topic: str, seconds: float, rate: int, size: int) -> list[float]:
+    """Milliseconds from produce() to the acknowledgement of an idempotent producer with linger 0, sorted."""
+    producer = Producer({"bootstrap.servers": server.address, "enable.idempotence": True, "linger.ms": 0})
+    producer.list_topics(topic, 10)
+    value, total = bytes(size), int(seconds * rate)
+    latencies: list[float] = []
+    failures: list[str] = []
+
+    def delivered(error: object, message: Message) -> None:
+        if error is None:
+            latencies.append(message.latency() * 1e3)
+        else:
+            failures.append(str(error))
+
+    started = time.perf_counter()
+    for sent in range(total):
+        while (left := started + sent / rate - time.perf_counter()) > 0:
+            producer.poll(min(left, 0.001))
+        producer.produce(topic, value, partition=0, on_delivery=delivered)
+        producer.poll(0)
+    producer.flush(60)
+    if failures or len(latencies) < total:
+        raise RuntimeError(f"{len(failures)} of {total} records failed: {failures[:1]}")
     return sorted(latencies)
