@@ -1,7 +1,8 @@
 """Load on a server that dies now and then, and the history of what its clients were told.
 
 Threads with confluent-kafka: idempotent producers, a transactional one that commits and aborts in turn, a reader that
-commits its positions in a group. They go on through restarts; `history` then judges everything with the checkers.
+commits its positions in a group, and members of a group that share the partitions. They go on through restarts;
+`problems` then judges everything with the checkers.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ CONNECTION = {
 """Clients that come back quickly, and say nothing about a broker that is away."""
 
 
-def create_topic(address: str, topic: str, partitions: int = PARTITIONS, **config: str) -> None:
+def create_topic(
+    address: str, topic: str, partitions: int = PARTITIONS, replicas: int = 1, **config: str
+) -> None:
     admin = AdminClient({**CONNECTION, "bootstrap.servers": address})
-    new = NewTopic(topic, partitions, 1, config=config)
+    new = NewTopic(topic, partitions, replicas, config=config)
     admin.create_topics([new])[topic].result(DEADLINE_SECONDS)
 
 
@@ -90,6 +93,7 @@ class Load:
         plain: str,
         transactional: str = "",
         producers: int = 2,
+        members: int = 0,
         acks: str = "all",
         seed: int = 1,
         pause_seconds: float = 0.002,
@@ -105,11 +109,17 @@ class Load:
         self.committed_positions: dict[int, int] = {}
         self.failures: list[BaseException] = []
         self.acknowledged = 0
+        self.longest_wait = 0.0
+        """Seconds between two acknowledgements."""
+        self._acknowledged_at = time.monotonic()
         self._seed = seed
+        self._group_faults: list[str] = []
+        self._stored: dict[int, int] = {}
         self._stop = threading.Event()
         self._sends_of: dict[str, list[list]] = defaultdict(list)
         work: list[Callable[[], None]] = [self._reader]
         work += [lambda name=f"p{number}": self._producer(name) for number in range(producers)]
+        work += [lambda name=f"m{number}": self._member(name) for number in range(members)]
         if transactional:
             work.append(self._transactions)
         self._threads = [threading.Thread(target=self._run, args=(target,)) for target in work]
@@ -161,7 +171,7 @@ class Load:
                 entry[2] = outcome_of(error)
                 if error is None:
                     entry[3] = message.offset()
-                    self.acknowledged += 1
+                    self._count_acknowledged()
 
             while True:
                 try:
@@ -174,6 +184,12 @@ class Load:
                 time.sleep(self.pause_seconds * 8)
         if producer.flush(2 * DEADLINE_SECONDS):
             raise AssertionError(f"{name} could not be rid of its records")
+
+    def _count_acknowledged(self) -> None:
+        now = time.monotonic()
+        self.longest_wait = max(self.longest_wait, now - self._acknowledged_at)
+        self._acknowledged_at = now
+        self.acknowledged += 1
 
     def _reader(self) -> None:
         consumer = Consumer(
@@ -192,19 +208,84 @@ class Load:
                 if message.error() is None:
                     place = (self.plain, message.partition())
                     self.polls.append(Poll("reader", place, message.offset(), message.value()))
+                elif message.error().code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise KafkaException(
+                        message.error()
+                    )  # what it had read up to there is not there any more
             if messages:
-                self._commit(consumer)
+                self.committed_positions |= self._commit(consumer)
         consumer.close()
 
-    def _commit(self, consumer: Consumer) -> None:
+    def _commit(self, consumer: Consumer) -> dict[int, int]:
+        """What is acknowledged."""
         wanted = [part for part in consumer.position(consumer.assignment()) if part.offset >= 0]
         try:
             stored = consumer.commit(offsets=wanted, asynchronous=False) if wanted else []
         except KafkaException:
-            return  # not acknowledged
-        for part in stored or []:
-            if part.error is None:
-                self.committed_positions[part.partition] = part.offset
+            return {}
+        return {part.partition: part.offset for part in stored or [] if part.error is None}
+
+    def _member(self, name: str) -> None:
+        """Of a group that never goes back: each begins where what is committed ends, and passes over nothing."""
+        consumer = Consumer(
+            {
+                **CONNECTION,
+                "bootstrap.servers": self.address,
+                "group.id": f"members-{self.plain}",
+                "session.timeout.ms": 6000,
+                "heartbeat.interval.ms": 500,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+            }
+        )
+        next_offsets, rng = dict[int, int](), random.Random(f"{self._seed}{name}")
+
+        def assigned(consumer: Consumer, parts: list[TopicPartition]) -> None:
+            least = dict(self._stored)
+            found = self._committed(consumer, parts)
+            next_offsets.clear()
+            for part in parts:
+                part.offset = next_offsets[part.partition] = max(found[part.partition], 0)
+                if part.offset < least.get(part.partition, 0):
+                    self._group_faults.append(
+                        f"{name} is to begin at {part.offset} of {self.plain}-{part.partition}, "
+                        f"{least[part.partition]} had been acknowledged"
+                    )
+            consumer.assign(parts)
+
+        consumer.subscribe([self.plain], on_assign=assigned)
+        since_commit = 0
+        while not self._stop.is_set():
+            message = consumer.poll(0.1)
+            if message is None:
+                pass
+            elif message.error() is None:
+                index, offset = message.partition(), message.offset()
+                if next_offsets.get(index) != offset:
+                    self._group_faults.append(
+                        f"{name} got {offset} of {self.plain}-{index}, {next_offsets.get(index)} comes next"
+                    )
+                next_offsets[index] = offset + 1
+                since_commit += 1
+            elif message.error().code() == KafkaError._AUTO_OFFSET_RESET:
+                raise KafkaException(message.error())
+            if since_commit > rng.randrange(20, 400):
+                since_commit = 0
+                for index, offset in self._commit(consumer).items():
+                    self._stored[index] = max(self._stored.get(index, 0), offset)
+        consumer.close()
+
+    def _committed(self, consumer: Consumer, parts: list[TopicPartition]) -> dict[int, int]:
+        deadline = time.monotonic() + 2 * DEADLINE_SECONDS
+        while True:
+            try:
+                found = consumer.committed(parts, 5)
+            except KafkaException:
+                if time.monotonic() > deadline or self._stop.is_set():
+                    raise
+                continue
+            if all(part.error is None for part in found):
+                return {part.partition: part.offset for part in found}
 
     def _transactions(self) -> None:
         producer = None
@@ -297,13 +378,22 @@ class Load:
         return found
 
     def _group_problems(self) -> list[str]:
-        consumer = Consumer({"bootstrap.servers": self.address, "group.id": f"group-{self.plain}"})
-        asked = [TopicPartition(self.plain, index) for index in self.committed_positions]
+        return [
+            *self._group_faults,
+            *self._position_problems(f"group-{self.plain}", self.committed_positions),
+            *self._position_problems(f"members-{self.plain}", self._stored),
+        ]
+
+    def _position_problems(self, group: str, acknowledged: dict[int, int]) -> list[str]:
+        if not acknowledged:
+            return []
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": group})
+        asked = [TopicPartition(self.plain, index) for index in acknowledged]
         stored = {part.partition: part.offset for part in consumer.committed(asked, DEADLINE_SECONDS)}
         consumer.close()
         return [
-            f"the group's position in {self.plain}-{index} is {stored.get(index)}, {offset} was acknowledged"
-            for index, offset in self.committed_positions.items()
+            f"{group} is at {stored.get(index)} of {self.plain}-{index}, {offset} was acknowledged"
+            for index, offset in acknowledged.items()
             if stored.get(index, -1) < offset
         ]
 

@@ -1,0 +1,101 @@
+"""Three real processes and a real ZooKeeper under faults: nothing acknowledged is lost, doubled or torn, groups never
+go back, lookups are linearizable, the logs of all replicas are the same, and after each fault all is well again.
+
+    HEADRACE_NEMESIS_SEED=7 HEADRACE_NEMESIS_SECONDS=300 pytest -s -m soak compat-tests/cluster/test_nemesis.py
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from fault_load import Load, create_topic
+from nemesis import KILLS, NODES, Cluster, Nemesis, kill_a_leader, kill_two
+from table_load import TableLoad
+
+from broker.testing.histories import check_log, read_segment, told
+
+SEED = int(os.environ.get("HEADRACE_NEMESIS_SEED", "1"))
+SECONDS = float(os.environ.get("HEADRACE_NEMESIS_SECONDS", "1000"))
+RUNS = int(os.environ.get("HEADRACE_NEMESIS_RUNS", "20"))
+TABLE = "default.sums"
+
+
+def run(folder, server_process_class, seed, faults, *, pause=(1.0, 4.0), rate=1.0) -> None:
+    """`faults` are taken one after the other; `rate` is of the load."""
+    with Cluster(folder, server_process_class) as cluster:
+        create_topic(cluster.addresses, "plain", replicas=3, **{"segment.bytes": "1000000"})
+        create_topic(cluster.addresses, "tx", replicas=3)
+        load = Load(
+            cluster.addresses,
+            plain="plain",
+            transactional="tx",
+            members=2,
+            seed=seed,
+            pause_seconds=0.004 / rate,
+        )
+        table = TableLoad(cluster.addresses, TABLE, seed=seed, pause_seconds=0.03 / rate)
+        nemesis = Nemesis(cluster, seed, ("plain", "tx", TABLE), pause)
+        try:
+            with load, table:
+                load.wait_for_more(50)
+                table.wait_for_more(20)
+                for fault in faults:
+                    nemesis.go(fault)
+                    load.wait_for_more(50)
+                    table.wait_for_more(20)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {'; '.join(nemesis.done)}")
+            raise
+        problems = [*load.problems(), *table.final_problems()]
+        print(
+            f"seed {seed}: {len(nemesis.done)} faults; {load.figures()}, the longest wait {load.longest_wait:.1f} s;"
+            f" {table.figures()}; {len(problems)} problems"
+        )
+        cluster.wait_whole()
+        cluster.stop()
+    problems += log_problems(folder)
+    assert not problems, f"seed {seed}: {'; '.join(nemesis.done)}\n{told(problems)}"
+
+
+def log_problems(folder) -> list[str]:
+    """C3, R2: the log of each partition is whole, and the same at every broker."""
+    problems = []
+    for topic in ("plain", "tx", TABLE):
+        for path in sorted((folder / "1" / "data").glob(f"{topic}-*")):
+            logs = []
+            for number in NODES:
+                segments = sorted((folder / str(number) / "data" / path.name).glob("*.log"))
+                logs.append(b"".join(segment.read_bytes() for segment in segments))
+                for segment in segments:
+                    problems += [f"{segment}: {each}" for each in check_log(*read_segment(segment))]
+            if len(set(logs)) > 1:
+                problems.append(f"{path.name} has {[len(log) for log in logs]} bytes, and they differ")
+    return problems
+
+
+def drawn(seed, kinds, seconds):
+    """Faults of these kinds, in turns of all, until the time is over."""
+    dice, ends = random.Random(seed), time.monotonic() + seconds
+    while True:
+        for fault in dice.sample(kinds, len(kinds)):
+            if time.monotonic() > ends:
+                return
+            yield fault
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.xdist_group("zookeeper")
+def test_nothing_is_lost_by_kills(tmp_path, server_process_class):
+    faults = [kill_a_leader, kill_two]
+    run(tmp_path, server_process_class, SEED, faults, pause=(0.1, 0.5), rate=0.3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_nemesis(tmp_path, server_process_class):
+    for seed in range(SEED, SEED + RUNS):
+        run(tmp_path / str(seed), server_process_class, seed, drawn(seed, KILLS, SECONDS))
