@@ -65,6 +65,8 @@ class SimulatedEnsemble:
         self._nodes: dict[str, Node] = {"/": Node(b"", 0)}
         self._counters: dict[str, int] = {}
         self._heard: dict[int, float] = {}
+        self._first_end = math.inf
+        """No session ends by silence before."""
         self._stores: list[SimulatedStore] = []
         self._sessions = 0
         self.clients: dict[int, SimulatedStore] = {}
@@ -102,7 +104,8 @@ class SimulatedEnsemble:
     def begin(self, store: SimulatedStore) -> int:
         self._sessions += 1
         self.clients[self._sessions] = store
-        self._heard[self._sessions] = self.clock.monotonic()
+        self._heard[self._sessions] = now = self.clock.monotonic()
+        self._first_end = min(self._first_end, now + store.session_timeout)
         return self._sessions
 
     def hear(self, session: int, timeout: float) -> bool:
@@ -116,10 +119,16 @@ class SimulatedEnsemble:
     def end_silent(self) -> None:
         """Sessions that were not heard of for their timeout are over: looked at before anything is read or changed."""
         now = self.clock.monotonic()
-        for store in self._stores:
-            heard = self._heard.get(store.session)
-            if heard is not None and now - heard > store.session_timeout:
-                self._end(store.session)
+        if now <= self._first_end:
+            return
+        for session in [each for each, heard in self._heard.items() if now - heard > self._timeout(each)]:
+            self._end(session)
+        self._first_end = min(
+            (heard + self._timeout(session) for session, heard in self._heard.items()), default=math.inf
+        )
+
+    def _timeout(self, session: int) -> float:
+        return self.clients[session].session_timeout
 
     def end(self, session: int) -> None:
         self._end(session)
@@ -165,7 +174,8 @@ class SimulatedEnsemble:
 
     def _tell(self, touched: set[str]) -> None:
         for store in self._stores:
-            store.changed(touched)
+            if store.session in self._heard:  # another's watches are told of when it has its next session
+                store.changed(touched)
 
     def _apply(self, operation: StoreOperation, session: int, touched: set[str]) -> str:
         path = operation.path

@@ -60,21 +60,14 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._digest = hashlib.blake2b(digest_size=16)
         self._left: list[asyncio.Task[Any]] = []
         self._dropped: list[Any] = []
-        super().__init__(_JumpingSelector(self))
+        self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._watching = _CountingSelector()
+        super().__init__(self._watching)
         self.set_task_factory(_remembering_factory(self))
         self._tasks_by_owner: dict[str, list[asyncio.Task[Any]]] = {}
 
     def time(self) -> float:
         return self._now
-
-    def jump(self, seconds: float) -> None:
-        self._now += seconds
-        self._turns = 0
-
-    def turned(self) -> None:
-        self._turns += 1
-        if self._turns > TURNS_MAX:
-            raise LivelockError(f"{TURNS_MAX} turns, and it is still {self._now}")
 
     @property
     def trace(self) -> str:
@@ -146,20 +139,57 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.call_later(self.random.uniform(0, THREAD_SECONDS), work)
         return future
 
-    def _call_soon(self, callback: Callable[..., Any], args: Any, context: Context | None) -> asyncio.Handle:
-        handle = _OwnedHandle(callback, args, self, context)
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._check_closed()  # type: ignore[attr-defined]
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
+
+    def run_now(self, callback: Callable[..., Any], *args: Any, context: Context) -> None:
+        """As if its turn had come. Whoever asks is not in this context."""
+        handle = asyncio.Handle(callback, args, self, context)
+        if self._may_run(handle):
+            handle._run()
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _OwnedTimer(when, callback, args, self, context)
+        """Those of one moment are carried out in the order in which they were asked for."""
+        self._check_closed()  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers += 1
-        timer.number = self._timers
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        heapq.heappush(self._due, (when, self._timers, timer))
         return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is left out when its moment has come."""
+
+    def _run_once(self) -> None:
+        """One turn: what is ready or due. If there is nothing, it is the time of the next timer."""
+        ready, due = self._ready, self._due  # type: ignore[attr-defined]
+        if (
+            self._watching.count > 1
+        ):  # one is the loop's own, and nobody is in another thread who would wake it
+            self._process_events(self._watching.select(0))  # type: ignore[attr-defined]
+        self._turns += 1
+        if self._turns > TURNS_MAX:
+            raise LivelockError(f"{TURNS_MAX} turns, and it is still {self._now}")
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            while due and due[0][2]._cancelled:
+                heapq.heappop(due)
+            if not due:
+                raise DeadlockError("nothing is due and everybody waits")
+            if due[0][0] > self._now:
+                self._now = due[0][0]
+                self._turns = 0
+        while due and due[0][0] <= self._now:
+            ready.append(heapq.heappop(due)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled and self._may_run(handle):
+                handle._run()
 
     def _may_run(self, handle: asyncio.Handle) -> bool:
         """Whether it is done now: else it is kept, for later or for good."""
@@ -171,31 +201,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             self._suspended[owner].append(handle)
             return False
         return True
-
-
-class _OwnedHandle(asyncio.Handle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        if self._loop._may_run(self):  # type: ignore[attr-defined]
-            super()._run()
-
-
-class _OwnedTimer(asyncio.TimerHandle):
-    """Those of one moment are carried out in the order in which they were asked for."""
-
-    __slots__ = ("number",)
-
-    number: int
-
-    def __lt__(self, other: object) -> bool:
-        if not isinstance(other, _OwnedTimer):
-            return NotImplemented
-        return (self._when, self.number) < (other._when, other.number)  # type: ignore[attr-defined]
-
-    def _run(self) -> None:
-        if self._loop._may_run(self):  # type: ignore[attr-defined]
-            super()._run()
 
 
 def _remembering_factory(loop: SimulatedLoop) -> Any:
@@ -212,21 +217,22 @@ def _remembering_factory(loop: SimulatedLoop) -> Any:
     return make
 
 
-class _JumpingSelector(selectors.DefaultSelector):
-    def __init__(self, loop: SimulatedLoop) -> None:
-        super().__init__()
-        self._loop = loop
+class _CountingSelector(selectors.DefaultSelector):
+    """`count`: of what is registered."""
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # One is the loop's own, and nobody is in another thread who would wake it.
-        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0) if len(self.get_map()) > 1 else []
-        self._loop.turned()
-        if ready or timeout == 0:
-            return ready
-        if timeout is None:
-            raise DeadlockError("nothing is due and everybody waits")
-        self._loop.jump(timeout)
-        return []
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = super().register(fileobj, events, data)
+        self.count += 1
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        key = super().unregister(fileobj)
+        self.count -= 1
+        return key
 
 
 class SimulatedClock(Clock):

@@ -413,12 +413,13 @@ class SimulatedEnd:
         elif self._is_gone or self._is_reset:
             if isinstance(what, bytes):
                 self._post(_RESET)  # there is no such connection
-        elif isinstance(what, bytes):
-            self._incoming += what
-            self._tell()
         else:
-            self._has_fin = True
-            self._tell()
+            if isinstance(what, bytes):
+                self._incoming += what
+            else:
+                self._has_fin = True
+            if self.poller is not None:
+                self.poller.tell_at_once(self._fd)
 
     def reset(self) -> None:
         if not self._is_reset and not self._is_gone:
@@ -480,6 +481,14 @@ class SimulatedPoller:
         if watched is not None and not watched.is_told and watched.is_ready:
             watched.is_told = True
             self._machine.network.loop.call_soon(self._told, fd, watched, context=self._context)
+
+    def tell_at_once(self, fd: int) -> None:
+        """As `tell`, in this turn, when nobody is at work."""
+        watched = self._watched.get(fd)
+        if watched is None or watched.is_told or not watched.is_ready:
+            return
+        watched.is_told = True
+        self._machine.network.loop.run_now(self._told, fd, watched, context=self._context)
 
     def _told(self, fd: int, watched: _Watched) -> None:
         watched.is_told = False

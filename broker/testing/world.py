@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import logging
 import math
 import shutil
@@ -387,6 +388,8 @@ class World:
 
     def __enter__(self) -> Self:
         logging.getLogger("headrace").setLevel(logging.CRITICAL)
+        self._is_collecting = gc.isenabled()
+        gc.disable()  # it would end what the dead have left at moments that no seed decides
         return self
 
     def __exit__(
@@ -406,6 +409,8 @@ class World:
         for client in self._clients.values():
             client.close()
         self.loop.close()
+        if self._is_collecting:
+            gc.enable()
         logging.getLogger("headrace").setLevel(logging.NOTSET)
 
 
