@@ -57,6 +57,8 @@ class Cluster:
     def __init__(self, folder: Path, server_process_class: type, **settings: str) -> None:
         self.zookeeper = ZooKeeperServer(folder / "zookeeper", tick_ms=TICK_MS)
         self.relays = Relays()
+        self.silent: set[int] = set()
+        """Who is not to be asked anything."""
         self.brokers: dict = {}
         for number in NODES:
             (folder / str(number)).mkdir(parents=True)
@@ -156,7 +158,9 @@ class Cluster:
     def described(self, seconds: float = WHOLE_SECONDS):
         """As whichever broker says that answers."""
         deadline = time.monotonic() + seconds
-        brokers = itertools.cycle(self.brokers.values())
+        brokers = itertools.cycle(
+            [each for number, each in self.brokers.items() if number not in self.silent]
+        )
         while time.monotonic() < deadline:
             with contextlib.suppress(KafkaException):
                 return AdminClient({**CONNECTION, "bootstrap.servers": next(brokers).address}).list_topics(
@@ -171,6 +175,13 @@ class Cluster:
             time.sleep(0.1)
         assert not left, f"{seconds} s after all was healed: {left}"
         return time.monotonic() - began
+
+    def wait_missed(self, *numbers: int) -> None:
+        """Until the others know that these are gone."""
+        deadline = time.monotonic() + WHOLE_SECONDS
+        while set(self.described().brokers).intersection(numbers):
+            assert time.monotonic() < deadline, f"nobody misses {numbers}"
+            time.sleep(0.1)
 
     def _missing(self) -> list[str]:
         found = self.described()
@@ -246,13 +257,18 @@ class Nemesis:
 
     @contextlib.contextmanager
     def stopped(self, *numbers: int) -> Iterator[None]:
+        """Until the block ends, and the others have missed them."""
+        cluster = self.cluster
+        cluster.silent |= {*numbers}
         for number in numbers:
-            self.cluster.signal(number, signal.SIGSTOP)
+            cluster.signal(number, signal.SIGSTOP)
         try:
+            cluster.wait_missed(*numbers)
             yield
         finally:
             for number in numbers:
-                self.cluster.signal(number, signal.SIGCONT)
+                cluster.signal(number, signal.SIGCONT)
+            cluster.silent -= {*numbers}
 
 
 def kill_a_leader(nemesis: Nemesis) -> None:
@@ -296,3 +312,108 @@ KILLS = (
     kill_one_after_the_other,
     kill_all,
 )
+
+
+def stop_a_leader(nemesis: Nemesis) -> None:
+    """Beyond its session. What clients have sent it meanwhile is what it finds first."""
+    with nemesis.stopped(nemesis.leader()):
+        nemesis.rest(0.0, 3.0)
+
+
+def stop_the_controller(nemesis: Nemesis) -> None:
+    with nemesis.stopped(nemesis.controller()):
+        nemesis.rest(0.0, 3.0)
+
+
+def stop_all_for_a_moment(nemesis: Nemesis) -> None:
+    """Shorter or longer than a session lasts."""
+    for number in NODES:
+        nemesis.cluster.signal(number, signal.SIGSTOP)
+    nemesis.rest(0.5, 1.6 * SESSION_MS / 1000)
+    for number in nemesis.random.sample(NODES, 3):
+        nemesis.cluster.signal(number, signal.SIGCONT)
+        nemesis.rest(0.0, 0.5)
+
+
+STOPS = (stop_a_leader, stop_the_controller, stop_all_for_a_moment)
+
+
+def part_two(nemesis: Nemesis) -> None:
+    """Neither hears the other; the third hears both."""
+    one, other = nemesis.random.sample(NODES, 2)
+    nemesis.cluster.part(one, other)
+    nemesis.cluster.part(other, one)
+    nemesis.rest(1.0, 10.0)
+
+
+def part_one_way(nemesis: Nemesis) -> None:
+    nemesis.cluster.part(*nemesis.random.sample(NODES, 2))
+    nemesis.rest(1.0, 10.0)
+
+
+def part_a_leader_from_the_others(nemesis: Nemesis) -> None:
+    """Not from ZooKeeper: it may lead, and nobody copies what it has."""
+    number = nemesis.leader()
+    for other in set(NODES) - {number}:
+        nemesis.cluster.part(number, other)
+        nemesis.cluster.part(other, number)
+    nemesis.rest(1.0, 10.0)
+
+
+def part_a_leader_from_the_store(nemesis: Nemesis) -> None:
+    _part_from_store(nemesis, nemesis.leader())
+
+
+def part_the_controller_from_the_store(nemesis: Nemesis) -> None:
+    _part_from_store(nemesis, nemesis.controller())
+
+
+def _part_from_store(nemesis: Nemesis, number: int) -> None:
+    """Beyond its session; the other brokers and its clients it hears."""
+    nemesis.cluster.part_from_store(number)
+    nemesis.cluster.silent.add(number)
+    try:
+        nemesis.cluster.wait_missed(number)
+        nemesis.rest(0.0, 3.0)
+    finally:
+        nemesis.cluster.silent.discard(number)
+
+
+def part_a_leader_from_everybody(nemesis: Nemesis) -> None:
+    """But its clients."""
+    number = nemesis.leader()
+    for other in set(NODES) - {number}:
+        nemesis.cluster.part(number, other)
+        nemesis.cluster.part(other, number)
+    _part_from_store(nemesis, number)
+
+
+PARTITIONS = (
+    part_two,
+    part_one_way,
+    part_a_leader_from_the_others,
+    part_a_leader_from_the_store,
+    part_the_controller_from_the_store,
+    part_a_leader_from_everybody,
+)
+
+
+def part_all_from_the_store(nemesis: Nemesis) -> None:
+    """For less or more than a session."""
+    nemesis.cluster.part_from_store(*NODES)
+    nemesis.rest(0.5, 2 * SESSION_MS / 1000)
+
+
+def kill_the_store(nemesis: Nemesis) -> None:
+    nemesis.cluster.zookeeper.kill()
+    nemesis.rest(0.0, 2 * SESSION_MS / 1000)
+    nemesis.cluster.zookeeper.start()
+
+
+def stop_the_store(nemesis: Nemesis) -> None:
+    nemesis.cluster.zookeeper.pause()
+    nemesis.rest(0.5, 2 * SESSION_MS / 1000)
+    nemesis.cluster.zookeeper.go_on()
+
+
+STORE = (part_all_from_the_store, kill_the_store, stop_the_store)

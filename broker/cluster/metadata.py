@@ -948,6 +948,15 @@ class TopicManager:
                 continue
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._directory.set_aside, image)
+            try:
+                for index in range(image.partition_count):
+                    for policy in self._policies:
+                        await policy.replica_removed(image, index, with_topic=True)
+            except Exception as error:
+                logger.error(
+                    "files of %s, which is deleted, are left for the next start", image.name, exc_info=error
+                )
+                continue
             await self._remove_files(image)
 
 

@@ -38,8 +38,10 @@ class TopicPolicy(Protocol):
         `partition_hooks` when this broker begins to lead it.
         """
 
-    async def replica_removed(self, topic: TopicImage, index: int) -> None:
-        """This broker holds a partition no longer: remove what belongs to it here, but for the log."""
+    async def replica_removed(self, topic: TopicImage, index: int, *, with_topic: bool = False) -> None:
+        """This broker holds a partition no longer: remove what belongs to it here, but for the log. May be repeated.
+        `with_topic`: because the topic was deleted, while this broker was down or ended.
+        """
 
     def retention_floor(self, partition: Partition) -> int | None:
         """The same as `PartitionHooks.retention_floor`, for partitions that have no hooks."""

@@ -1,7 +1,8 @@
 """Three real processes and a real ZooKeeper under faults: nothing acknowledged is lost, doubled or torn, groups never
 go back, lookups are linearizable, the logs of all replicas are the same, and after each fault all is well again.
 
-    HEADRACE_NEMESIS_SEED=7 HEADRACE_NEMESIS_SECONDS=300 pytest -s -m soak compat-tests/cluster/test_nemesis.py
+    export HEADRACE_NEMESIS_SEED=7 HEADRACE_NEMESIS_RUNS=1 HEADRACE_NEMESIS_SECONDS=300
+    HEADRACE_NEMESIS_FAULTS=STOPS,KILLS pytest -s -m soak compat-tests/cluster/test_nemesis.py::test_nemesis
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 
 import pytest
 from fault_load import Load, create_topic
-from nemesis import KILLS, NODES, Cluster, Nemesis, kill_a_leader, kill_two
+from nemesis import KILLS, NODES, PARTITIONS, STOPS, STORE, Cluster, Nemesis, kill_a_leader, kill_two
 from table_load import TableLoad
 
 from broker.testing.histories import check_log, read_segment, told
@@ -20,6 +21,12 @@ from broker.testing.histories import check_log, read_segment, told
 SEED = int(os.environ.get("HEADRACE_NEMESIS_SEED", "1"))
 SECONDS = float(os.environ.get("HEADRACE_NEMESIS_SECONDS", "1000"))
 RUNS = int(os.environ.get("HEADRACE_NEMESIS_RUNS", "20"))
+KINDS = {"KILLS": KILLS, "STOPS": STOPS, "PARTITIONS": PARTITIONS, "STORE": STORE}
+CHOSEN = [
+    fault
+    for kind in os.environ.get("HEADRACE_NEMESIS_FAULTS", ",".join(KINDS)).split(",")
+    for fault in KINDS[kind]
+]
 TABLE = "default.sums"
 
 
@@ -98,4 +105,4 @@ def test_nothing_is_lost_by_kills(tmp_path, server_process_class):
 @pytest.mark.timeout(0)
 def test_nemesis(tmp_path, server_process_class):
     for seed in range(SEED, SEED + RUNS):
-        run(tmp_path / str(seed), server_process_class, seed, drawn(seed, KILLS, SECONDS))
+        run(tmp_path / str(seed), server_process_class, seed, drawn(seed, CHOSEN, SECONDS))

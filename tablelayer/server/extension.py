@@ -302,13 +302,13 @@ class TableExtension:
         standby = standbys[key] = Standby(self._services, follower, standbys.get(key))
         return standby
 
-    async def replica_removed(self, topic: TopicImage, index: int) -> None:
+    async def replica_removed(self, topic: TopicImage, index: int, *, with_topic: bool = False) -> None:
         if not (is_table(topic.config) or is_partition(topic.config)):
             return
         from tablelayer.server.bucket.standby import remove_store
 
         assert self._services is not None
-        await remove_store(self._services, topic.topic_id, index)
+        await remove_store(self._services, topic.topic_id, index, with_table=with_topic)
 
     def retention_floor(self, partition: Partition) -> int | None:
         """A plain topic that is tiered keeps what the lake does not have."""

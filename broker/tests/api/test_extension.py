@@ -161,7 +161,7 @@ class ShoutExtension:
     def replica_hooks(self, follower: Follower, topic: TopicImage) -> None:
         return None
 
-    async def replica_removed(self, topic: TopicImage, index: int) -> None:
+    async def replica_removed(self, topic: TopicImage, index: int, *, with_topic: bool = False) -> None:
         """Nothing is kept."""
 
     def retention_floor(self, partition: Partition) -> int | None:

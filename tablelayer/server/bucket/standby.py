@@ -65,6 +65,7 @@ class Standby:
         self._checkpointing: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
         self._cut_to: int | None = None
+        self._cuts = 0
         self._flushed_at = services.context.clock.monotonic()
         self._ended = False
         self.applied_rows = 0
@@ -95,9 +96,11 @@ class Standby:
         store = self._store
         if store is not None and max(store.applied_offset, store.visible_offset) > end_offset:
             disk = self._services.store_disk
-            if disk.is_directory(self.directory):
-                disk.remove_tree(cut := self.directory.with_name(f"{self.directory.name}.cut"))
-                disk.rename(self.directory, cut)
+            if disk.is_directory(self.directory):  # its files go when the next store is opened
+                self._cuts += 1
+                disk.rename(
+                    self.directory, self.directory.with_name(f"{self.directory.name}.cut{self._cuts}")
+                )
         self._moved.set()
 
     @property
@@ -291,13 +294,15 @@ def _start_of(log: PartitionLog) -> int:
     return log.local_start_offset
 
 
-async def remove_store(services: Services, table_id: UUID, bucket: int) -> None:
+async def remove_store(services: Services, table_id: UUID, bucket: int, *, with_table: bool = False) -> None:
     """Of a bucket that this broker holds no longer, and whose store is closed: the store, and this broker's snapshots
-    of it.
+    of it. `with_table`: also those that whoever leads a bucket of one replica has.
     """
     await services.run(_remove, services.store_disk, services.directory / str(table_id) / str(bucket))
-    snapshots = services.snapshots_of(table_id, bucket, replicated=True)
-    if snapshots is not None:
+    for replicated in (True, False) if with_table else (True,):
+        snapshots = services.snapshots_of(table_id, bucket, replicated=replicated)
+        if snapshots is None:
+            return
         try:
             await services.background(snapshots.forget)
         except Exception as error:  # noqa: BLE001 - of a store or a network: told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ MOVING = {
 
 
 NEEDED = {"min.insync.replicas": "2"}
+THREE = {"table.replication.factor": "3"}
 
 
 def extensions() -> list[TableExtension]:
@@ -383,6 +385,58 @@ async def test_a_dropped_table_leaves_nothing_with_its_replicas(tmp_path: Path) 
         answer = await table.broker.send(m.DropTableRequest(database="default", table="t"))
         assert answer.error_code == 0
         await until(lambda: not any(folder.exists() for folder in folders))
+
+
+async def test_a_table_that_was_dropped_while_a_broker_was_down_leaves_nothing_there(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
+        table = await led(cluster, made, {1, 2, 3})
+        assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
+        away = state_of(cluster).replicas[-1]
+        tables = tmp_path / str(away) / "extensions" / "tables"
+        await until(lambda: (tables / str(made.table_id) / "0").is_dir())
+        other = await tables_at(cluster, 1).create("k INT, v INT, PRIMARY KEY (k)", name="u", given=THREE)
+        await in_sync(cluster, {1, 2, 3}, "default.u")
+        await put(await led(cluster, other, {1, 2, 3}), {1: 1})
+        await until(lambda: (tables / str(other.table_id) / "0").is_dir())
+        await cluster.stop(away)
+        kept = next(iter(cluster.brokers.values()))
+        assert (await kept.send(m.DropTableRequest(database="default", table="t"))).error_code == 0
+        assert (tables / str(made.table_id) / "0").is_dir()
+        await cluster.start(away)
+        assert not (tables / str(made.table_id)).exists()
+        assert (tables / str(other.table_id) / "0").is_dir(), "of another table"
+
+
+async def test_a_standby_whose_log_is_cut_leaves_its_files_to_who_opens_the_next_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told on the event loop, which renames the store and removes no file."""
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        for number in range(5):
+            assert (await table.put(("+", {"k": number, "v": 1}))).error_code == 0
+        follower = state_of(cluster).replicas[-1]
+        await until(lambda: applied_at(cluster, follower) == 5)
+        standby, removed = standby_at(cluster, follower), []
+        disk = standby._services.store_disk
+        remove_tree = disk.remove_tree
+
+        def remember(path: Path) -> None:
+            removed.append((path.name, threading.current_thread() is threading.main_thread()))
+            remove_tree(path)
+
+        monkeypatch.setattr(disk, "remove_tree", remember, raising=False)
+        log = follower_at(cluster, follower).log
+        standby.truncated(3)
+        standby.truncated(2)
+        assert not removed
+        assert not standby.directory.exists(), "no crash brings it together with the log that is cut next"
+        log.truncate_to(2)
+        log.follow()
+        await until(lambda: removed and disk.directories(standby.directory.parent) == ["0"])
+        await until(lambda: applied_at(cluster, follower) == 5)
+        assert not any(on_loop for _, on_loop in removed)
 
 
 async def test_a_bucket_moves_to_another_broker_with_its_store(tmp_path: Path) -> None:
