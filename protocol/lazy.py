@@ -7,6 +7,8 @@ up once; who imports a module in earnest, in any thread, gets the same one.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -22,3 +24,19 @@ class _LazyModule(ModuleType):
 def lazy_module(name: str) -> Any:
     """Stands for the module `name`. Not for kernels: numba knows modules alone."""
     return _LazyModule(name)
+
+
+def lazy_names(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` (PEP 562) of a package whose names are in other modules: each module is imported when the first
+    of its names is asked for. `homes`: names by the module that has them, which may begin with a dot, for one inside
+    the package."""
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home_of[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find

@@ -28,7 +28,8 @@ from tablelayer.cli.errors import explain
 from tablelayer.cli.options import Format
 from tablelayer.cli.output import Ends
 from tablelayer.cli.progress import showing
-from tablelayer.model.ddl.tokens import DdlError, TokenStream
+from tablelayer.model.ddl.errors import DdlError
+from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.errors import TableError
 from tablelayer.sql.answer import Answer
 from tablelayer.sql.session import Session

@@ -13,7 +13,7 @@ from tablelayer.cli.connect import open_connection
 from tablelayer.cli.describe import describe_definition
 from tablelayer.cli.errors import CommandError
 from tablelayer.cli.options import Format, SqlFormat
-from tablelayer.cli.output import write_batches, write_parquet
+from tablelayer.cli.output import write_batches, write_parquet, write_rows
 from tablelayer.cli.progress import showing
 from tablelayer.client import Connection
 from tablelayer.sql.answer import Answer
@@ -124,7 +124,13 @@ def _run(connection: Connection, session: Session, sql: str, output: Format) -> 
 def show(answer: Answer, output: Format, *, took: str = "") -> None:
     """Write an answer: rows, as they come, and definitions to standard output; messages too, but not among CSV or JSON
     rows. `took`: what is said of its time."""
-    count = None if answer.schema is None else write_batches(answer.schema, answer.batches(), output)
+    count: int | None = None
+    if answer.texts is not None:
+        rows = list(zip(*answer.texts.values(), strict=True))
+        write_rows(list(answer.texts), rows, output)
+        count = len(rows)
+    elif answer.schema is not None:
+        count = write_batches(answer.schema, answer.batches(), output)
     if count is not None:
         if output is Format.TABLE:
             typer.echo(f"{count} row{'' if count == 1 else 's'}{took}")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from tablelayer.client.admin.databases import AsyncAdmin, as_path
-from tablelayer.client.admin.kafka import AsyncKafkaAdmin
-from tablelayer.client.admin.security import AsyncSecurityAdmin
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.metrics import ClientMetrics
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
-from tablelayer.client.table.table import AsyncTable
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.model.table.definition import TableDefinition, TablePath
+
+if TYPE_CHECKING:
+    from tablelayer.client.admin.kafka import AsyncKafkaAdmin
+    from tablelayer.client.admin.security import AsyncSecurityAdmin
+    from tablelayer.client.table.table import AsyncTable
 
 
 class AsyncConnection:
@@ -29,9 +33,21 @@ class AsyncConnection:
         self.config = config or ClientConfig()
         self.cluster = Cluster(self.settings, self.config)
         self.admin = AsyncAdmin(self.cluster)
-        self.kafka = AsyncKafkaAdmin(self.cluster)
-        self.security = AsyncSecurityAdmin(self.cluster)
         self._tables: WeakSet[AsyncTable] = WeakSet()
+
+    @cached_property
+    def kafka(self) -> AsyncKafkaAdmin:
+        """Topics and groups."""
+        from tablelayer.client.admin.kafka import AsyncKafkaAdmin
+
+        return AsyncKafkaAdmin(self.cluster)
+
+    @cached_property
+    def security(self) -> AsyncSecurityAdmin:
+        """Users and rights."""
+        from tablelayer.client.admin.security import AsyncSecurityAdmin
+
+        return AsyncSecurityAdmin(self.cluster)
 
     @property
     def bootstrap(self) -> str:
@@ -44,6 +60,8 @@ class AsyncConnection:
 
     def open_table(self, definition: TableDefinition) -> AsyncTable:
         """Open a table whose definition is known already, without a question; ValueError if it has no id."""
+        from tablelayer.client.table.table import AsyncTable
+
         table = AsyncTable(self.cluster, definition)
         self._tables.add(table)
         return table

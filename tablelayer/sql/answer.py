@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from protocol.lazy import lazy_module
 from tablelayer.model.table.definition import TableDefinition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
 
 
 class Answer:
@@ -15,7 +20,7 @@ class Answer:
     Rows may still be arriving: whoever takes `batches` has them once, and whoever asks for `rows` waits for all.
     """
 
-    __slots__ = ("_given", "definition", "is_code", "row_count", "text")
+    __slots__ = ("_given", "definition", "is_code", "row_count", "text", "texts")
 
     def __init__(
         self,
@@ -25,8 +30,11 @@ class Answer:
         *,
         is_code: bool = False,
         row_count: int | None = None,
+        texts: Mapping[str, Sequence[str | None]] | None = None,
     ) -> None:
         self._given = rows
+        self.texts = texts
+        """Rows of texts alone, by column: whoever shows them needs no Arrow for them."""
         self.definition = definition
         self.text = text
         self.is_code = is_code
@@ -36,24 +44,32 @@ class Answer:
     @property
     def schema(self) -> pa.Schema | None:
         """Of the rows; None if it has none."""
-        return None if self._given is None else self._given.schema
+        given = self._arrow()
+        return None if given is None else given.schema
 
     @property
     def rows(self) -> pa.Table | None:
         """All rows."""
-        if isinstance(self._given, pa.RecordBatchReader):
-            self._given = self._given.read_all()
-        return self._given
+        given = self._arrow()
+        if isinstance(given, pa.RecordBatchReader):
+            given = self._given = given.read_all()
+        return given
 
     def batches(self, rows_max: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows as they come, at most so many at a time."""
         most = rows_max or _ROWS_AT_ONCE
-        if isinstance(self._given, pa.RecordBatchReader):
-            for batch in self._given:
+        given = self._arrow()
+        if isinstance(given, pa.RecordBatchReader):
+            for batch in given:
                 for start in range(0, batch.num_rows, most):
                     yield batch.slice(start, most)
-        elif self._given is not None:
-            yield from self._given.to_batches(max_chunksize=most)
+        elif given is not None:
+            yield from given.to_batches(max_chunksize=most)
+
+    def _arrow(self) -> pa.Table | pa.RecordBatchReader | None:
+        if self._given is None and self.texts is not None:
+            self._given = pa.table({name: pa.array(each, pa.string()) for name, each in self.texts.items()})
+        return self._given
 
 
 _ROWS_AT_ONCE = 10_000

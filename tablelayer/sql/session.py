@@ -13,12 +13,9 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from protocol.lazy import lazy_module
 from tablelayer.client import Connection
 from tablelayer.client.admin.ddl import define
-from tablelayer.client.result import SqlResult
 from tablelayer.model.ddl import (
     AlterUser,
     CopyFrom,
@@ -59,15 +56,19 @@ from tablelayer.model.ddl import (
 )
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.table_options import DECLARED
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.sql.answer import Answer
-from tablelayer.sql.catalog import columns_of
 from tablelayer.sql.errors import SqlError
-from tablelayer.sql.parameters import Parameters, bind, places_count
-from tablelayer.sql.rights import run_rights
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tablelayer.client.result import SqlResult
+    from tablelayer.sql.parameters import Parameters
     from tablelayer.sql.select import Plan
     from tablelayer.sql.writes import Writes
+else:
+    pa = lazy_module("pyarrow")
 
 
 class Session:
@@ -91,11 +92,14 @@ class Session:
 
     def query(self, sql: str, parameters: Parameters | None = None) -> SqlResult:
         """Carry out the statements of a text; the answer of the last one. Errors as `run` and `bind`."""
+        from tablelayer.client.result import SqlResult
+        from tablelayer.sql.parameters import bind
+
         last = Answer()
         for answer in self.run(sql if parameters is None else bind(sql, parameters)):
             last = answer
         if last.definition is not None:
-            last = Answer(rows=columns_of(last.definition))
+            last = Answer(rows=_columns_of(last.definition))
         if last.schema is None:
             return SqlResult(None, iter(()), text=last.text, row_count=last.row_count)
         return SqlResult(last.schema, last.batches())
@@ -120,7 +124,7 @@ class Session:
             return self._summary(statement)
         answer = self._run(statement)
         if answer.definition is not None:
-            rows: pa.Table | None = columns_of(answer.definition)
+            rows: pa.Table | None = _columns_of(answer.definition)
         else:
             rows = answer.rows if answer.text is None else _texts({"text": [answer.text]})
         assert rows is not None
@@ -129,6 +133,7 @@ class Session:
     def places(self, sql: str) -> pa.Schema:
         """The types of the values that `?` stand for in a query, named by their places from 1 on; texts where the query
         leaves the type open. Raises as `reading`."""
+        from tablelayer.sql.parameters import bind, places_count
         from tablelayer.sql.select import place_types
         from tablelayer.sql.sources import Known
 
@@ -142,6 +147,8 @@ class Session:
     def query_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """A statement for each of many rows of parameters; how many rows were written. Those of an INSERT of one row
         are written at once."""
+        from tablelayer.sql.parameters import bind
+
         if not rows:
             return 0
         marks = _marks(len(rows[0]))
@@ -174,6 +181,8 @@ class Session:
         if done is not None:
             return Answer(text=done)
         if isinstance(statement, (Grant, Revoke, ShowGrants, CreateUser, AlterUser, DropUser, ShowUsers)):
+            from tablelayer.sql.rights import run_rights
+
             return run_rights(self._connection.security, statement)
         raise AssertionError(f"a statement of no known kind: {statement!r}")
 
@@ -373,7 +382,7 @@ _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
     ShowPartitions: Session._partitions,
     ShowOptions: Session._options,
     ShowColumns: lambda self, it: Answer(
-        rows=_like(columns_of(self._connection.admin.describe_table(it.path)), "column", it.like)
+        rows=_like(_columns_of(self._connection.admin.describe_table(it.path)), "column", it.like)
     ),
     DescribeDatabase: Session._describe_database,
     ShowCreateDatabase: Session._show_create_database,
@@ -414,9 +423,21 @@ def _texts(columns: Mapping[str, Any]) -> pa.Table:
 
 def _names(heading: str, names: list[str], like: str | None) -> Answer:
     """Names as rows."""
+    if like is None:
+        return Answer(texts={heading: names})
     return Answer(rows=_like(_texts({heading: names}), heading, like))
+
+
+def _columns_of(definition: TableDefinition) -> pa.Table:
+    from tablelayer.sql.catalog import columns_of
+
+    return columns_of(definition)
 
 
 def _like(rows: pa.Table, column: str, like: str | None) -> pa.Table:
     """Those whose name is like SQL's pattern: % any characters, _ one."""
-    return rows if like is None else rows.filter(pc.match_like(rows.column(column), like))
+    if like is None:
+        return rows
+    import pyarrow.compute as pc
+
+    return rows.filter(pc.match_like(rows.column(column), like))

@@ -8,8 +8,11 @@ tables and columns they need, and whether a lookup, a count or a limit scan answ
 ``parse(create_table_sql(definition))`` gives the definition back, as it would be if it were new.
 """
 
-from tablelayer.model.ddl.clauses import parse_columns
-from tablelayer.model.ddl.parser import parse
+from typing import TYPE_CHECKING
+
+from protocol.lazy import lazy_names
+from tablelayer.model.ddl.errors import DdlError
+from tablelayer.model.ddl.plain import parse
 from tablelayer.model.ddl.query import Select
 from tablelayer.model.ddl.render import create_database_sql, create_table_sql
 from tablelayer.model.ddl.statements import (
@@ -57,8 +60,12 @@ from tablelayer.model.ddl.statements import (
     Update,
     UseDatabase,
 )
-from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.types.values import Value
+
+if TYPE_CHECKING:
+    from tablelayer.model.ddl.clauses import parse_columns
+else:
+    __getattr__ = lazy_names(__name__, {".clauses": ("parse_columns",)})
 
 __all__ = [
     "AddPartition",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sqlglot import Token, TokenType
 
+from tablelayer.model.ddl.errors import DdlError
 from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.statements import (
     CopyFrom,
@@ -21,7 +22,6 @@ from tablelayer.model.ddl.statements import (
     Truncate,
     Update,
 )
-from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.types.values import Value
 
 if TYPE_CHECKING:

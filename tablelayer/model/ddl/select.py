@@ -20,8 +20,8 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
+from tablelayer.model.ddl.errors import DdlError
 from tablelayer.model.ddl.query import Bounds, PastTable, Select
-from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.types.column_types import DATE, timestamp
 from tablelayer.model.types.values import Value, negated, number, typed
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tablelayer.model.ddl.errors import DdlError
 from tablelayer.model.ddl.query import Select
-from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.errors import TableError
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition, TablePath

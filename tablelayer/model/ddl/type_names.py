@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlglot import TokenType
 
-from tablelayer.model.ddl.tokens import DdlError, TokenStream
+from tablelayer.model.ddl.errors import DdlError
+from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.types.column_types import DataType
 from tablelayer.model.types.text import TypeTextError, read_type_at
 

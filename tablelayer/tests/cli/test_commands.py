@@ -79,17 +79,42 @@ def test_a_server_has_numba_without_what_that_loads_where_it_finds_it(tmp_path):
     assert done.stdout.strip() == "['numba']"
 
 
-def test_a_short_command_loads_what_it_needs_and_collects_garbage_from_then_on(server):
+@pytest.mark.parametrize(
+    ("words", "heavy", "shown"),
+    [
+        (
+            ("sql", "-e", "SHOW DATABASES"),
+            ("numpy", "pyarrow", "sqlglot", "pandas", "duckdb", "rich", "numba", "prompt_toolkit"),
+            "\ndefault\n",
+        ),
+        (("sql", "-e", "USE default;"), ("numpy", "pyarrow", "sqlglot"), "using database default\n"),
+        (
+            ("sql", "-e", "SHOW DATABASES LIKE 'def%'"),
+            ("pandas", "duckdb", "rich", "numba", "sqlglot.dialects.duckdb"),
+            "\ndefault\n",
+        ),
+    ],
+)
+def test_a_short_command_loads_what_it_needs_and_collects_garbage_from_then_on(server, words, heavy, shown):
     code = (
         "import gc, sys\nfrom tablelayer.cli.main import main\n"
-        f"sys.argv = ['headrace', 'sql', '-s', '{server}', '-e', 'SHOW DATABASES']\n"
+        f"sys.argv = ['headrace', *{words!r}, '-s', '{server}']\n"
         "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code\n"
-        "heavy = ('pandas', 'duckdb', 'rich', 'numba', 'sqlglot.dialects.duckdb')\n"
+        f"heavy = {heavy!r}\n"
         "print([name for name in heavy if name in sys.modules], gc.isenabled())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "[] True"
-    assert "\ndefault\n" in done.stdout
+    assert shown in done.stdout
+
+
+@pytest.mark.parametrize("output", ["table", "csv", "json"])
+def test_names_look_the_same_with_and_without_the_parser(headrace, fruit, output):
+    by_words = headrace("sql", "-e", "SHOW TABLES", "-o", output)
+    parsed = headrace("sql", "-e", "SHOW TABLES LIKE '%'", "-o", output)
+    assert by_words.exit_code == 0
+    assert by_words.stdout == parsed.stdout
+    assert "fruit" in by_words.stdout
 
 
 def test_a_program_that_calls_a_command_keeps_its_pandas(headrace, fruit):

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.errors import DecodeError, ErrorCode
 from tablelayer.client import ClientConfig, TableError, TableErrorCode, connect
-from tablelayer.client.blocking import _LoopThread
+from tablelayer.client.blocking.waiting import LoopThread
 from tablelayer.client.wire import direct
 from tablelayer.model.messages.read import LookupRequest, LookupResponse, LookupResult
 from tablelayer.model.schema.schema import Schema
@@ -40,7 +40,7 @@ def without_loop(monkeypatch):
             coroutine.close()
             raise AssertionError("this was left to the loop")
 
-        monkeypatch.setattr(_LoopThread, "run", run)
+        monkeypatch.setattr(LoopThread, "run", run)
         return monkeypatch
 
     return forbid

@@ -54,6 +54,7 @@ CONFIG = ClientConfig(client_id="shop", acks="all", request_timeout_ms=10_000)
 
 def administer(connection: Connection) -> list[str]:
     admin, kafka = connection.admin, connection.kafka
+    users: list[str] = [user.name for user in connection.security.list_users()]
     admin.create_database("shop", if_not_exists=True, comment="the shop", properties={"owner": "sales"})
     admin.alter_database("shop", set_properties={"owner": "all"}, reset_properties=["x"], comment="")
     described: str | None = admin.describe_database("shop").comment
@@ -101,6 +102,7 @@ def administer(connection: Connection) -> list[str]:
         *names,
         *states,
         *tables,
+        *users,
         described or "",
         f"{leaders} {free} {ports} {left} {kept} {reasons_of_leaders}",
     ]

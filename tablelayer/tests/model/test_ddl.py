@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tablelayer.model.ddl import (
@@ -33,6 +33,8 @@ from tablelayer.model.ddl import (
     parse,
     parse_columns,
 )
+from tablelayer.model.ddl.parser import parse as parse_all
+from tablelayer.model.ddl.plain import plain_statement
 from tablelayer.model.ddl.select import to_duckdb
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.table.definition import TablePath
@@ -320,6 +322,36 @@ def test_nonsense_is_a_ddl_error_and_nothing_else(words):
     assert complaint.line <= sql.count("\n") + 1
     assert complaint.column <= len(sql) + 1
     assert complaint.reason
+
+
+_WORDS = st.sampled_from(
+    ["SHOW", "show", "USE", "Use", "DESCRIBE", "desc", "DATABASES", "SCHEMAS", "TABLES", "TOPICS", "VIEWS", "COLUMNS",
+     "IN", "FROM", "from", "TABLE", "DATABASE", "schema", "shop", "Shop2", "_x", "a.b", "a.", ".b", "a.b.c", "a-b",
+     "LIKE", "'%'", "`a`", "select", "null", "--x", ";", "é", "a" * 300]
+)  # fmt: skip
+
+
+@example(["USE", "schema"], " ", ";")
+@example(["DESCRIBE", "table"], " ", ";")
+@given(
+    st.lists(_WORDS, min_size=1, max_size=5),
+    st.sampled_from([" ", "  ", "\n", "\t", ""]),
+    st.sampled_from("; "),
+)
+def test_a_statement_of_plain_words_means_what_the_parser_says(words, between, end):
+    sql = between.join(words) + end
+    plain = plain_statement(sql, "home")
+    if plain is not None:
+        assert [plain] == parse_all(sql, "home")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SHOW DATABASES", "show schemas ;", " SHOW TABLES", "SHOW TABLES IN shop", "show tables\nfrom Shop", "SHOW TOPICS",
+     "SHOW VIEWS", "USE shop;", "DESCRIBE orders", "desc shop.orders"],
+)  # fmt: skip
+def test_plain_words_need_no_parser(sql):
+    assert [plain_statement(sql, "home")] == parse_all(sql, "home")
 
 
 def test_column_lists():
