@@ -27,9 +27,9 @@ class ClientConfig:
     #: Metadata older than this is asked for again even if nobody complained.
     metadata_max_age_ms: int = 300_000
     #: A write batch is cut at about this size before compression: large enough to amortise the fixed cost of
-    #: a request,
-    #: small enough that a reader's 1 MiB fetch holds one.
-    batch_size_bytes: int = 1 << 20
+    #: a request and of each compressed buffer, small enough that filters skip most of a table. Fluss's
+    #: client.writer.batch-size.
+    batch_size_bytes: int = 2 << 20
     #: The server remembers a writer's last five batches per bucket; more in flight could not be deduplicated.
     max_in_flight: int = 5
     #: Encoded data waiting to be acknowledged; a writer that is further ahead waits.

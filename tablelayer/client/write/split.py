@@ -76,7 +76,7 @@ class Spread:
             part = slab.slice(start, step)
             parts.append((self._bucket, part))
             self._given_bytes += part.num_rows * row_size
-            if self._given_bytes >= self._batch_size_bytes:
+            if self._given_bytes + row_size > self._batch_size_bytes:
                 self._bucket = (self._bucket + 1) % self._bucket_count
                 self._given_bytes = 0
         return parts

@@ -23,7 +23,7 @@ from tablelayer.model.batches.ipc_metadata import check_message
 from tablelayer.model.options.table_options import ArrowCompression
 
 ROWS_PER_MESSAGE_MAX: Final = 1 << 20
-"""Rows of one message of a stranger. Writers send a MiB at a time, and a row is counted as a byte at least; so many
+"""Rows of one message of a stranger. Writers send two MiB at a time, and a row is counted as a byte at least; so many
 rows are some ten MB of text for a Kafka consumer, which gets a batch as a whole."""
 
 BYTES_PER_MESSAGE_MAX: Final = 100 << 20
