@@ -23,7 +23,7 @@ from tablelayer.server import stored_message
 from tablelayer.server.limits import Limits
 from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
-from tablelayer.server.store.kv import KeyRange
+from tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory
 from tablelayer.tests.server.tables import Table, tables
 
 KEYED = "id INT, text STRING, PRIMARY KEY (id) NOT ENFORCED"
@@ -45,6 +45,41 @@ async def looked_up(table: Table, numbers: Sequence[int], version: int = 2) -> m
     answer = await table.broker.send(m.LookupRequest(table_id=table.table_id, buckets=[part]), version)
     result: m.LookupResult = answer.buckets[0]
     return result
+
+
+class CountingStore(KeyValueStore):
+    """Counts the keys that are read together."""
+
+    read = 0
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        self.read += len(keys)
+        return super().get(keys)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_r21_1_keys_are_read_together_where_there_is_room_for_their_rows(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys = [b"\x01%04d" % number for number in range(300)]
+    values = [bytes(int(size)) for size in [900, *rng.choice([1, 40, 900], 299, p=[0.5, 0.4, 0.1])]]
+    store = CountingStore.open(tmp_path / "kv", SharedMemory(Limits()))
+    assert isinstance(store, CountingStore)
+    try:
+        store.write([(keys, values)], 300, 300)
+        others = [*keys[1:], *(b"\x01%04d-" % number for number in range(50))]
+        asked = [keys[0], *(others[place] for place in rng.permutation(len(others)))]
+        stored = dict(zip(keys, values, strict=True))
+        for max_bytes in (0, 500, 2_000, 20_000, 40_000, 1 << 20):
+            alone, room = (Room(max_bytes, RowCost(3, 2)) for _ in range(2))
+            expected = alone.those_that_fit(map(stored.get, asked))
+            store.read = 0
+            assert store.get_while(asked, room) == expected
+            assert (room.used, room.is_full) == (alone.used, alone.is_full)
+            assert store.read <= max(0, len(expected) + 1 - 16), (
+                "one is turned away; the first 16 are read alone"
+            )
+    finally:
+        store.close()
 
 
 async def test_r21_1_a_lookup_answers_the_first_keys_as_many_as_there_is_room_for(tmp_path: Path) -> None:
