@@ -49,8 +49,7 @@ from broker.cluster.data_dir import (
     FROM_REMOTE_STORAGE,
     PARTITION_METADATA,
     DataDirectory,
-    is_used,
-    member_of,
+    read_properties,
     to_base64,
 )
 from broker.cluster.deleted_files import DeletedFiles
@@ -220,8 +219,8 @@ class Broker:
         cluster, new_id = None, self._entropy.uuid()
         if self._store is not None:
             undo.push_async_callback(self._store.close)
-            if not is_used(self._disk, self._data_dir) or member_of(self._disk, self._data_dir):
-                known = member_of(self._disk, self._data_dir)
+            known = read_properties(self._disk, self._data_dir)
+            if known is None or known.is_member:
                 cluster = await cluster_id(self._store, known=known, new=to_base64(new_id))
         self._directory = DataDirectory(
             self._data_dir,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from broker.api.broker_loggers import change_loggers, describe_loggers
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
@@ -61,6 +61,12 @@ CHANGES_MAX = 1000
 _LIST_OPERATIONS = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
 
 
+OF_REPLICAS: Final = (
+    "min.insync.replicas",
+    "leader.replication.throttled.replicas",
+    "follower.replication.throttled.replicas",
+)
+"""What administrators of a cluster, and Kafka's tools that move partitions, set of the broker's own topics."""
 Wanted = dict[str, str | None]
 """Values by name, None for what goes back to its default."""
 Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], Wanted]
@@ -254,18 +260,24 @@ class ConfigsApi:
                 )
                 return 0, None
             image = self._existing(resource.resource_name)
-            if image.internal:
-                raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{image.name} is the broker's own")
             await self._metadata.alter_config(
-                image.name, partial(self._of_topic, context, changes), validate_only=validate_only
+                image.name, partial(self._of_topic, context, image, changes), validate_only=validate_only
             )
         except KafkaError as error:
             return error.code, error.message
         return 0, None
 
-    def _of_topic(self, context: RequestContext, changes: Changes, config: Mapping[str, str]) -> Wanted:
+    def _of_topic(
+        self, context: RequestContext, image: TopicImage, changes: Changes, config: Mapping[str, str]
+    ) -> Wanted:
         keys = self._metadata.topic_configs.keys(config)
         wanted = changes(config, keys)
+        others = [name for name in wanted if name not in OF_REPLICAS and wanted[name] != config.get(name)]
+        if image.internal and others:
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"{image.name} is the broker's own, which {others[0]} is not for: {', '.join(OF_REPLICAS)} are",
+            )
         require_named_topics(context, keys, wanted)
         return wanted
 

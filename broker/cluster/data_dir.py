@@ -1,7 +1,8 @@
 """The data directory: who may use it, what it holds, and what is thrown away at start.
 
 .lock                      held (flock) by the running broker
-meta.properties            version, cluster.id, node.id; cluster.member if the truth about topics is elsewhere
+meta.properties            version, cluster.id, node.id; cluster.member if the truth about topics is elsewhere;
+                           cluster.adoption of one that was a broker alone before
 meta.db                    the embedded coordination store: the truth about topics of a broker alone
 restored-from-remote-storage  of a broker that was made of what remote storage had: partitions are still to follow
 .kafka_cleanshutdown       there only between a clean stop and the next start
@@ -26,13 +27,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from broker import disk_errors
 from broker.config_key import ConfigError
 from broker.ports import LockedError
 
 if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage
-    from broker.ports import Clock, Disk
+    from broker.ports import Clock, Disk, DiskLock
 
 logger = logging.getLogger("headrace.data")
 
@@ -41,6 +44,7 @@ LAYOUT_VERSION = 2
 _LOCK = ".lock"
 _PROPERTIES = "meta.properties"
 _MEMBER = "cluster.member"
+_ADOPTION = "cluster.adoption"
 _TEMPORARY = ".tmp"
 _CLEAN = ".kafka_cleanshutdown"
 _LIFE = ".last-life"
@@ -76,14 +80,9 @@ class DataDirectory:
         self.broker_id = broker_id
         try:
             disk.make_directory(path)
-            self._lock = disk.lock(path / _LOCK, str(os.getpid()))
         except OSError as error:
             raise ConfigError(f"the data directory {path} cannot be used: {error.strerror}") from error
-        except LockedError as error:
-            raise ConfigError(
-                f"the data directory {path} is in use by another broker (process {error.holder}); "
-                "stop that one or choose another directory"
-            ) from None
+        self._lock = lock_directory(disk, path)
         try:
             self.cluster_id = self._load_properties(broker_id, new_cluster_id, member_of)
         except BaseException:
@@ -126,7 +125,7 @@ class DataDirectory:
 
     @property
     def store_path(self) -> Path:
-        return self.path / "meta.db"
+        return store_of(self.path)
 
     def partition_dir(self, topic: str, index: int) -> Path:
         return self.path / f"{topic}-{index}"
@@ -251,25 +250,15 @@ class DataDirectory:
 
     def _load_properties(self, broker_id: int, new_cluster_id: uuid.UUID, member_of: str | None) -> str:
         path = self.path / _PROPERTIES
-        properties = _read_properties(self._disk, self.path)
+        properties = read_properties(self._disk, self.path)
         if properties is None:
             self._disk.spread(self.path)
             self._disk.sync_above(self.path)
             cluster_id = member_of or to_base64(new_cluster_id)
-            data = _properties(cluster_id, broker_id, is_member=member_of is not None)
-            self._disk.replace(path, data, sync=True)
+            new = Properties(LAYOUT_VERSION, cluster_id, broker_id, member_of is not None)
+            self._disk.replace(path, new.encode(), sync=True)
             return cluster_id
-        is_member = _MEMBER in properties
-        try:
-            version, node_id = int(properties["version"]), int(properties["node.id"])
-            cluster_id = properties["cluster.id"]
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"{path} is damaged ({error!r}); restore it from a backup") from error
-        if version > LAYOUT_VERSION:
-            raise ConfigError(
-                f"the data directory {self.path} was written by a newer version (layout {version}; "
-                f"this one knows {LAYOUT_VERSION}); upgrade before you start it here"
-            )
+        cluster_id, node_id, is_member = properties.cluster_id, properties.node_id, properties.is_member
         if node_id != broker_id:
             raise ConfigError(
                 f"the data directory {self.path} belongs to broker {node_id}, "
@@ -282,53 +271,98 @@ class DataDirectory:
             )
         if member_of is not None and not is_member:
             raise ConfigError(
-                f"the data directory {self.path} is that of a broker alone, which has its topics in it: it cannot"
-                " become a cluster's; choose another directory"
+                f"the data directory {self.path} is that of a broker alone, which has its topics in it: it joins"
+                " no cluster as it is. Choose another directory, or make it the first broker of a new cluster with"
+                f" `headrace cluster adopt --data {self.path} --zookeeper ...`"
             )
         if member_of is not None and cluster_id != member_of:
             raise ConfigError(
                 f"the data directory {self.path} belongs to the cluster {cluster_id}, and the one at --zookeeper is"
                 f" {member_of}: choose the directory or the address and path that belong together"
             )
-        if version < LAYOUT_VERSION:
+        if properties.version < LAYOUT_VERSION:
             # Before anything else of it: an older broker must not open what this one has written.
-            self._disk.replace(path, _properties(cluster_id, node_id, is_member=is_member), sync=True)
+            self._disk.replace(path, properties.encode(), sync=True)
         return cluster_id
 
 
-def member_of(disk: Disk, path: Path) -> str | None:
-    """The id of the cluster whose member the broker of a data directory is; None for a new one, and for that of a
-    broker alone. Changes nothing.
-    """
-    properties = _read_properties(disk, path)
-    return None if properties is None or _MEMBER not in properties else properties.get("cluster.id")
+class Properties(msgspec.Struct, frozen=True):
+    """What a data directory says of its broker. `adoption`: the one that made it a member."""
+
+    version: int
+    cluster_id: str
+    node_id: int
+    is_member: bool
+    adoption: str | None = None
+
+    def encode(self) -> bytes:
+        """In the present layout."""
+        fields = {"version": LAYOUT_VERSION, "cluster.id": self.cluster_id, "node.id": self.node_id}
+        if self.is_member:
+            fields[_MEMBER] = "true"
+        if self.adoption is not None:
+            fields[_ADOPTION] = self.adoption
+        return "".join(f"{name}={value}\n" for name, value in fields.items()).encode()
+
+
+def read_properties(disk: Disk, path: Path) -> Properties | None:
+    """None if no broker was started with the directory before. Raises ConfigError for what this version cannot read."""
+    file = path / _PROPERTIES
+    if disk.size(file) is None:
+        return None
+    lines = disk.read(file).decode(errors="replace").splitlines()
+    fields = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+    try:
+        properties = Properties(
+            int(fields["version"]),
+            fields["cluster.id"],
+            int(fields["node.id"]),
+            _MEMBER in fields,
+            fields.get(_ADOPTION),
+        )
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{file} is damaged ({error!r}); restore it from a backup") from error
+    if properties.version > LAYOUT_VERSION:
+        raise ConfigError(
+            f"the data directory {path} was written by a newer version (layout {properties.version}; "
+            f"this one knows {LAYOUT_VERSION}); upgrade before you start it here"
+        )
+    return properties
+
+
+def write_properties(disk: Disk, path: Path, properties: Properties) -> None:
+    """Durably, and whole or not at all."""
+    disk.replace(path / _PROPERTIES, properties.encode(), sync=True)
+
+
+def lock_directory(disk: Disk, path: Path) -> DiskLock:
+    """Keep others from a directory that is there. Raises ConfigError."""
+    try:
+        return disk.lock(path / _LOCK, str(os.getpid()))
+    except OSError as error:
+        raise ConfigError(f"the data directory {path} cannot be used: {error.strerror}") from error
+    except LockedError as error:
+        raise ConfigError(
+            f"the data directory {path} is in use by another broker (process {error.holder}); "
+            "stop that one or choose another directory"
+        ) from None
 
 
 def found_directory(disk: Disk, path: Path, cluster_id: str, broker_id: int) -> None:
     """Make the properties of a data directory of a broker alone, durably: the next start takes it for its own."""
     disk.make_directory(path)
     disk.sync_above(path)
-    disk.replace(path / _PROPERTIES, _properties(cluster_id, broker_id, is_member=False), sync=True)
+    write_properties(disk, path, Properties(LAYOUT_VERSION, cluster_id, broker_id, is_member=False))
 
 
-def is_used(disk: Disk, path: Path) -> bool:
-    """Whether a broker was started with the data directory before."""
-    return _read_properties(disk, path) is not None
+def is_clean(disk: Disk, path: Path) -> bool:
+    """Whether the last broker has closed every log. Changes nothing."""
+    return disk.size(path / _CLEAN) is not None
 
 
-def _read_properties(disk: Disk, path: Path) -> dict[str, str] | None:
-    if disk.size(path / _PROPERTIES) is None:
-        return None
-    return dict(
-        line.split("=", 1)
-        for line in disk.read(path / _PROPERTIES).decode().splitlines()
-        if "=" in line and line[0] != "#"
-    )
-
-
-def _properties(cluster_id: str, broker_id: int, *, is_member: bool) -> bytes:
-    text = f"version={LAYOUT_VERSION}\ncluster.id={cluster_id}\nnode.id={broker_id}\n"
-    return (f"{text}{_MEMBER}=true\n" if is_member else text).encode()
+def store_of(path: Path) -> Path:
+    """The file of the embedded store."""
+    return path / "meta.db"
 
 
 def to_base64(value: uuid.UUID) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -31,6 +31,9 @@ from broker.ports import (
     StoreUnavailableError,
 )
 from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.cluster.data_dir import Properties
 
 logger = logging.getLogger("headrace.metadata")
 
@@ -123,17 +126,17 @@ async def remove(store: CoordinationStore, path: str, node: Node) -> None:
         await store.transact(operations)
 
 
-async def cluster_id(store: CoordinationStore, *, known: str | None, new: str) -> str:
-    """The id of the cluster that is kept in the store. `known` is the one that this broker's data directory has, if it
-    is a member's; a cluster begins with the id `new`.
+async def cluster_id(store: CoordinationStore, *, known: Properties | None, new: str) -> str:
+    """The id of the cluster that is kept in the store. `known` is what this broker's data directory says, if it is a
+    member's; a cluster begins with the id `new`. Ends an adoption that has made the directory a member's.
 
-    Raises ConfigError if there is no cluster in the store, and a directory of one.
+    Raises ConfigError if there is no cluster in the store, and a directory of one, or if one is only being made.
     """
     node = await store.get(tree.CLUSTER_ID)
     if node is None and known is not None:
         raise ConfigError(
             f"there is no cluster at this address and path of ZooKeeper, and the data directory belongs to the cluster"
-            f" {known}: is the path behind the address the right one?"
+            f" {known.cluster_id}: is the path behind the address the right one?"
         )
     if node is None:
         with contextlib.suppress(NodeExistsError):  # of two that begin, one
@@ -141,7 +144,36 @@ async def cluster_id(store: CoordinationStore, *, known: str | None, new: str) -
         node = await store.get(tree.CLUSTER_ID)
     if node is None:
         raise StoreUnavailableError("the cluster's id was deleted")
+    adoption = await store.get(tree.ADOPTION)  # made together with the id, by whoever has found neither
+    if adoption is not None:
+        own = None if known is None else known.adoption
+        if own is None or own != decode_adoption(adoption).token:
+            raise ConfigError(adoption_under_way(decode_adoption(adoption)))
+        with contextlib.suppress(*OUTDATED):
+            await store.transact([DeleteNode(tree.ADOPTION, adoption.version)])
     return node.data.decode()
+
+
+class Adoption(msgspec.Struct, frozen=True):
+    """Of the data directory of a broker alone, which is made a cluster's. `token`: this one and no other."""
+
+    cluster_id: str
+    node_id: int
+    token: str
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def decode_adoption(node: Node) -> Adoption:
+    return msgspec.json.decode(node.data, type=Adoption)
+
+
+def adoption_under_way(adoption: Adoption) -> str:
+    return (
+        f"the data directory of broker {adoption.node_id} (cluster {adoption.cluster_id}) is being adopted at this"
+        " address and path of ZooKeeper, and that has not come to its end: run `headrace cluster adopt` for it again"
+    )
 
 
 async def become_controller(

@@ -147,7 +147,7 @@ class EmbeddedStore:
         """What is in it, but ephemeral nodes. Does not wait for what is begun afterwards, nor the other way round.
         Raises sqlite3.Error.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._copies, _read_image, self._path)
+        return await asyncio.get_running_loop().run_in_executor(self._copies, read_store, self._path)
 
     def _begin_copy(self, target: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -196,7 +196,8 @@ class EmbeddedStore:
         return connection
 
 
-def _read_image(path: Path) -> StoreImage:
+def read_store(path: Path) -> StoreImage:
+    """What is in the file of a store, but ephemeral nodes. Raises sqlite3.Error."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("BEGIN")

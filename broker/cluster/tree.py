@@ -8,6 +8,7 @@
 /brokers/live                       the brokers that the controller has seen to: who may lead and be given partitions
 /changes                            the last changes of topics and brokers; its version counts all of them
 /cluster/id                         the cluster's id, which its data directories have too
+/cluster/adoption                   while a broker alone is being made its first member (`broker.cluster.adoption`)
 /topics/<name>                      id, number of partitions, configuration
 /topics/<name>/states/<chunk>       states of the partitions from STATES_PER_CHUNK * chunk on
 /deleted/<topic id>                 a deleted topic whose files are still to be removed
@@ -42,6 +43,7 @@ SEEN: Final = "/brokers/seen"
 LIVE_BROKERS: Final = "/brokers/live"
 CHANGES: Final = "/changes"
 CLUSTER_ID: Final = "/cluster/id"
+ADOPTION: Final = "/cluster/adoption"
 TOPICS: Final = "/topics"
 DELETED: Final = "/deleted"
 LEADER_EPOCH: Final = "/leader_epoch"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerO
 cluster = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Brokers of a cluster, and what they hold: status, brokers, drain, rebalance.",
+    help="Brokers of a cluster, and what they hold: status, brokers, drain, rebalance, replicate, adopt.",
 )
 
 _NAMED_MAX = 10
@@ -87,6 +88,42 @@ def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_
 
 
 @cluster.command()
+def adopt(
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="The data directory of a server that is alone, and stopped.")
+    ],
+    zookeeper: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT/PATH", help="Where the new cluster is to be; nothing is there yet."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A broker configuration, as of headrace serve; repeatable."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The server's configurations in a .properties or .toml file."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say whether it can be, and change nothing.")
+    ] = False,
+) -> None:
+    """Make a server that is alone the first broker of a new cluster: with its topics, tables, groups, users and ACLs.
+
+    The server is stopped, and its files stay where they are. Cut off anywhere, it is done again by the same command.
+
+    \b
+      headrace cluster adopt --data ./data --zookeeper 127.0.0.1:2181/headrace --dry-run
+      headrace cluster adopt --data ./data --zookeeper 127.0.0.1:2181/headrace
+    """
+    from tablelayer.cli.adopt import adopt_directory
+
+    adopt_directory(data, zookeeper, sets or [], config, dry_run=dry_run)
+
+
+@cluster.command()
 def drain(broker: int, dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERVER) -> None:
     """Have others hold what a broker holds, before it is taken away. Clients go on meanwhile.
 
@@ -142,6 +179,41 @@ def rebalance(dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERV
         typer.echo(
             f"broker {each.broker_id} holds {held[each.broker_id]} replicas and leads {each.partitions_led}"
         )
+
+
+@cluster.command()
+def replicate(
+    factor: Annotated[int, typer.Argument(min=1, help="How many replicas each partition is to have.")],
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic", metavar="TOPIC", help="Only this topic or table, as in default.fruit; repeatable."
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Give all partitions and buckets as many replicas, those of internal topics too. Clients go on meanwhile.
+
+    \b
+      headrace cluster replicate 3 --dry-run
+      headrace cluster replicate 3
+      headrace cluster replicate 2 --topic orders --topic default.fruit
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.client.admin.placement import PlacementError, replicated
+
+    with open_connection(server) as connection:
+        found = connection.kafka.describe_cluster()
+        placements = connection.kafka.placements()
+        if unknown := sorted({*(topics or ())} - {each.topic for each in placements}):
+            raise CommandError(f"there is no topic {unknown[0]}")
+        chosen = [each for each in placements if not topics or each.topic in topics]
+        try:
+            wanted = replicated(chosen, {each.broker_id: each.rack for each in found.brokers}, factor)
+        except PlacementError as error:
+            raise CommandError(str(error)) from None
+        _carry_out(connection, placements, wanted, dry_run)
 
 
 def _after(placements: Sequence[Placement], wanted: Sequence[Placement]) -> list[Placement]:

@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from broker.cluster.data_dir import read_properties
 from broker.cluster.stores.configured import configured_store
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.listeners import parse_listener
+from broker.log.disk import SystemDisk
 from broker.malloc import keep_freed_memory
 from broker.metrics.health import Health, Stage
 from broker.net.poller import run_server
@@ -120,6 +122,7 @@ def serve(
     async def run() -> None:
         nonlocal broker_made
         clock = SystemClock()
+        known = read_properties(SystemDisk(), data)
         broker = Broker(
             config,
             data_dir=data,
@@ -127,7 +130,9 @@ def serve(
             port=port,
             extensions=[extension],
             clock=clock,
-            store=await configured_store(config, clock),
+            store=await configured_store(
+                config, clock, makes_path=known is None
+            ),  # a member's cluster is there, or elsewhere
             measured=metrics is not None,
         )
         broker_made = True

@@ -19,9 +19,11 @@ SILENT_SECONDS: Final = 2.0
 """After which a person is told what is waited for."""
 
 
-async def configured_store(config: BrokerConfig, clock: Clock) -> ZooKeeperStore | None:
+async def configured_store(
+    config: BrokerConfig, clock: Clock, *, makes_path: bool = True
+) -> ZooKeeperStore | None:
     """An open store; None if none is named: the broker has one of its own. Tries again until
-    `zookeeper.connection.timeout.ms` are over. Raises ConfigError then.
+    `zookeeper.connection.timeout.ms` are over. Raises ConfigError then. `makes_path`: whoever may begin a cluster.
     """
     address = config["zookeeper.connect"]
     if address is None:
@@ -43,6 +45,7 @@ async def configured_store(config: BrokerConfig, clock: Clock) -> ZooKeeperStore
         session_timeout_ms=config["zookeeper.session.timeout.ms"],
         connect_timeout_ms=config["zookeeper.connection.timeout.ms"],
         access=access_of(config),
+        makes_path=makes_path,
     )
     waiting = asyncio.get_running_loop().call_later(
         SILENT_SECONDS, logger.warning, "waiting for ZooKeeper at %s", hosts
@@ -50,7 +53,7 @@ async def configured_store(config: BrokerConfig, clock: Clock) -> ZooKeeperStore
     try:
         await store.open()
     except StoreUnavailableError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(error.message) from None
     finally:
         waiting.cancel()
     return store

@@ -85,7 +85,10 @@ class ZooKeeperStore:
         session_timeout_ms: int = 6_000,
         connect_timeout_ms: int = 15_000,
         access: ZooKeeperAccess | None = None,
+        makes_path: bool = True,
     ) -> None:
+        """`makes_path`: the chroot is made if it is not there; otherwise it is as if it were empty."""
+        self._makes_path = makes_path
         self._access = access or ZooKeeperAccess()
         self._hosts, _, chroot = hosts.partition("/")
         self._chroot = f"/{chroot}".rstrip("/")
@@ -105,7 +108,7 @@ class ZooKeeperStore:
         who comes so.
         """
         self._loop = asyncio.get_running_loop()
-        if self._chroot:
+        if self._chroot and self._makes_path:
             await self._make_chroot()
         again = KazooRetry(
             max_tries=-1, delay=0.05, backoff=2, max_delay=self._session_timeout / BEATS_PER_SESSION
@@ -116,7 +119,7 @@ class ZooKeeperStore:
         self._session_timeout = self._client._session_timeout / 1000  # what the server granted
         try:
             await self._beat()
-            await self._read(self._client.get_children_async("/"))
+            await self.children("/")
         except StoreError as error:
             await self._loop.run_in_executor(None, _end, self._client)
             raise self._entry_failed(self._client, error) from error

@@ -428,6 +428,31 @@ async def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path)
         assert "segment.bytes" not in broker.context.metadata.topic("t").config
 
 
+async def test_of_the_brokers_own_topics_only_what_concerns_their_replicas_is_set(tmp_path) -> None:
+    """As by kafka-reassign-partitions, which throttles and lets go whatever it has moved."""
+    name = "__consumer_offsets"
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic(name, retention_ms="-1")
+        throttled = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+        for key, value in ((throttled[0], "0:0"), (throttled[1], "*"), ("min.insync.replicas", "2")):
+            assert await alter(broker, (key, SET, value), name=name) == 0
+            assert broker.context.metadata.topic(name).config[key] == value
+        for change in (
+            ("retention.ms", SET, "1"),
+            ("retention.ms", DELETE, None),
+            ("cleanup.policy", APPEND, "delete"),
+        ):
+            assert (
+                await alter(broker, (throttled[0], SET, ""), change, name=name) == ErrorCode.POLICY_VIOLATION
+            )
+        assert broker.context.metadata.topic(name).config[throttled[0]] == "0:0", "all or nothing"
+        assert await alter(broker, *((key, DELETE, None) for key in throttled), name=name) == 0
+        assert broker.context.metadata.topic(name).config == {
+            "min.insync.replicas": "2",
+            "retention.ms": "-1",
+        }
+
+
 async def test_what_a_list_is_added_to_is_what_the_change_before_has_left(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")

@@ -1,4 +1,4 @@
-"""Where partitions are to go: away from a broker, or so that all brokers hold and lead as many. Pure.
+"""Where partitions are to go: away from a broker, onto more of them, or so that all hold and lead as many. Pure.
 
 A plan moves as little as it can. Replicas of a partition that are on different racks stay on as many; who is to lead is
 the first of them. Brokers are those that are alive, with their racks.
@@ -71,6 +71,34 @@ def balanced(placements: Iterable[Placement], brokers: Racks) -> list[Placement]
         for each in movable
         if after[each.topic, each.partition] != each.replicas
     ]
+
+
+def replicated(placements: Iterable[Placement], brokers: Racks, factor: int) -> list[Placement]:
+    """What has to be held by how many brokers for each partition to have `factor` replicas: new ones are on other racks
+    where there are any, and on those brokers that hold the fewest; those that go are the last. PlacementError if there
+    are fewer brokers.
+    """
+    if factor > len(brokers):
+        raise PlacementError(
+            f"{factor} replicas need as many brokers, and {len(brokers)} are alive: "
+            + ", ".join(map(str, sorted(brokers)))
+        )
+    there = list(placements)
+    held = Counter(broker for each in there for broker in each.replicas)
+    changed = []
+    for each in there:
+        # Who is gone holds nothing that could be copied: the first to go.
+        kept = sorted(each.replicas, key=lambda broker: broker not in brokers)[:factor]
+        replicas = [broker for broker in each.replicas if broker in kept]
+        while len(replicas) < factor:
+            used = {brokers.get(broker) for broker in replicas}
+            free = [broker for broker in brokers if broker not in replicas]
+            taker = min(free, key=lambda broker: (brokers[broker] in used, held[broker], broker))
+            held[taker] += 1
+            replicas.append(taker)
+        if tuple(replicas) != each.replicas:
+            changed.append(replace(each, replicas=tuple(replicas)))
+    return changed
 
 
 Places = dict[tuple[str, int], tuple[int, ...]]

@@ -46,3 +46,27 @@ def test_a_single_server_has_nothing_to_rebalance_and_cannot_be_drained(headrace
     unknown = headrace("cluster", "drain", "7")
     assert unknown.exit_code == 1
     assert "there is no broker 7, and nothing is held by one; alive are 0" in unknown.stderr
+
+
+def test_replicas_need_brokers_and_topics_that_are_there(headrace, server) -> None:
+    few = headrace("cluster", "replicate", "2", "--dry-run")
+    assert (few.exit_code, few.stderr) == (1, "2 replicas need as many brokers, and 1 are alive: 0\n")
+    unknown = headrace("cluster", "replicate", "1", "--topic", "nosuch")
+    assert (unknown.exit_code, unknown.stderr) == (1, "there is no topic nosuch\n")
+    assert headrace("cluster", "replicate", "1").stdout == "nothing has to be moved\n"
+
+
+def test_adoption_says_what_it_needs_before_it_changes_anything(headrace, tmp_path: Path) -> None:
+    nowhere = headrace("cluster", "adopt", "--data", str(tmp_path / "data"))
+    assert (nowhere.exit_code, nowhere.stderr) == (
+        1,
+        "say with --zookeeper where the cluster is to be, as in 127.0.0.1:2181/headrace\n",
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{probe.getsockname()[1]}/path"
+    quick = ("--set", "zookeeper.connection.timeout.ms=500")
+    silent = headrace("cluster", "adopt", "--data", str(tmp_path), "--zookeeper", nobody, *quick)
+    assert silent.exit_code == 1
+    assert silent.stderr.startswith("no ZooKeeper server answered at ")
+    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tablelayer.client.admin.placement import Placement, PlacementError, balanced, drained
+from tablelayer.client.admin.placement import Placement, PlacementError, balanced, drained, replicated
 
 
 def scattered(rng: random.Random, brokers: list[int], count: int, factor: int) -> list[Placement]:
@@ -91,3 +91,33 @@ def test_who_is_not_alive_keeps_what_it_has_when_others_are_balanced() -> None:
 def test_without_enough_others_nobody_can_be_drained() -> None:
     with pytest.raises(PlacementError, match=r"t-0 has 2 replicas, and without broker 2 there are 1 brokers"):
         drained([Placement("t", 0, (1, 2))], {1: None, 2: None}, 2)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_partitions_get_as_many_replicas_as_they_are_to_have_where_there_is_the_least(seed: int) -> None:
+    rng = random.Random(seed)
+    brokers = list(range(1, 6))
+    before = [Placement("t", number, (1,)) for number in range(40)]
+    before += scattered(rng, brokers, 20, 2)
+    plan = replicated(before, dict.fromkeys(brokers), 3)
+    after = applied(before, plan)
+    assert [each.replicas[: len(old.replicas)] for old, each in zip(before, after, strict=True)] == [
+        each.replicas for each in before
+    ], "who leads goes on to, and nothing is moved"
+    assert all(len(set(each.replicas)) == 3 for each in after)
+    of_one = replicated(before[:40], dict.fromkeys(brokers), 3)
+    assert [held(of_one)[each] for each in brokers] == [40, 20, 20, 20, 20]
+    assert replicated(after, dict.fromkeys(brokers), 3) == []
+    assert {each.replicas for each in replicated(after, dict.fromkeys(brokers), 1)} <= {
+        (broker,) for broker in brokers
+    }
+
+
+def test_replicas_come_to_other_racks_and_those_of_who_is_gone_go_first() -> None:
+    racks = {1: "a", 2: "a", 3: "b"}
+    (more,) = replicated([Placement("t", 0, (1,))], racks, 2)
+    assert more.replicas == (1, 3)
+    (fewer,) = replicated([Placement("t", 0, (9, 1, 2))], racks, 2)
+    assert fewer.replicas == (1, 2)
+    with pytest.raises(PlacementError, match="4 replicas need as many brokers, and 3 are alive: 1, 2, 3"):
+        replicated([], racks, 4)
