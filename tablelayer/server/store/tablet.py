@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import iter_headers
@@ -307,16 +308,20 @@ def undone_by(schema: Schema, batch: ArrowBatch, first: int) -> tuple[list[bytes
 def changes_of(
     schema: Schema, batch: ArrowBatch, stop: int | None = None
 ) -> tuple[list[bytes], list[bytes | None], int]:
-    """What a changelog batch (its rows before `stop`) puts into the store, in its order, and how the number of rows
-    changes. `schema`: the one it was written under."""
+    """What a changelog batch (its rows before `stop`) puts into the store, and how the number of rows changes.
+    `schema`: the one it was written under. Sorted by key, changes of one key in their order: to put unsorted keys into
+    a memtable costs four times as much.
+    """
     rows, changes = _images(schema, batch, 0, stop)
     if not len(changes):
         return [], [], 0
     kept = changes != ChangeType.UPDATE_BEFORE
-    selected = rows.filter(pa.array(kept))
-    deletes = changes[kept] == ChangeType.DELETE
-    keys = row_keys(schema, selected).to_pylist()
-    values: list[bytes | None] = encode_rows(selected, schema).to_pylist()
+    selected = rows if kept.all() else rows.filter(pa.array(kept))
+    encoded = row_keys(schema, selected)
+    order = pc.sort_indices(encoded)  # stable
+    deletes = changes[kept][order.to_numpy()] == ChangeType.DELETE
+    keys = encoded.take(order).to_pylist()
+    values: list[bytes | None] = encode_rows(selected, schema).take(order).to_pylist()
     if deletes.any():
         values = [None if gone else value for value, gone in zip(values, deletes.tolist(), strict=True)]
     delta = int((changes == ChangeType.INSERT).sum()) - int((changes == ChangeType.DELETE).sum())

@@ -10,14 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.ddl import parse_columns
+from tablelayer.model.rows.versions import decode_stored
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.limits import Limits
 from tablelayer.server.merge.engines import Operations
 from tablelayer.server.merge.writes import Writer
 from tablelayer.server.read.time_travel import _move
 from tablelayer.server.store.kv import DamagedStoreError, KeyValueStore, SharedMemory
-from tablelayer.server.store.tablet import PreparedWrite, Tablet
+from tablelayer.server.store.tablet import PreparedWrite, Tablet, changes_of
 
 LIMITS = Limits()
 TABLE = TableDefinition(
@@ -125,6 +127,28 @@ def test_r12_a_replay_applies_each_change_once(store: KeyValueStore, tmp_path: P
     assert (again.applied_offset, again.row_count) == (6, 2) == (store.applied_offset, store.row_count)
     assert again.values_from(b"\x01", 9) == store.values_from(b"\x01", 9)
     again.close()
+
+
+def test_changes_go_into_a_store_sorted_by_key_and_those_of_a_key_in_their_order() -> None:
+    changes = [("+I", 2, 20), ("+I", 3, 30), ("+I", 1, 10), ("-U", 2, 20), ("+U", 2, 21), ("-D", 1, 10)]
+    types = {
+        "+I": ChangeType.INSERT,
+        "-U": ChangeType.UPDATE_BEFORE,
+        "+U": ChangeType.UPDATE_AFTER,
+        "-D": ChangeType.DELETE,
+    }
+    rows = pa.RecordBatch.from_pylist([{"k": k, "v": v} for _, k, v in changes], TABLE.schema.arrow())
+    batch = encode_arrow_batch(
+        rows, schema_id=0, change_types=np.array([types[kind] for kind, _, _ in changes], np.uint8)
+    )
+    keys, values, delta = changes_of(TABLE.schema, ArrowBatch.parse(memoryview(batch)))
+    stored = decode_stored(
+        pa.array([value for value in values if value], pa.binary()), TABLE.versions, TABLE.schema
+    )
+    assert keys == sorted(keys)
+    assert stored.to_pylist() == [{"k": 1, "v": 10}, {"k": 2, "v": 20}, {"k": 2, "v": 21}, {"k": 3, "v": 30}]
+    assert [value is None for value in values] == [False, True, False, False, False]
+    assert delta == 2
 
 
 @pytest.mark.parametrize("offset", range(7))
