@@ -76,6 +76,8 @@ class WritePlan:
     """Those written, in the table's order."""
     targets: tuple[int, ...] | None
     row_kind_column: str | None
+    only_existing: bool = False
+    """Of a key that is not there nothing is written."""
 
     @property
     def change_type(self) -> int | None:
@@ -218,7 +220,12 @@ class StagedRows:
         self._plan = plan
         table = open_table(plan.bootstrap, plan.definition)
         self._staged = table.staged_writer(
-            writer, batch_id, uuid.uuid4().hex, plan.targets, definition=plan.definition
+            writer,
+            batch_id,
+            uuid.uuid4().hex,
+            plan.targets,
+            definition=plan.definition,
+            only_existing=plan.only_existing,
         )
 
     def put(self, batch: pa.RecordBatch) -> pa.Table:
@@ -258,6 +265,7 @@ class Sink:
                         definition=plan.definition,
                         change_type=plan.change_type,
                         target_columns=plan.targets,
+                        only_existing=plan.only_existing,
                     )
             return StagedMessage(writer, batch_id, [Receipt("", {}, count)])
         staged = StagedRows(plan, writer, batch_id)

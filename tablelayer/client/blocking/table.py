@@ -146,11 +146,21 @@ class Table(Waiting):
         target_columns: tuple[int, ...] | None = None,
         *,
         definition: TableDefinition | None = None,
+        only_existing: bool = False,
     ) -> StagedWriter:
-        """A writer of rows that become part of the table with `commit_staged` (`tablelayer.client.table.staging`)."""
+        """A writer of rows that become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
+        `only_existing`: of a key that is not there at the commit nothing is written, as with `partial`.
+        """
 
         async def make() -> AsyncStagedWriter:
-            return self._inner.staged_writer(writer, batch_id, attempt, target_columns, definition=definition)
+            return self._inner.staged_writer(
+                writer,
+                batch_id,
+                attempt,
+                target_columns,
+                definition=definition,
+                only_existing=only_existing,
+            )
 
         return StagedWriter(self._loop.run(make()), self._loop)
 

@@ -322,9 +322,10 @@ class Parts:
         mode: WriteMode,
     ) -> WriteResult:
         for attempt in range(_ATTEMPTS):
-            part = await (self._find(name) if change_type == DELETE else self._find_or_make(name))
+            made = change_type != DELETE and not mode.update
+            part = await (self._find_or_make(name) if made else self._find(name))
             if part is None:
-                return WriteResult(rows.num_rows)  # nothing to delete
+                return WriteResult(rows.num_rows)  # nothing to delete or to update
             theirs = self._of_partition(definition, name, part)
             try:
                 return await part.writer.write(rows, definition=theirs, change_type=change_type, mode=mode)
@@ -340,14 +341,20 @@ class Parts:
         raise AssertionError("unreachable")
 
     async def to_stage(
-        self, definition: TableDefinition, rows: pa.Table, change_type: int | None
+        self,
+        definition: TableDefinition,
+        rows: pa.Table,
+        change_type: int | None,
+        *,
+        only_existing: bool = False,
     ) -> list[tuple[str, TableDefinition, pa.Table]]:
         """Rows by part, as (name, the part's definition, rows); partitions that are missing are made, but not to
-        delete from.
+        delete from, nor to change only what is there.
         """
+        made = change_type != DELETE and not only_existing
         found = []
         for name, theirs, _ in await self._split_to_write(rows):
-            part = await (self._find(name) if change_type == DELETE else self._find_or_make(name))
+            part = await (self._find_or_make(name) if made else self._find(name))
             if part is not None:
                 found.append((name, self._of_partition(definition, name, part), theirs))
         return found

@@ -74,6 +74,7 @@ class AsyncStagedWriter:
         batch_id: int,
         attempt: str,
         target_columns: tuple[int, ...] | None = None,
+        only_existing: bool = False,
     ) -> None:
         self._cluster = cluster
         self._config = cluster.config
@@ -83,6 +84,7 @@ class AsyncStagedWriter:
         self._spreads: dict[UUID, Spread] = {}
         self._writer, self._batch_id, self._attempt = writer, batch_id, attempt
         self._targets = target_columns
+        self._update = only_existing
         self._held: dict[Place, list[pa.RecordBatch]] = {}
         self._held_bytes: dict[Place, int] = {}
         self._chunks: dict[Place, int] = {}
@@ -99,7 +101,9 @@ class AsyncStagedWriter:
         self._row_count += rows.num_rows
         if not self.decided:
             check_rows_fit(rows, str(self._definition.path))
-            for name, definition, theirs in await self._parts.to_stage(self._definition, rows, change_type):
+            for name, definition, theirs in await self._parts.to_stage(
+                self._definition, rows, change_type, only_existing=self._update
+            ):
                 partition = ITSELF if name == WHOLE else definition.table_id
                 assert partition is not None
                 await self._write(definition, partition, theirs, change_type)
@@ -198,6 +202,7 @@ class AsyncStagedWriter:
                     batch_id=self._batch_id,
                     attempt=self._attempt,
                     target_columns=None if self._targets is None else list(self._targets),
+                    update=self._update,
                     chunks=[chunk for chunk in chunks if (chunk.partition_id, chunk.bucket) in theirs],
                 )
                 answer = await self._cluster.send(

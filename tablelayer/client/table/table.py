@@ -204,9 +204,11 @@ class AsyncTable:
         definition: TableDefinition,
         change_type: int | None = None,
         target_columns: tuple[int, ...] | None = None,
+        only_existing: bool = False,
     ) -> WriteResult:
         """Write rows that conform to `definition` already; see `tablelayer.client.write.writer.Writer.write`."""
-        return await self._parts.write(rows, definition, change_type, WriteMode(target_columns, False))
+        mode = WriteMode(target_columns, overwrite=only_existing, update=only_existing)
+        return await self._parts.write(rows, definition, change_type, mode)
 
     def staged_writer(
         self,
@@ -216,8 +218,11 @@ class AsyncTable:
         target_columns: tuple[int, ...] | None = None,
         *,
         definition: TableDefinition | None = None,
+        only_existing: bool = False,
     ) -> AsyncStagedWriter:
-        """A writer of rows that become part of the table with `commit_staged` (`tablelayer.client.table.staging`)."""
+        """A writer of rows that become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
+        `only_existing`: of a key that is not there at the commit nothing is written, as with `partial`.
+        """
         return AsyncStagedWriter(
             self._cluster,
             self._parts,
@@ -226,6 +231,7 @@ class AsyncTable:
             batch_id=batch_id,
             attempt=attempt,
             target_columns=target_columns,
+            only_existing=only_existing,
         )
 
     async def commit_staged(

@@ -198,9 +198,9 @@ class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0",
     data: bytes = binary()
 
 
-class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0", flexible="0+"):
+class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0-1", flexible="0+"):
     """A chunk that was staged with the leader of a bucket, for another replica of it: whoever leads next has it.
-    ``place.count`` is its number. ``durable``: it has to survive a power cut.
+    ``place.count`` is its number. ``durable``: it has to survive a power cut. ``update``: as with `StageRowsRequest`.
     """
 
     table_id: UUID = uuid()
@@ -209,9 +209,10 @@ class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0", fle
     attempt: str = string()
     place: StagedPlace = struct(StagedPlace)
     target_columns: list[int] | None = array(int32, nullable="0+", default=None)
+    update: bool = boolean(versions="1+")
     batch: bytes = binary()
     durable: bool = boolean()
 
 
-class KeepStagedResponse(TableResponse, key=10097, kind="response", versions="0", flexible="0+"):
+class KeepStagedResponse(TableResponse, key=10097, kind="response", versions="0-1", flexible="0+"):
     pass

@@ -21,11 +21,12 @@ class StagedChunk(Struct):
     batch: Any = records()
 
 
-class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-1", flexible="0+"):
+class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-2", flexible="0+"):
     """Hand over rows that become part of the table when the writer commits the attempt.
 
     ``writer`` keeps its name over restarts, ``batch_id`` grows, ``attempt`` is new for every run of a task. A
-    chunk that is there already is not stored again.
+    chunk that is there already is not stored again. ``update``: the target columns of rows that are there when they are
+    committed are replaced; no row is made (`WRITE_MODE_UPDATE`).
     """
 
     table_id: UUID = uuid()
@@ -33,10 +34,11 @@ class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-1", fl
     batch_id: int = int64()
     attempt: str = string()
     target_columns: list[int] | None = array(int32, nullable="0+", default=None)
+    update: bool = boolean(versions="2+")
     chunks: list[StagedChunk] = array(StagedChunk)
 
 
-class StageRowsResponse(TableResponse, key=10040, kind="response", versions="0-1", flexible="0+"):
+class StageRowsResponse(TableResponse, key=10040, kind="response", versions="0-2", flexible="0+"):
     """``decided``: this batch, or a later one, is committed already; nothing was stored."""
 
     decided: bool = boolean()

@@ -31,7 +31,7 @@ class StagedHandlers:
                 request.attempt,
                 _place(chunk),
                 chunk.number,
-                Chunk(targets, memoryview(chunk.batch or b"")),
+                Chunk(targets, memoryview(chunk.batch or b""), request.update),
                 context.client_host,
             )
         return m.StageRowsResponse()

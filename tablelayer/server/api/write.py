@@ -11,12 +11,12 @@ from broker.requests.declaration import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages import write as m
-from tablelayer.model.options.table_options import MergeEngine
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.api.each_bucket import each_bucket, refuse
 from tablelayer.server.api.targets import Targets, check_key_table
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.log_bucket import LogBucket
+from tablelayer.server.merge.writes import check_overwritable
 
 Answer = TypeVar("Answer", m.AppendRowsResponse, m.PutRowsResponse)
 
@@ -55,12 +55,8 @@ class WriteHandlers:
             raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
         update = request.write_mode == m.WRITE_MODE_UPDATE
         overwrite = update or request.write_mode == m.WRITE_MODE_OVERWRITE
-        if overwrite and definition.settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
-            raise TableError(
-                TableErrorCode.INVALID_ROW,
-                f"table {definition.path} has the merge engine '{definition.settings.merge_engine}': "
-                "its rows cannot be overwritten",
-            )
+        if overwrite:
+            check_overwritable(definition)
 
         async def put(part: m.WriteBucket) -> AppendInfo:
             bucket = self._targets.bucket(definition, part.bucket, KeyBucket)

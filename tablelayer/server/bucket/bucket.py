@@ -157,12 +157,20 @@ class TableBucket:
         KafkaError, and the log is as it was then."""
         raise AssertionError("abstract")
 
-    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
-        """Raise TableError or KafkaError if a batch of a table client cannot be written. In an executor thread."""
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None, update: bool) -> None:
+        """Raise TableError or KafkaError if a batch of a table client cannot be written; `update`: as an update of rows
+        that are there. In an executor thread."""
         raise AssertionError("abstract")
 
     async def write_staged(
-        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+        self,
+        batch: memoryview,
+        targets: Sequence[int] | None,
+        writer: Writer,
+        acks: int,
+        timeout_ms: int,
+        *,
+        update: bool = False,
     ) -> AppendInfo:
         """Write a batch of a table client that was checked when it was staged, as this writer's."""
         raise AssertionError("abstract")

@@ -37,7 +37,14 @@ from tablelayer.model.table.definition import PARTITION_OF_CONFIG
 from tablelayer.model.types.column_types import INTEGER_BITS
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.merge.auto_increment import OutOfNumbersError
-from tablelayer.server.merge.writes import OperationSource, Writer, decode_put, key_insertions, write_header
+from tablelayer.server.merge.writes import (
+    OperationSource,
+    Writer,
+    check_overwritable,
+    decode_put,
+    key_insertions,
+    write_header,
+)
 from tablelayer.server.services import KeptStore, Services
 from tablelayer.server.store.copies import copy_store
 from tablelayer.server.store.keys import absent_keys
@@ -311,14 +318,27 @@ class KeyBucket(TableBucket):
                 lambda now: key_insertions(now, missing), Writer(), missing.nbytes, -1, timeout_ms
             )
 
-    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
-        decode_put(batch, self.definition, targets)
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None, update: bool) -> None:
+        if update:
+            check_overwritable(self.definition)
+        decode_put(batch, self.definition, targets, overwrite=update, update=update)
 
     async def write_staged(
-        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+        self,
+        batch: memoryview,
+        targets: Sequence[int] | None,
+        writer: Writer,
+        acks: int,
+        timeout_ms: int,
+        *,
+        update: bool = False,
     ) -> AppendInfo:
         return await self.write_rows(
-            lambda now: decode_put(batch, now, targets), writer, opened_size_of(batch), acks, timeout_ms
+            lambda now: decode_put(batch, now, targets, overwrite=update, update=update),
+            writer,
+            opened_size_of(batch),
+            acks,
+            timeout_ms,
         )
 
     async def write_rows(

@@ -69,7 +69,12 @@ class LogBucket(TableBucket):
             self.services.budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
 
-    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None, update: bool) -> None:
+        if update:
+            raise TableError(
+                TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
+                f"{self.definition.path} is a log table: its rows cannot be updated",
+            )
         if targets is not None:
             raise TableError(
                 TableErrorCode.INVALID_TARGET_COLUMNS,
@@ -78,7 +83,14 @@ class LogBucket(TableBucket):
         decode_append(batch, self.definition)
 
     async def write_staged(
-        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+        self,
+        batch: memoryview,
+        targets: Sequence[int] | None,
+        writer: Writer,
+        acks: int,
+        timeout_ms: int,
+        *,
+        update: bool = False,
     ) -> AppendInfo:
         self.check_open()
         duplicate = self.partition.log.check_producer(writer.header())

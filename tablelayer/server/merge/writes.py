@@ -243,6 +243,16 @@ def decode_put(
     return admit(definition, Operations(rows, deletes, targets, overwrite, update))
 
 
+def check_overwritable(definition: TableDefinition) -> None:
+    """Raise TableError(INVALID_ROW) if the merge engine alone decides what becomes of a row (R9.10)."""
+    engine = definition.settings.merge_engine
+    if engine is MergeEngine.FIRST_ROW or engine is MergeEngine.VERSIONED:
+        raise TableError(
+            TableErrorCode.INVALID_ROW,
+            f"table {definition.path} has the merge engine '{engine}': its rows cannot be overwritten",
+        )
+
+
 def statistics_of(definition: TableDefinition, schema: Schema, rows: pa.RecordBatch) -> bytes:
     """Statistics of the rows that go into the log under a schema; none for small batches."""
     if rows.num_rows < STATISTICS_FROM_ROWS:

@@ -203,7 +203,7 @@ class StagedCommits:
         check_names(writer, batch_id, [attempt])
         assert definition.table_id is not None
         hooks = self._bucket_of(*self._resolved(definition, place))
-        await self._services.run(hooks.check_write, chunk.batch, chunk.targets)
+        await self._services.run(hooks.check_write, chunk.batch, chunk.targets, chunk.update)
         path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
         durable = hooks.partition.log.config.flush_messages == 1
         async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
@@ -238,7 +238,12 @@ class StagedCommits:
 
         async def keep(number: int, chunk: Chunk) -> None:
             targets = None if chunk.targets is None else list(chunk.targets)
-            request = make(place=_numbered(place, number), target_columns=targets, batch=bytes(chunk.batch))
+            request = make(
+                place=_numbered(place, number),
+                target_columns=targets,
+                update=chunk.update,
+                batch=bytes(chunk.batch),
+            )
             await self._others.keep(broker, request)
 
         try:
@@ -259,7 +264,7 @@ class StagedCommits:
         check_names(request.writer, request.batch_id, [request.attempt])
         path = self._area.path(request.table_id, request.writer, request.batch_id, request.attempt, place)
         targets = None if request.target_columns is None else tuple(request.target_columns)
-        chunk = Chunk(targets, memoryview(request.batch))
+        chunk = Chunk(targets, memoryview(request.batch), request.update)
         name = f"{request.writer}\0{request.attempt}\0{place_text(place)}"
         async with self._lock(request.table_id, name):
             await self._services.run(
@@ -536,7 +541,9 @@ class StagedCommits:
         while True:
             hooks = self._bucket_of(definition, bucket)
             try:
-                await hooks.write_staged(chunk.batch, chunk.targets, writer, acks, _TIMEOUT_MS)
+                await hooks.write_staged(
+                    chunk.batch, chunk.targets, writer, acks, _TIMEOUT_MS, update=chunk.update
+                )
             except TableError as error:
                 if not error.retriable:
                     raise

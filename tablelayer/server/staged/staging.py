@@ -6,7 +6,8 @@ acknowledged and is cut off. A chunk's number in its file makes a repeated reque
 
 Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, writers by the hash of their name; of a partitioned
 table `<attempt>.<partition id>.<bucket>`, under the id of the whole table. A chunk is
-`int32 length of what follows, int32 CRC-32C of it, int16 number of target columns (-1: all), int32 each, batch`.
+`int32 length of what follows, int32 CRC-32C of it, int16 number of target columns (-1: all), int32 each, batch`; of an
+update of rows that are there the number is -2 for all columns and less by as many as there are.
 
 A chunk that is stored durably survives a power cut with its file's name and those of the folders above it, up to the
 area's `base`, which was there before. Blocking: called in executor threads, for one attempt by one thread at a time.
@@ -33,13 +34,37 @@ _PREFIX = struct.Struct(">iI")
 _COUNT = struct.Struct(">h")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ALL_COLUMNS = -1
+_UPDATE = -2
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One write batch and the columns it is for (ids; None: all)."""
+    """One write batch and the columns it is for (ids; None: all). `update`: only rows that are there are written."""
 
     targets: tuple[int, ...] | None
     batch: memoryview
+    update: bool = False
+
+    def head(self) -> bytes:
+        """What stands before the batch in a file."""
+        targets = self.targets or ()
+        count = len(targets)
+        if self.update:
+            count = _UPDATE - count
+        elif self.targets is None:
+            count = _ALL_COLUMNS
+        return struct.pack(f">h{len(targets)}i", count, *targets)
+
+    @classmethod
+    def of(cls, body: bytes) -> Chunk:
+        """The other way."""
+        (count,) = _COUNT.unpack_from(body)
+        update = count <= _UPDATE
+        if update:
+            count = _UPDATE - count or _ALL_COLUMNS
+        if count == _ALL_COLUMNS:
+            return cls(None, memoryview(body)[_COUNT.size :], update)
+        end = _COUNT.size + 4 * count
+        return cls(struct.unpack_from(f">{count}i", body, _COUNT.size), memoryview(body)[end:], update)
 
 
 Place = int | tuple[UUID, int]
@@ -118,12 +143,7 @@ class StagingArea:
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                     f"chunk {number} of {path.name} was sent, but {tail.count} is the next: begin a new attempt",
                 )
-            targets = chunk.targets
-            head = (
-                _COUNT.pack(_ALL_COLUMNS)
-                if targets is None
-                else struct.pack(f">h{len(targets)}i", len(targets), *targets)
-            )
+            head = chunk.head()
             size = len(head) + len(chunk.batch)
             crc = crc32c.crc32c(chunk.batch, crc32c.crc32c(head))
             if not tail.count:
@@ -180,12 +200,7 @@ class StagingArea:
                 position += _PREFIX.size + size
                 if len(body) < size or size < _COUNT.size or crc32c.crc32c(body) != crc:
                     return
-                (count,) = _COUNT.unpack_from(body)
-                if count == _ALL_COLUMNS:
-                    yield Chunk(None, memoryview(body)[_COUNT.size :])
-                else:
-                    end = _COUNT.size + 4 * count
-                    yield Chunk(struct.unpack_from(f">{count}i", body, _COUNT.size), memoryview(body)[end:])
+                yield Chunk.of(body)
         finally:
             file.close()
 

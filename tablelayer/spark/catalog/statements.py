@@ -129,13 +129,11 @@ def _described(definition: TableDefinition) -> dict[str, Any]:
 
 
 def _written_apart(definition: TableDefinition) -> list[str]:
-    """Columns that a partial update may leave out."""
+    """Columns that an UPDATE may leave as they are: all but those of the key."""
     schema = definition.schema
     if not schema.primary_key:
         return []
-    return [
-        column.name for column in schema.columns if column.nullable and column.name not in schema.primary_key
-    ]
+    return [column.name for column in schema.columns if column.name not in schema.primary_key]
 
 
 def _unchanged(definition: TableDefinition) -> str | None:

@@ -5,8 +5,9 @@ All of them stage rows as the data source's sink does, and become visible as a w
 failed leaves nothing, and a micro-batch is in the table once.
 
 - **UPDATE and MERGE** say of each row which columns they change, as Spark has read it and as it is to be: only these
-  are written (R6), so that what other writers change in the other columns meanwhile stays. A row whose key changes is
-  written as a whole. Deletions come first: of `UPDATE t SET id = id + 1` no row is lost.
+  are written (R6), so that what other writers change in the other columns meanwhile stays, and a row that somebody
+  deletes meanwhile stays deleted (R6.10). A row whose key changes is written as a whole. Deletions come first: of
+  `UPDATE t SET id = id + 1` no row is lost.
 - **INSERT OVERWRITE** of a primary-key table: its rows are upserted, and the keys that the table has and the query has
   not are deleted, in the whole table, where a condition holds, or in the partitions of the new rows. So readers of the
   changelog see what has changed, and nobody sees an empty table. The driver holds the keys of the new rows. Rows that
@@ -47,7 +48,6 @@ from tablelayer.spark.sink import (
     StagedRows,
     WritePlan,
     batch_identity,
-    chosen_columns,
     plan_write,
     stream_identity,
 )
@@ -61,7 +61,8 @@ CHANGED_COLUMN = "_headrace_changed"
 """The same: the places of the columns that change, as `1,4`; null for a row that is written as a whole."""
 _DELETE = "-D"
 _COLUMN_SETS_MAX = 16
-"""So many sets of columns are staged apart by one task; rows of others are written as a whole."""
+"""So many sets of columns are staged apart by one task; of rows with others all columns are written."""
+_ALL_COLUMNS = "*"
 
 Overwrite = Literal["all", "where", "partitions"]
 
@@ -211,19 +212,19 @@ class _Changes:
         if deleted.true_count == len(deleted):
             return
         put = pc.invert(deleted)
-        whole = pc.and_(put, pc.is_null(sets))
+        masks: dict[str | None, pa.BooleanArray] = {None: pc.and_(put, pc.is_null(sets))}
         for text in pc.unique(sets.filter(put)).to_pylist():
             if text is None:
                 continue
+            kind = text if text in self._puts or len(self._puts) < _COLUMN_SETS_MAX else _ALL_COLUMNS
             mask = pc.fill_null(pc.equal(sets, text), False)
-            if text not in self._puts and len(self._puts) >= _COLUMN_SETS_MAX:
-                whole = pc.or_(whole, mask)
-                continue
-            names, staged = self._columns(text, rows.schema.names)
-            staged.put(rows.filter(mask).select(names))
-        if whole.true_count:
-            names, staged = self._columns(None, rows.schema.names)
-            staged.put(rows.filter(whole).select(names))
+            masks[kind] = pc.or_(masks[kind], mask) if kind in masks else mask
+            if kind != _ALL_COLUMNS:
+                self._columns(kind, rows.schema.names)
+        for kind, mask in masks.items():
+            if mask.true_count:
+                names, staged = self._columns(kind, rows.schema.names)
+                staged.put(rows.filter(mask).select(names))
 
     def finish(self) -> StatementMessage:
         receipts = [staged.finish() for _, staged in self._puts.values()]
@@ -231,14 +232,16 @@ class _Changes:
         return StatementMessage(self._statement.writer, self._batch_id, receipts, gone)
 
     def _columns(self, text: str | None, names: Sequence[str]) -> tuple[list[str], StagedRows]:
-        """Where rows that change these columns go: the names of what is written of them, and their writer."""
+        """Where rows that change these columns go (None: new ones): the names of what is written of them, and their
+        writer."""
         found = self._puts.get(text)
         if found is None:
             plan = self._statement.sink.plan
             if text is None:
                 plan, chosen = replace(plan, mode="upsert", row_kind_column=None), list(names)
             else:
-                plan = plan_of_columns(plan, [names[int(place)] for place in text.split(",")])
+                changed = names if text == _ALL_COLUMNS else [names[int(place)] for place in text.split(",")]
+                plan = plan_of_columns(plan, changed)
                 chosen = [column.name for column in plan.columns]
             found = self._puts[text] = chosen, self._staged(plan)
         return found
@@ -248,11 +251,14 @@ class _Changes:
 
 
 def plan_of_columns(plan: WritePlan, changed: Sequence[str]) -> WritePlan:
-    """Of rows of which these columns are written; those that must not be null are written with them."""
+    """Of rows that are there, of which these columns are written."""
     schema = plan.definition.schema
-    needed = [column.name for column in schema.columns if not column.nullable]
-    columns, targets = chosen_columns(plan.definition, [*needed, *changed])
-    return replace(plan, mode="partial", columns=columns, targets=targets, row_kind_column=None)
+    wanted = {*changed, *schema.primary_key}
+    columns = tuple(column for column in schema.columns if column.name in wanted)
+    targets = None if len(columns) == len(schema.columns) else tuple(column.id for column in columns)
+    return replace(
+        plan, mode="partial", columns=columns, targets=targets, row_kind_column=None, only_existing=True
+    )
 
 
 def plan_of_deletions(plan: WritePlan) -> WritePlan:

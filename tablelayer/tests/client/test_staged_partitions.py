@@ -102,3 +102,21 @@ def test_r3_5_upserts_and_deletes_of_all_partitions(make_table: Callable[[str], 
     assert [each.name for each in table.partitions()] == ["d0", "d1", "d2"], "none is made to delete from"
     with pytest.raises(DataError, match="cannot name a partition"):
         staged(table, 2, [("a b", 1)], UPSERT)
+
+
+def test_r6_10_no_partition_is_made_for_rows_that_only_change_what_is_there(
+    make_table: Callable[[str], Any],
+) -> None:
+    table = make_table(
+        "(dt STRING, id INT, v INT, PRIMARY KEY (dt, id) NOT ENFORCED) PARTITIONED BY (dt) WITH ('bucket.num'='2')"
+    )
+    table.upsert([{"dt": "d0", "id": 1, "v": 1}])
+    rows = [{"dt": "d0", "id": 1, "v": 5}, {"dt": "d0", "id": 2, "v": 5}, {"dt": "none", "id": 1, "v": 5}]
+    writer = table.staged_writer("w", 0, uuid.uuid4().hex, only_existing=True)
+    writer.write(
+        conform(rows, table.definition.schema.columns, table="t", fill_missing=True), change_type=UPSERT
+    )
+    table.commit_staged("w", 0, [writer.finish()])
+    table.partial(rows, ["dt", "id", "v"], only_existing=True)
+    assert table.to_arrow().to_pylist() == [{"dt": "d0", "id": 1, "v": 5}]
+    assert [each.name for each in table.partitions()] == ["d0"]

@@ -146,6 +146,52 @@ async def test_r3_5_what_does_not_fit_is_refused_when_it_is_staged(tmp_path: Pat
         assert (await table.broker.send(request)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"table.merge-engine": "aggregation", "fields.v.agg": "sum", "table.delete.behavior": "allow"}],
+)
+async def test_r6_10_a_staged_update_makes_no_row_of_a_key_that_is_gone_when_it_is_committed(
+    tmp_path: Path, given: dict[str, str]
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(
+            "k BIGINT NOT NULL, v BIGINT, kept STRING NOT NULL, PRIMARY KEY (k) NOT ENFORCED", given=given
+        )
+        await table.put(("+", {"k": 1, "v": 1, "kept": "a"}), ("+", {"k": 2, "v": 2, "kept": "b"}))
+        rows = [{"k": 1, "v": 10}, {"k": 2, "v": 20}, {"k": 3, "v": 30}]
+        request = m.StageRowsRequest(
+            table_id=table.table_id, writer="w", batch_id=0, attempt="a", update=True,
+            target_columns=[table.definition.schema.column(each).id for each in ("k", "v")],
+            chunks=[m.StagedChunk(bucket=0, number=0, batch=table.batch(rows, [UPSERT] * 3, ["k", "v"]))],
+        )  # fmt: skip
+        assert (await table.broker.send(request)).error_code == 0
+        await table.put(("-", {"k": 2}))
+        assert (await commit(table, 0, {"a": {0: [rows]}})).error_code == 0
+        await comes_to(table, {"k": 1, "v": 10, "kept": "a"})
+        assert await table.lookup({"k": 2}, {"k": 3}) == [None, None]
+
+
+async def test_r6_10_what_only_the_merge_engine_changes_and_logs_take_no_staged_updates(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        for given in (
+            {"table.merge-engine": "first_row"},
+            {"table.merge-engine": "versioned", "table.merge-engine.versioned.ver-column": "n"},
+        ):
+            table = await all_tables.create(
+                "k BIGINT NOT NULL, n BIGINT, PRIMARY KEY (k) NOT ENFORCED",
+                name=given["table.merge-engine"],
+                given=given,
+            )
+            answer = await stage(table, 0, "a", {0: [[{"k": 1, "n": 1}]]}, update=True)
+            assert answer.error_code == TableErrorCode.INVALID_ROW
+            assert "cannot be overwritten" in answer.error_message
+        log = await all_tables.create("n BIGINT", name="log")
+        answer = await stage(log, 0, "a", {0: [chunk_of(1)]}, update=True)
+        assert answer.error_code == TableErrorCode.NOT_A_PRIMARY_KEY_TABLE
+
+
 class Killed(Exception):  # noqa: N818 - states what happened
     """The process died here: nothing after it happens."""
 
@@ -469,18 +515,23 @@ async def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Pa
 def test_r3_5_a_torn_chunk_is_cut_off_and_stored_again(tmp_path: Path) -> None:
     area = StagingArea(tmp_path)
     path = tmp_path / "t" / "w" / "0" / "a.0"
-    chunks = [Chunk(None, memoryview(b"first")), Chunk((1, 2), memoryview(b"second" * 100))]
+    chunks = [
+        Chunk(None, memoryview(b"first")),
+        Chunk((1, 2), memoryview(b"second" * 100)),
+        Chunk(None, memoryview(b"third"), update=True),
+        Chunk((1, 2, 3), memoryview(b"fourth"), update=True),
+    ]
     for number, chunk in enumerate(chunks):
         area.append(path, number, chunk, durable=True)
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         fresh = StagingArea(tmp_path)
-        for number in range(fresh.count(path), 2):
+        for number in range(fresh.count(path), len(chunks)):
             fresh.append(path, number, chunks[number], durable=False)
         assert path.read_bytes() == whole
-        assert [(c.targets, bytes(c.batch)) for c in StagingArea(tmp_path).read(path)] == [
-            (c.targets, bytes(c.batch)) for c in chunks
+        assert [(c.targets, bytes(c.batch), c.update) for c in StagingArea(tmp_path).read(path)] == [
+            (c.targets, bytes(c.batch), c.update) for c in chunks
         ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from tablelayer.client import Connection
 from tablelayer.model.errors import TableError
 from tablelayer.model.types.column_types import BIGINT, DOUBLE, STRING
-from tablelayer.spark.catalog import rows, streams, writes
+from tablelayer.spark.catalog import rows, statements, streams, writes
 from tablelayer.spark.catalog.requests import object_of
 from tablelayer.tests.spark.spark_tables import create
 
@@ -105,6 +105,32 @@ def test_an_update_writes_the_columns_that_it_changes(address: str, client: Conn
         0: ("x", "theirs", 1.0), 1: ("a", "theirs", 2.0), 2: ("y", "theirs", 3.0), 3: ("z", "b", 1.0),
         9: ("n", None, None),
     }  # fmt: skip
+
+
+def test_a_row_that_is_deleted_meanwhile_stays_deleted(
+    address: str, client: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "_COLUMN_SETS_MAX", 1)
+    path = create(client, COLUMNS, ("k",))
+    # Key 0 was there when the statement read it; key 2 is one that it inserts.
+    Catalog(address, path).change(
+        [(0, "x", "b", 1.0, "+U", "1"), (0, "a", "y", 1.0, "+U", "2"), (2, "n", None, None, "+U", None)]
+    )
+    assert found(client, path) == {2: ("n", None, None)}
+
+
+def test_an_update_of_what_must_not_be_null_leaves_the_others(address: str, client: Connection) -> None:
+    path = "default.whole_and_named"
+    client.execute(
+        f"CREATE TABLE {path} (k BIGINT, a STRING NOT NULL, b STRING, c DOUBLE NOT NULL,"
+        " PRIMARY KEY (k) NOT ENFORCED)"
+    )
+    described = statements.table(Catalog(address, path).request())
+    assert described["partial"] == ["a", "b", "c"], "Spark has to see a change of any of them"
+    client.table(path).upsert([{"k": 1, "a": "a", "b": "b", "c": 1.0}])
+    client.table(path).partial([{"k": 1, "a": "theirs"}], ["k", "a"], only_existing=True)
+    Catalog(address, path).change([(1, "a", "b", 2.0, "+U", "3"), (7, "a", "b", 2.0, "+U", "3")])
+    assert found(client, path) == {1: ("theirs", "b", 2.0)}
 
 
 def test_keys_that_move_up_take_no_row_along(address: str, client: Connection) -> None:

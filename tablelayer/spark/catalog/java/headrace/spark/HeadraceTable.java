@@ -36,7 +36,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /** A table, or what stands behind a $ in its name, as it was described when it was loaded. */
 final class HeadraceTable
         implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsMetadataColumns, TruncatableTable {
-    /** The row as it was read, as far as a partial update may leave it out: for UPDATE and MERGE, not for people. */
+    /** The row as it was read, but for its key: for UPDATE and MERGE, which write what differs, not for people. */
     static final String OLD_COLUMN = "_headrace_old";
 
     final Server server;
