@@ -1,8 +1,9 @@
 """A run of the simulator with several brokers: one cluster on one ensemble, clients of any of them, faults, the checks.
 
 As `simulation.py`, whose clients go to whom Metadata and FindCoordinator name. Beside what is done to a single broker:
-brokers are paused for longer than their session, cut off the ensemble, off each other and off clients, and the ensemble
-loses connections under transactions, and tells late of changes. Topics are made and deleted through whichever broker.
+brokers are paused for longer than their session, lose it while they run, are cut off the ensemble, off each other and
+off clients, and the ensemble loses connections under transactions, and tells late of changes. Topics are made and
+deleted through whichever broker.
 
 Beside C1 and C2 for all partitions:
 
@@ -15,7 +16,7 @@ Beside C1 and C2 for all partitions:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ class ClusterSimulation(Simulation):
         assert world.ensemble is not None
         self.watch = ControllerWatch(world.ensemble)
         self._leaders: dict[tuple[str, Place], int] = {}
+        self.epochs: dict[tuple[str, Place], int] = {}
+        """In which each client's leaders lead, as it knows."""
         self._coordinators: dict[tuple[str, str], int] = {}
         self._topics: set[str] = set()
         """What was made and not deleted, by its only maker."""
@@ -87,6 +90,7 @@ class ClusterSimulation(Simulation):
             for part in answer.topics[0].partitions:
                 if part.partition_index == place[1] and part.leader_id >= 0:
                     self._leaders[name, place] = part.leader_id
+                    self.epochs[name, place] = part.leader_epoch
             if (name, place) not in self._leaders:
                 await self._rest()
         return self.link(name, node_id)
@@ -124,7 +128,7 @@ class ClusterSimulation(Simulation):
         world = self.world
         assert world.ensemble is not None
         config = self.broker_config()
-        members = [world.add(node_id, config) for node_id in range(BROKERS)]
+        members = [world.add(node_id, config | self.member_config(node_id)) for node_id in range(BROKERS)]
         await asyncio.gather(*(member.start() for member in members))
         await self._create_topics()
         world.ensemble.loss, world.ensemble.watch_seconds_max = STORE_LOSS, WATCH_SECONDS_MAX
@@ -135,6 +139,7 @@ class ClusterSimulation(Simulation):
             self._reader(),
             self._group(),
             self._maker(),
+            *self.others(),
             *(client() for workload in self._workloads for client in workload.clients(self)),
         ]
         tasks = [asyncio.ensure_future(client) for client in clients]
@@ -146,6 +151,10 @@ class ClusterSimulation(Simulation):
         self.problems += self.watch.problems
         return self.problems
 
+    def others(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """Clients beside."""
+        return ()
+
     async def _create_topics(self) -> None:
         await self._made(KEPT, self.kept_partitions)
 
@@ -155,10 +164,16 @@ class ClusterSimulation(Simulation):
         config["log.segment.bytes"] = str(self.random.choice((1000, 4000, 1 << 30)))
         return config
 
+    def member_config(self, node_id: int) -> dict[str, str]:
+        """Of one of them, beside."""
+        return {}
+
     # -- faults --------------------------------------------------------------------------------------------
 
     async def _harm_one(self, member: Member) -> None:
-        faults: list[Callable[[Member], Any]] = [self._end, self._crash, self._pause, self._lose_store]
+        faults: list[Callable[[Member], Any]] = [
+            self._end, self._crash, self._pause, self._lose_store, self._expire
+        ]  # fmt: skip
         while not self._healing:
             await asyncio.sleep(self.random.uniform(0.2, 8.0))
             if not self._healing:
@@ -199,6 +214,13 @@ class ClusterSimulation(Simulation):
         member.lose_store()
         await asyncio.sleep(self.random.choice((0.1, 1.0, 1.5 * SESSION_SECONDS)))
         member.find_store()
+
+    async def _expire(self, member: Member) -> None:
+        """Its session is over, and nothing else."""
+        assert self.world.ensemble is not None
+        if member.store is not None and member.store.connected:
+            self.world.loop.note("expire", member.owner)
+            self.world.ensemble.expire(member.store)
 
     async def _heal(self) -> None:
         assert self.world.ensemble is not None

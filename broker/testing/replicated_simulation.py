@@ -1,15 +1,17 @@
 """A run of the simulator with several replicas of each partition: three brokers, each of which has them all.
 
-As `cluster_simulation.py`. Beside what is done there brokers are cut off each other, one way or both, and the power is
-cut where nothing is synced (`lossy`), of one broker at a time: while the other replicas are in sync, nothing may be
-lost by it. Partitions are moved between the brokers all the time, turned back and sent elsewhere; at the end each
-broker is to have all of them again.
+As `cluster_simulation.py`. Beside what is done there brokers are cut off each other, one way or both, or one off all
+others; whoever is the controller ends; all end at once; and the power is cut where nothing is synced (`lossy`), of one
+broker at a time: while another replica has what was published, in sync or eligible, nothing may be lost by it.
+Partitions, those of the groups' journals too, are moved between the brokers all the time, turned back and sent
+elsewhere; at the end each broker is to have all of them again. A consumer reads from the replica on its rack (KIP-392).
 
 Beside C1, C2 and M1 to M7
 
     R1, R3    what was acknowledged by all, or read by anybody, is there at the end (C1, C2 of `histories.py`)
     R2        below the high watermark the logs of all replicas are the same, byte by byte
     R4        one leader of a partition in an epoch (M3); the high watermark that a leader shows never goes back in one
+    R6        who joins the ISR has everything below it
     R9        after all was healed every ISR is whole again
 """
 
@@ -17,26 +19,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from broker.cluster import tree
+from broker.cluster.image import BrokerImage, PartitionState
 from broker.cluster.metadata import Reassignment
 from broker.cluster.reassignment import is_moving
-from broker.ports import STORE_LOST
+from broker.ports import STORE_LOST, CreateNode, SetNode, StoreOperation
 from broker.testing.cluster_simulation import BROKERS, ClusterSimulation, simulate_cluster
+from broker.testing.direct import values_of
 from broker.testing.disk import Tear
-from broker.testing.simulation import KEPT, POWER_TEARS, Report
-from broker.testing.world import Member
-from protocol.errors import KafkaError
+from broker.testing.histories import Place, Poll
+from broker.testing.simulation import KEPT, PASSING, POWER_TEARS, Report
+from broker.testing.world import LinkLostError, Member
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 
 MODES = ("kill", "power", "lossy")
 LAG_MS = 2_000
 WHOLE_SECONDS = 20.0
 CUT_SECONDS = (0.2, 1.0, 4.0)
 MOVE_SECONDS = 5.0
+GROUPS = "__consumer_offsets"
 READ_BYTES = 1 << 20
+UNKNOWN_EPOCH = -2
+OUTDATED = {ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
 
 
 class ReplicatedSimulation(ClusterSimulation):
@@ -48,16 +57,29 @@ class ReplicatedSimulation(ClusterSimulation):
             self.mode = self.random.choice(MODES)
         self._shown: dict[tuple[int, int, int], int] = {}
         self._is_losing = False
+        self._joined: dict[int, tuple[int, ...]] = {}
+        self._lost: dict[int, int] = {}
+        """The broker epoch of who has lost something, as it was before."""
         self.moves = 0
+        assert self.world.ensemble is not None
+        self.world.ensemble.observers.append(self._observe)
 
     def broker_config(self) -> dict[str, str]:
         return super().broker_config() | {
             "replica.lag.time.max.ms": str(LAG_MS),
             "offsets.topic.replication.factor": "3",
+            "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+            # What one replica alone has, a power cut of that one may take.
+            "min.insync.replicas": "2" if self.mode == "lossy" else "1",
         }
 
+    def member_config(self, node_id: int) -> dict[str, str]:
+        return {"broker.rack": _rack(node_id)}
+
+    def others(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return (self._near_reader(),)
+
     async def _create_topics(self) -> None:
-        # What one replica alone has, a power cut of that one may take.
         min_isr = 2 if self.mode == "lossy" else self.random.choice((1, 2))
         await self._made(KEPT, self.kept_partitions, BROKERS, min_insync_replicas=str(min_isr))
 
@@ -80,13 +102,13 @@ class ReplicatedSimulation(ClusterSimulation):
             moving.cancel()
 
     async def _part_brokers(self) -> None:
+        faults = [self._part_two, self._isolate, self._end_controller, self._end_all]
         while not self._healing:
             await asyncio.sleep(self.random.uniform(0.5, 6.0))
             if not self._healing:
                 self.faults += 1
-                await (
-                    self._lose() if self.mode == "lossy" and self.random.random() < 0.5 else self._part_two()
-                )
+                is_lost = self.mode == "lossy" and self.random.random() < 0.5
+                await (self._lose if is_lost else self.random.choice(faults))()
 
     async def _move_partitions(self) -> None:
         """Whichever broker is asked: to two or three of them, in any order, or no longer."""
@@ -96,8 +118,10 @@ class ReplicatedSimulation(ClusterSimulation):
             if metadata is None or self._healing:
                 continue
             target = self.random.sample(range(BROKERS), self.random.choice((2, 3)))
-            index = self.random.randrange(self.kept_partitions)
-            move = Reassignment(KEPT, index, None if self.random.random() < 0.2 else target)
+            topic, index = KEPT, self.random.randrange(self.kept_partitions)
+            if self.random.random() < 0.2:
+                topic, index = GROUPS, 0
+            move = Reassignment(topic, index, None if self.random.random() < 0.2 else target)
             with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
                 async with asyncio.timeout(MOVE_SECONDS):
                     self.moves += await metadata.reassign([move]) == [None]
@@ -118,34 +142,79 @@ class ReplicatedSimulation(ClusterSimulation):
         await asyncio.sleep(self.random.choice(CUT_SECONDS))
         self.world.heal()
 
+    async def _isolate(self) -> None:
+        """One off all others; it may still hear them, or they it."""
+        alone = self.world.members[self.random.randrange(BROKERS)]
+        way = self.random.randrange(3)
+        for other in self.world.members.values():
+            if other is not alone:
+                sender, receiver = (other, alone) if way == 1 else (alone, other)
+                self.world.cut(sender, receiver, both=way == 2)
+        await asyncio.sleep(self.random.choice(CUT_SECONDS))
+        self.world.heal()
+
     async def _end(self, member: Member) -> None:
         while self._is_losing:
             await self._rest()
         await super()._end(member)
 
-    async def _lose(self) -> None:
-        """Of one broker everything that was not synced, while the others have it."""
-        member = self.world.members[self.random.randrange(BROKERS)]
-        if not member.is_up or member.died.is_set() or not self._are_all_in_sync():
+    async def _end_together(self, members: Sequence[Member], tear: Callable[[], Tear]) -> None:
+        """Unless one of them is down, or about to be."""
+        if any(not member.is_up or member.died.is_set() for member in members):
             return
         self._is_losing = True
         try:
-            member.disk.crash_at = None
-            member.cut_power(self.random.choice(POWER_TEARS))
+            for member in members:
+                member.disk.crash_at = None
+                what = tear()
+                member.cut_power(what) if what is not Tear.KEPT else member.kill()
             await asyncio.sleep(self.random.uniform(0, 0.5))
-            await self._up(member)
+            await asyncio.gather(*(self._up(member) for member in members))
         finally:
             self._is_losing = False
 
-    def _are_all_in_sync(self) -> bool:
-        """As the store has it. A broker whose process is dying holds its log as it is: nobody else loses any."""
-        if any(not each.is_up or each.died.is_set() for each in self.world.members.values()):
-            return False
-        return all(len(state.isr) == BROKERS for state in self._states())
+    async def _end_all(self) -> None:
+        """As when the power of a whole house is cut."""
+        await self._end_together(list(self.world.members.values()), self._tear)
 
-    def _states(self) -> list[Any]:
+    async def _end_controller(self) -> None:
+        """Whatever it is about to do."""
+        ensemble = self.world.ensemble
+        assert ensemble is not None
+        node = ensemble.node(tree.CONTROLLER)
+        for member in self.world.members.values():
+            if node is not None and member.store is not None and member.store.session == node.owner:
+                await self._end_together([member], self._tear)
+                return
+
+    async def _lose(self) -> None:
+        """Of one broker everything that was not synced, while another has what was published."""
+        member = self.world.members[self.random.randrange(BROKERS)]
+        if self._is_kept_without(member.node_id):
+            self._lost[member.node_id] = _epoch(self._live(), member)
+            await self._end_together([member], lambda: self.random.choice(POWER_TEARS))
+
+    def _is_kept_without(self, node_id: int) -> bool:
+        """As the store has it. Nobody else loses any: who is killed holds its log as it is."""
         assert self.world.ensemble is not None
-        node = self.world.ensemble.node(tree.chunk_path(KEPT, 0))
+        live = self._live()
+        for member in self.world.members.values():
+            if member.node_id != node_id and self._lost.get(member.node_id, -1) == _epoch(live, member):
+                return False  # it counts as the one that it was before it has lost something
+        return all(
+            {*state.isr, *state.elr} - {node_id}
+            for name in self.world.ensemble.children(tree.TOPICS)
+            for state in self._states(name)
+            if len(state.replicas) > 1
+        )
+
+    def _live(self) -> Mapping[int, BrokerImage]:
+        assert self.world.ensemble is not None
+        return tree.decode_live_brokers(self.world.ensemble.node(tree.LIVE_BROKERS))
+
+    def _states(self, topic: str = KEPT) -> list[Any]:
+        assert self.world.ensemble is not None
+        node = self.world.ensemble.node(tree.chunk_path(topic, 0))
         return [] if node is None else list(tree.decode_states(node.data))
 
     async def _watch_high_watermarks(self) -> None:
@@ -170,6 +239,81 @@ class ReplicatedSimulation(ClusterSimulation):
                             f" from {before} back to {partition.high_watermark}"
                         )
                     self._shown[key] = partition.high_watermark
+
+    def _observe(self, session: int, operations: Sequence[StoreOperation]) -> None:
+        """R6, of what is written to the store."""
+        path = tree.chunk_path(KEPT, 0)
+        for operation in operations:
+            if isinstance(operation, CreateNode | SetNode) and operation.path == path:
+                for index, state in enumerate(tree.decode_states(operation.data)):
+                    for broker in set(state.isr) - set(self._joined.get(index, state.isr)):
+                        self._check_joined(index, state, broker)
+                    self._joined[index] = state.isr
+
+    def _check_joined(self, index: int, state: PartitionState, broker: int) -> None:
+        leader, member = (self.world.members.get(node_id) for node_id in (state.leader, broker))
+        if leader is None or member is None or leader is member:
+            return
+        if any(each.direct is None or each.died.is_set() for each in (leader, member)):
+            return
+        assert leader.direct is not None
+        assert member.direct is not None
+        led = leader.direct.context.metadata.find_partition(KEPT, index)
+        copied = member.direct.context.metadata.follower(KEPT, index)
+        if led is None or not led.is_open or led.leader_epoch != state.leader_epoch:
+            return
+        if copied is None or not copied.is_open:
+            return
+        if copied.log.log_end_offset < led.high_watermark:
+            self.problems.append(
+                f"broker {broker} joins the ISR of {KEPT}-{index} with a log that ends at"
+                f" {copied.log.log_end_offset}, below the high watermark {led.high_watermark}"
+            )
+
+    # -- clients -------------------------------------------------------------------------------------------
+
+    async def _near_reader(self) -> None:
+        """From the replica on its rack, as its leader says; a reader that goes elsewhere goes on where it was."""
+        name, rack = "near", _rack(self.random.randrange(BROKERS))
+        positions: dict[Place, int] = {}
+        near: dict[Place, int] = {}
+        while not self.is_over:
+            place = KEPT, self.random.randrange(self.kept_partitions)
+            replica = near.get(place)
+            link = await self.leader(name, place) if replica is None else self.link(name, replica)
+            position = positions.get(place, 0)
+            wanted = FetchPartition(
+                partition=place[1],
+                current_leader_epoch=self.epochs[name, place],
+                fetch_offset=position,
+                partition_max_bytes=1 << 20,
+            )
+            request = FetchRequest(
+                max_wait_ms=self.random.choice((0, 100)),
+                min_bytes=1,
+                max_bytes=1 << 24,
+                rack_id=rack,
+                topics=[FetchTopic(topic=KEPT, partitions=[wanted])],
+            )
+            try:
+                part = (await link.send(request, 11)).responses[0].partitions[0]
+            except LinkLostError:
+                part = None
+            code = None if part is None else ErrorCode(part.error_code)
+            if code is ErrorCode.NONE and part.preferred_read_replica >= 0:
+                near[place] = part.preferred_read_replica
+            elif code is ErrorCode.NONE:
+                for offset, value in values_of(part.records or b""):
+                    if offset >= position:
+                        self.history.polls.append(Poll(name, place, offset, value or b""))
+                        positions[place] = offset + 1
+                self.did(name)
+            else:
+                if replica is None and code is not None and code not in PASSING | OUTDATED:
+                    self.problems.append(f"the reader of {place} on {rack} was told {code.name}")
+                near.pop(place, None)
+                await self.try_again(name, place)
+            await asyncio.sleep(self.random.uniform(0, 0.4))
 
     # -- checks --------------------------------------------------------------------------------------------
 
@@ -213,6 +357,15 @@ class ReplicatedSimulation(ClusterSimulation):
                     self.problems.append(f"broker {broker} does not follow {KEPT}-{index}")
                 elif _content(follower.log, partition.high_watermark) != expected:
                     self.problems.append(f"the log of {KEPT}-{index} at broker {broker} is not its leader's")
+
+
+def _rack(node_id: int) -> str:
+    return f"rack-{node_id}"
+
+
+def _epoch(live: Mapping[int, BrokerImage], member: Member) -> int:
+    """As the controller has it, which may not have heard yet that it is another process."""
+    return live[member.node_id].epoch if member.node_id in live else UNKNOWN_EPOCH
 
 
 def _is_elsewhere(state: Any) -> bool:
