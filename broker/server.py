@@ -64,6 +64,7 @@ from broker.cluster.producer_ids import ProducerIds
 from broker.cluster.retention import Retention
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic_config import TopicConfigs
+from broker.compiler_memory import INTERVAL_SECONDS, CompilerMemory
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.connection_configs import OVERRIDES, PER_ADDRESS, UNLIMITED
@@ -861,9 +862,17 @@ class Broker:
 
         The process is taken to be the broker's own: what start-up left behind (modules, code, topics) is never looked
         at again by the garbage collector, whose full passes would otherwise stop everything for tens of milliseconds.
-        Whoever starts the process may have switched the collector off until then: it is on afterwards.
+        Whoever starts the process may have switched the collector off until then: it is on afterwards. The compiler of
+        the kernels is taken out of memory when it has been used.
         """
         gc.collect()
         gc.freeze()
         gc.enable()
-        await self._stopped.wait()
+        compiler, loop = CompilerMemory(), asyncio.get_running_loop()
+        while not self._stopped.is_set():
+            try:
+                async with asyncio.timeout(INTERVAL_SECONDS):
+                    await self._stopped.wait()
+            except TimeoutError:
+                if not self._stopping:  # the executor ends before the rest
+                    await loop.run_in_executor(self._executor, compiler.give_back)

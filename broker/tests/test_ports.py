@@ -39,6 +39,7 @@ LEFT_OUT = {
     "broker/metrics/event_loop.py": "how long turns of the loop take, for metrics alone",
     "broker/metrics/model.py": "rests between two parts of a scrape, which changes nothing",
     "broker/metrics/requests.py": "how long requests take, for metrics alone",
+    "broker/compiler_memory.py": "asks what of this process is in memory, which decides nothing else",
     "broker/slices.py": "a default for what has no broker; `broker.server` hands its clock in",
 }
 
