@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from broker.api import not_offered
 from broker.api.acls import AclsApi
 from broker.api.api_versions import ApiVersionsApi
+from broker.api.brokers import BrokersApi
 from broker.api.configs import ConfigsApi
 from broker.api.delegation_tokens import DelegationTokensApi
 from broker.api.dispatch import Dispatcher
@@ -711,6 +712,7 @@ class Broker:
             *SaslApi().declarations(),
             *UsersApi(self.sasl.users).declarations(),
             *DelegationTokensApi(self.sasl.tokens, clock, entropy, executor).declarations(),
+            *BrokersApi(metadata).declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(transactions, allocate_producer_id).declarations(),
             *GroupHandlers(groups, transactions, metadata, identity, entropy, slices).declarations(),
@@ -722,7 +724,7 @@ class Broker:
         ]
         for extension in self._extensions:
             declarations.extend(extension.apis())
-        declarations.extend(ApiVersionsApi(lambda: declarations).declarations())
+        declarations.extend(ApiVersionsApi(lambda: declarations, metadata).declarations())
         return declarations
 
     def _judged_as(self, topic: str) -> str:

@@ -1,7 +1,8 @@
 """ApiVersions (18): computed from the declarations, so nothing can be advertised that is not answered. What is declared
 only to be refused (`broker.api.not_offered`) is not among it.
 
-Cheap, because every connection of every client asks: one response per version is made once.
+Cheap, because every connection of every client asks: one response per version is made, and again when levels of
+features change.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from broker.api.brokers import FIXED_FEATURES
+from broker.cluster.features import METADATA_VERSION
+from broker.cluster.metadata import TopicManager
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import public
 from protocol.errors import ErrorCode
@@ -20,18 +24,17 @@ from protocol.messages.api_versions import (
     SupportedFeatureKey,
 )
 
-# Features by name and level. 1 of group.version: clients may use the consumer protocol (KIP-848). 2 of
-# transaction.version: writes announce their partitions, every end of a transaction raises the epoch (KIP-890).
-FEATURES = {"group.version": 1, "transaction.version": 2}
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 class ApiVersionsApi:
     """`declared` gives all declarations, this one among them; it is asked at the first request."""
 
-    def __init__(self, declared: Callable[[], Sequence[ApiDeclaration]]) -> None:
+    def __init__(self, declared: Callable[[], Sequence[ApiDeclaration]], metadata: TopicManager) -> None:
         self._declared = declared
+        self._metadata = metadata
         self._responses: dict[bool, ApiVersionsResponse] = {}
+        self._level_version = metadata.image.level_version
 
     def declarations(self) -> list[ApiDeclaration]:
         return [ApiDeclaration(ApiVersionsRequest, ApiVersionsResponse, self.api_versions, public())]
@@ -39,6 +42,9 @@ class ApiVersionsApi:
     def api_versions(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
         # Up to version 3 clients do not understand a feature that may be absent (KIP-1022).
         shows_supported = context.api_version >= 4
+        if self._level_version != self._metadata.image.level_version:
+            self._level_version = self._metadata.image.level_version
+            self._responses.clear()
         response = self._responses.get(shows_supported)
         if response is None:
             response = self._responses[shows_supported] = self._make_response(shows_supported)
@@ -50,6 +56,7 @@ class ApiVersionsApi:
         return response
 
     def _make_response(self, shows_supported: bool) -> ApiVersionsResponse:
+        image, (_, highest) = self._metadata.image, self._metadata.levels
         return ApiVersionsResponse(
             api_keys=[
                 ApiVersion(
@@ -62,13 +69,13 @@ class ApiVersionsApi:
             ],
             supported_features=[
                 SupportedFeatureKey(name=name, min_version=0, max_version=level)
-                for name, level in FEATURES.items()
+                for name, level in {METADATA_VERSION: highest, **FIXED_FEATURES}.items()
             ]
             if shows_supported
             else [],
-            finalized_features_epoch=0,
+            finalized_features_epoch=image.level_version + 1,
             finalized_features=[
                 FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-                for name, level in FEATURES.items()
+                for name, level in {METADATA_VERSION: image.level, **FIXED_FEATURES}.items()
             ],
         )

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from broker.cluster.endpoints import endpoints
+from broker.cluster.endpoints import address_of, endpoints
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.image import NO_LEADER, BrokerImage, TopicEntry
 from broker.cluster.metadata import NewTopic, TopicManager
@@ -379,7 +379,7 @@ class MetadataApi:
 
     # -- DescribeCluster, DescribeTopicPartitions ----------------------------------------------------------
 
-    def describe_cluster(
+    async def describe_cluster(
         self, context: RequestContext, request: DescribeClusterRequest
     ) -> DescribeClusterResponse:
         if request.endpoint_type != 1:
@@ -395,9 +395,26 @@ class MetadataApi:
             controller_id=self._metadata.image.controller_id,
             brokers=[DescribeClusterBroker(broker_id=each.pop("node_id"), **each) for each in brokers],
         )
+        if request.include_fenced_brokers:
+            response.brokers += await self._gone(context)
         if request.include_cluster_authorized_operations:
             response.cluster_authorized_operations = _cluster_operations(context)
         return response
+
+    async def _gone(self, context: RequestContext) -> list[DescribeClusterBroker]:
+        """Those that are not alive, where they were found; nowhere, if nobody knows."""
+        return [
+            DescribeClusterBroker(
+                broker_id=broker.broker_id,
+                host=host,
+                port=port,
+                rack=broker.rack,
+                is_fenced=True,
+            )
+            for broker in await self._metadata.known_brokers()
+            if broker.broker_id not in self._metadata.image.brokers
+            for host, port in [address_of(self._identity, broker, context.listener) or ("", -1)]
+        ]
 
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest

@@ -6,8 +6,6 @@ Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would 
 | key | asks for |
 |---|---|
 | 55 DescribeQuorum | the Raft log of Kafka's controllers |
-| 57 UpdateFeatures | levels of features, which are fixed here |
-| 64 UnregisterBroker | brokers beside this one |
 """
 
 from __future__ import annotations
@@ -17,14 +15,10 @@ from broker.security.requirement import whole
 from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
-from protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
-from protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from protocol.schema import ApiMessage
 
 REASONS: dict[type[ApiMessage], str] = {
-    DescribeQuorumRequest: "there is no Raft quorum here: metadata are kept by this broker alone",
-    UpdateFeaturesRequest: "the levels of features are fixed here",
-    UnregisterBrokerRequest: "a broker is registered as long as it is alive, so there is nothing to take back",
+    DescribeQuorumRequest: "there is no Raft quorum here: metadata are kept in ZooKeeper, or by this broker alone",
 }
 
 
@@ -35,16 +29,6 @@ def declarations() -> list[ApiDeclaration]:
             DescribeQuorumResponse,
             _refuse,
             whole(Operation.DESCRIBE),
-            advertised=False,
-        ),
-        ApiDeclaration(
-            UpdateFeaturesRequest, UpdateFeaturesResponse, _refuse, whole(Operation.ALTER), advertised=False
-        ),
-        ApiDeclaration(
-            UnregisterBrokerRequest,
-            UnregisterBrokerResponse,
-            _refuse,
-            whole(Operation.ALTER),
             advertised=False,
         ),
     ]

@@ -22,6 +22,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from broker.cluster.features import FIRST_LEVEL
 from broker.cluster.topic import TopicImage
 
 K = TypeVar("K")
@@ -78,7 +79,9 @@ class TopicEntry(msgspec.Struct, frozen=True):
 
 
 class BrokerImage(msgspec.Struct, frozen=True):
-    """A broker that is alive. `endpoints`: (listener, host, port). `leaving`: it is about to stop."""
+    """A broker that is alive. `endpoints`: (listener, host, port). `leaving`: it is about to stop. `levels`: the lowest
+    and the highest of the metadata's that it knows (`broker.cluster.features`).
+    """
 
     broker_id: int
     epoch: int
@@ -86,6 +89,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     endpoints: tuple[tuple[str, str, int], ...] = ()
     rack: str | None = None
     leaving: bool = False
+    levels: tuple[int, int] = (FIRST_LEVEL, FIRST_LEVEL)
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -177,7 +181,8 @@ class FrozenMap(Generic[K, V]):
 class ClusterImage(msgspec.Struct, frozen=True):
     """`controller_epoch` and `controller_version` (of the epoch's node) are those of the controller that reads or wrote
     it; -1 for a broker that is none. `controller_id` is who is the controller as far as this broker knows, -1 for
-    nobody. `brokers_version` is that of the node of the brokers, -1 before it exists.
+    nobody. `brokers_version` is that of the node of the brokers, -1 before it exists; `level` is the one of the
+    metadata that is finalized, and `level_version` that of its node.
     """
 
     version: int = 0
@@ -186,6 +191,8 @@ class ClusterImage(msgspec.Struct, frozen=True):
     controller_id: int = -1
     changes: Changes = Changes()
     brokers_version: int = -1
+    level: int = FIRST_LEVEL
+    level_version: int = -1
     topics: FrozenMap[str, TopicEntry] = msgspec.field(default_factory=FrozenMap)
     brokers: Mapping[int, BrokerImage] = msgspec.field(default_factory=dict)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from broker.cluster import tree
+from broker.cluster.features import LEVELS
 from broker.cluster.image import BrokerImage, Registered
 from broker.cluster.nodes import OUTDATED, modify
 from broker.config_key import ConfigError
@@ -64,11 +65,19 @@ class Registration(msgspec.Struct, frozen=True):
     leaving: bool = False
     previous: tuple[str, ...] = ()
     """Incarnations that had this broker's data directory before: their processes have ended."""
+    levels: tuple[int, int] = LEVELS
+    """Of the metadata, that this version knows."""
 
     def encode(self) -> bytes:
         """What its node holds."""
         broker = BrokerImage(
-            self.broker_id, 0, self.incarnation, tuple(self.endpoints), self.rack, leaving=self.leaving
+            self.broker_id,
+            0,
+            self.incarnation,
+            tuple(self.endpoints),
+            self.rack,
+            leaving=self.leaving,
+            levels=self.levels,
         )
         return tree.encode_broker(broker, clean=self.clean, kept=self.kept, synced=self.synced)
 
@@ -108,7 +117,7 @@ async def register(
         node = await store.get(path)
     if node is None or node.owner != store.session:
         raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, f"the registration at {path} is lost")
-    known = json.dumps({"rack": registration.rack}, separators=(",", ":")).encode()
+    known = tree.encode_known(registration.rack, registration.endpoints)
     await modify(store, f"{tree.KNOWN_BROKERS}/{registration.broker_id}", lambda _: known)
     return tree.decode_broker(registration.broker_id, node), node.owner
 

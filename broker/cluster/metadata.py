@@ -49,8 +49,10 @@ from broker.cluster.controller import (
     reassigned,
     step,
 )
+from broker.cluster.features import METADATA_VERSION, check_level, decode_level, encode_levels
 from broker.cluster.fence import Fence
 from broker.cluster.image import (
+    BROKERS,
     NO_LEADER,
     BrokerImage,
     ClusterImage,
@@ -79,8 +81,10 @@ from broker.cluster.topic_names import (
 from broker.ports import (
     STORE_LOST,
     CoordinationStore,
+    CreateNode,
     DeleteNode,
     Entropy,
+    SetNode,
     StoreOutcomeUnknownError,
     StoreUnavailableError,
 )
@@ -266,6 +270,11 @@ class TopicManager:
     def default_replication_factor(self) -> int:
         """Of topics that are made without one."""
         return self._default_replication_factor
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """The lowest and the highest level of the metadata that this broker knows."""
+        return self._registration.levels
 
     @property
     def is_controller(self) -> bool:
@@ -556,6 +565,66 @@ class TopicManager:
             return error
         return None
 
+    async def set_level(self, level: int, *, downgrade: bool, validate_only: bool = False) -> None:
+        """Finalize a level of the metadata, which all brokers that are alive know, and which later ones have to.
+
+        Raises KafkaError(INVALID_UPDATE_VERSION).
+        """
+
+        async def change() -> None:
+            async with self._change:
+                while True:
+                    await self._catch_up()
+                    image = self.image
+                    _check_level(image, level, downgrade=downgrade)
+                    if validate_only or level == image.level:
+                        return
+                    data = encode_levels(level)
+                    told = (
+                        CreateNode(tree.FEATURES, data)
+                        if image.level_version < 0
+                        else SetNode(tree.FEATURES, data, image.level_version)
+                    )
+                    with contextlib.suppress(*OUTDATED):
+                        await self._store.transact(
+                            [tree.changes_operation(image.changes.followed_by((BROKERS,))), told]
+                        )
+
+        await self._to_the_end(change())
+
+    async def known_brokers(self) -> list[BrokerImage]:
+        """All brokers by their ids: those that are alive, and those that are not and were not forgotten."""
+        names = sorted(await self._store.children(tree.KNOWN_BROKERS), key=int)
+        nodes = await self._store.get_many([f"{tree.KNOWN_BROKERS}/{name}" for name in names])
+        known = {
+            int(name): tree.decode_known(int(name), node)
+            for name, node in zip(names, nodes, strict=True)
+            if node is not None
+        }
+        return [found for _, found in sorted({**known, **self.image.brokers}.items())]
+
+    async def forget_broker(self, broker_id: int) -> None:
+        """Of a broker that is gone for good nothing is expected any more: the removal of deleted topics' files. It
+        stays a replica where it is one, until somebody else is (`reassign`). Raises
+        KafkaError(BROKER_ID_NOT_REGISTERED, INVALID_REQUEST).
+        """
+        async with self._change:
+            await self._catch_up()
+        path = f"{tree.KNOWN_BROKERS}/{broker_id}"
+        if broker_id in self.image.brokers or await self._store.get(f"{tree.BROKER_IDS}/{broker_id}"):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"broker {broker_id} is alive, and would be registered again at once: stop it first",
+            )
+        if await self._store.get(path) is None:
+            raise KafkaError(
+                ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not currently registered."
+            )
+        for topic_id in await self._store.children(tree.DELETED):
+            await self._without_holder(f"{tree.DELETED}/{topic_id}", broker_id)
+        await modify(self._store, path, lambda _: None)
+        logger.info("broker %d is forgotten", broker_id)
+
     async def leave(self, seconds: float) -> None:
         """Have others lead what this broker leads, as far as there are any; not longer than so many seconds."""
         with contextlib.suppress(TimeoutError, KafkaError):
@@ -629,8 +698,13 @@ class TopicManager:
         before any log is opened. Raises ConfigError when the store's content is damaged, KafkaError when another broker
         is in this one's place.
         """
+        levels = await self._store.get(tree.FEATURES)
+        if levels is not None:
+            check_level(decode_level(levels.data), self._registration.levels)
         await self._finish_deletions()
         image = await self._joined()
+        # From here on it is asked before the level is raised.
+        check_level(image.level, self._registration.levels)
         entries = sorted(image.topics.values(), key=lambda entry: entry.topic.name)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.set_aside_strays, self._held_here(entries))
@@ -925,18 +999,24 @@ class TopicManager:
 
     async def _deletion_done(self, topic: TopicImage) -> None:
         """This broker has no files of it any more; who is the last forgets the topic."""
-
-        def without_own(data: bytes | None) -> bytes | None:
-            _, holders = (topic, None) if data is None else tree.decode_deletion(data)
-            left = [broker for broker in holders or () if broker != self._registration.broker_id]
-            return tree.encode_deletion(topic, left) if left else None
-
         try:
-            await modify(self._store, tree.deleted_path(topic.topic_id), without_own)
+            await self._without_holder(tree.deleted_path(topic.topic_id), self._registration.broker_id)
         except STORE_LOST as error:
             logger.warning(
                 "topic %s is deleted, which is written down at the next start: %s", topic.name, error
             )
+
+    async def _without_holder(self, path: str, broker_id: int) -> None:
+        """Of a deletion nobody waits for this broker; of a layout without holders for nobody at all."""
+
+        def without(data: bytes | None) -> bytes | None:
+            if data is None:
+                return None
+            topic, holders = tree.decode_deletion(data)
+            left = [broker for broker in holders or () if broker != broker_id]
+            return tree.encode_deletion(topic, left) if left else None
+
+        await modify(self._store, path, without)
 
     async def _finish_deletions(self) -> None:
         for topic_id in await self._store.children(tree.DELETED):
@@ -958,6 +1038,22 @@ class TopicManager:
                 )
                 continue
             await self._remove_files(image)
+
+
+def _check_level(image: ClusterImage, level: int, *, downgrade: bool) -> None:
+    """Raises KafkaError(INVALID_UPDATE_VERSION)."""
+    problem = None
+    if level < image.level and not downgrade:
+        problem = "it is lower than the present one: say that it is to be a downgrade"
+    for broker in image.brokers.values():
+        lowest, highest = broker.levels
+        if problem is None and not lowest <= level <= highest:
+            problem = f"broker {broker.broker_id} knows {lowest} to {highest}"
+    if problem is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Invalid update version {level} for feature {METADATA_VERSION}, which is at {image.level}: {problem}.",
+        )
 
 
 def _controlled(image: ClusterImage, claim: Claim | None, controller_id: int) -> ClusterImage:

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from broker.cluster import tree
+from broker.cluster.features import FIRST_LEVEL, decode_level
 from broker.cluster.image import BROKERS, STATES_PER_CHUNK, ClusterImage, FrozenMap, TopicEntry
 from broker.config_key import ConfigError
 from broker.ports import CoordinationStore
@@ -102,10 +103,12 @@ async def _read_some(store: CoordinationStore, names: Collection[str]) -> dict[s
 
 
 async def _with_brokers(store: CoordinationStore, image: ClusterImage) -> ClusterImage:
-    node = await store.get(tree.LIVE_BROKERS)
+    node, levels = await store.get_many([tree.LIVE_BROKERS, tree.FEATURES])
     return replace(
         image,
         version=image.version + 1,
         brokers=tree.decode_live_brokers(node),
         brokers_version=-1 if node is None else node.version,
+        level=FIRST_LEVEL if levels is None else decode_level(levels.data),
+        level_version=-1 if levels is None else levels.version,
     )

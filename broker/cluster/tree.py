@@ -3,12 +3,13 @@
 /controller                         ephemeral: which broker is the controller
 /controller_epoch                   goes up with every controller; every change of a topic checks it
 /brokers/ids/<id>                   ephemeral: a broker that is alive; the number of its creation is its epoch
-/brokers/known/<id>                 every broker that ever was
+/brokers/known/<id>                 every broker that was there and is not forgotten: its rack and where it was found
 /brokers/seen/<id>                  ephemeral: up to which version of `/changes` a broker has followed
 /brokers/live                       the brokers that the controller has seen to: who may lead and be given partitions
 /changes                            the last changes of topics and brokers; its version counts all of them
 /cluster/id                         the cluster's id, which its data directories have too
 /cluster/adoption                   while a broker alone is being made its first member (`broker.cluster.adoption`)
+/features                           levels that are finalized (`broker.cluster.features`); told of like the brokers
 /topics/<name>                      id, number of partitions, configuration
 /topics/<name>/states/<chunk>       states of the partitions from STATES_PER_CHUNK * chunk on
 /deleted/<topic id>                 a deleted topic whose files are still to be removed
@@ -30,6 +31,7 @@ from typing import Final
 
 import msgspec
 
+from broker.cluster.features import FIRST_LEVEL, METADATA_VERSION
 from broker.cluster.image import BrokerImage, Changes, PartitionState, Registered, StatesChunk, TopicEntry
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import INTERNAL_TOPICS
@@ -43,6 +45,7 @@ SEEN: Final = "/brokers/seen"
 LIVE_BROKERS: Final = "/brokers/live"
 CHANGES: Final = "/changes"
 CLUSTER_ID: Final = "/cluster/id"
+FEATURES: Final = "/features"
 ADOPTION: Final = "/cluster/adoption"
 TOPICS: Final = "/topics"
 DELETED: Final = "/deleted"
@@ -114,6 +117,7 @@ def encode_broker(broker: BrokerImage, *, clean: bool, kept: bool = False, synce
         "kept": kept,
         "synced": synced,
         "leaving": broker.leaving,
+        "features": {METADATA_VERSION: broker.levels},
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -121,7 +125,15 @@ def encode_broker(broker: BrokerImage, *, clean: bool, kept: bool = False, synce
 def decode_broker(broker_id: int, node: Node) -> BrokerImage:
     fields = json.loads(node.data)
     endpoints = tuple((listener, host, port) for listener, host, port in fields["endpoints"])
-    return BrokerImage(broker_id, node.created, fields["incarnation"], endpoints, fields["rack"])
+    lowest, highest = fields.get("features", {}).get(METADATA_VERSION, (FIRST_LEVEL, FIRST_LEVEL))
+    return BrokerImage(
+        broker_id,
+        node.created,
+        fields["incarnation"],
+        endpoints,
+        fields["rack"],
+        levels=(lowest, highest),
+    )
 
 
 def decode_registered(broker_id: int, node: Node) -> Registered:
@@ -133,6 +145,17 @@ def decode_registered(broker_id: int, node: Node) -> Registered:
         synced=bool(fields.get("synced")),
         leaving=bool(fields.get("leaving")),
     )
+
+
+def encode_known(rack: str | None, endpoints: Sequence[tuple[str, str, int]]) -> bytes:
+    """What is kept of a broker that is not alive."""
+    return json.dumps({"rack": rack, "endpoints": list(endpoints)}, separators=(",", ":")).encode()
+
+
+def decode_known(broker_id: int, node: Node) -> BrokerImage:
+    fields = json.loads(node.data)
+    endpoints = tuple((listener, host, port) for listener, host, port in fields.get("endpoints", ()))
+    return BrokerImage(broker_id, -1, "", endpoints, fields.get("rack"))
 
 
 def decode_changes(node: Node | None) -> Changes:

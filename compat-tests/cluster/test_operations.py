@@ -185,6 +185,27 @@ def test_leaders_sizes_and_states_are_told_and_elected_by_kafkas_tools(brokers, 
     assert (leader(brokers, "told", 0), leader(brokers, "told", 1)) == (1, 3)
 
 
+def test_a_broker_that_is_gone_for_good_is_listed_until_it_is_unregistered(brokers, java):
+    at = ("--bootstrap-server", brokers[1].address)
+    alive = java.try_run("ClusterTool", "unregister", "--id", "3", *at)
+    assert alive.code == 1
+    assert "broker 3 is alive, and would be registered again at once: stop it first" in alive.output
+    listed = ("ClusterTool", "list-endpoints", "--include-fenced-brokers", *at)
+    brokers[3].stop()
+    try:
+        assert java.run(*listed).split().count("fenced") == 1
+        assert "Broker 3 is no longer registered." in java.run("ClusterTool", "unregister", "--id", "3", *at)
+        assert java.run(*listed).split().count("fenced") == 0
+    finally:
+        brokers[3].start()
+    assert java.run(*listed).split().count("unfenced") == 3
+    raised = ("FeatureCommand", *at, "upgrade", "--feature")
+    assert "Feature: headrace.metadata.version" in java.run("FeatureCommand", *at, "describe")
+    assert "was upgraded to 1" in java.run(*raised, "headrace.metadata.version=1")
+    refused = java.try_run(*raised, "headrace.metadata.version=1000")
+    assert (refused.code, "knows 1 to " in refused.output) == (1, True)
+
+
 class Producing:
     """Everything is delivered when it is left."""
 

@@ -19,8 +19,6 @@ from protocol.messages.expire_delegation_token import ExpireDelegationTokenReque
 from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
-from protocol.messages.unregister_broker import UnregisterBrokerRequest
-from protocol.messages.update_features import UpdateFeaturesRequest
 
 
 def answers(tmp_path, *requests):
@@ -73,8 +71,6 @@ def test_there_are_no_tokens_and_no_scram_credentials(tmp_path) -> None:
     ("request_", "reason"),
     [
         (DescribeQuorumRequest(topics=[TopicData(topic_name="__cluster_metadata")]), "no Raft quorum"),
-        (UpdateFeaturesRequest(), "levels of features are fixed"),
-        (UnregisterBrokerRequest(broker_id=1), "as long as it is alive"),
     ],
 )
 def test_what_is_not_offered_is_refused_with_the_reason(tmp_path, request_, reason) -> None:

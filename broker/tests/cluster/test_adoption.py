@@ -97,7 +97,11 @@ async def kept(folder: Path) -> dict[str, bytes]:
     store = EmbeddedStore(folder / "meta.db")
     image = await store.image()
     await store.close()
-    return {path: data for path, data, _ in image.nodes if path.startswith(("/topics/", "/security/"))}
+    return {
+        path: data
+        for path, data, _ in image.nodes
+        if path.startswith(("/topics/", "/security/", "/features"))
+    }
 
 
 async def adopted(folder: Path, ensemble: SimulatedEnsemble, *, dry_run: bool = False) -> Adopted:
