@@ -418,7 +418,9 @@ class Broker:
         followers = None
         if replication is not None:
             throttle = Throttle("leader", config["node.id"], config, self._clock.monotonic)
-            followers = FollowerFetches(self._metadata, slices, throttle)
+            followers = FollowerFetches(
+                self._metadata, slices, throttle, self._entropy.random, self._clock.monotonic
+            )
             replication.start(self._metadata, self.context.peers, executor, followers, slices)
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices, followers)
         quotas = QuotaStore(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.replication")
 
 RETRY_SECONDS = 0.05
-"""After the leader's answer said that one of both is not up to date."""
+"""After the leader's answer has first said that one of both is not up to date."""
 FAILED_SECONDS = 1.0
 
 
@@ -51,6 +51,8 @@ class Follower:
         """As the leader has said, at most the log's end."""
         self.not_before = 0.0
         """When to ask again, after something went wrong."""
+        self.retry_seconds = RETRY_SECONDS
+        """After one of both was not up to date; the longer it lasts."""
         self.failure: str | None = None
         self._open_log = open_log
         self._log: PartitionLog | None = None
@@ -58,8 +60,11 @@ class Follower:
         self._committing: asyncio.Future[None] | None = None
         self._copying: asyncio.Future[None] | None = None
         self._read: FollowedPartition | None = None
+        self._leader_start = 0
         self.ended = False
         self.hooks: ReplicaHooks | None = None
+        self.touch: Callable[[Follower], None] = _nobody
+        """Tells who fetches for it that something else may have to be asked."""
 
     def __repr__(self) -> str:
         return f"<Follower {self.name} of broker {self.state.leader}, epoch {self.state.leader_epoch}>"
@@ -69,8 +74,8 @@ class Follower:
         return f"{self.partition.topic.name}-{self.partition.index}"
 
     @property
-    def topic_id(self) -> UUID:
-        return self.partition.topic.topic_id
+    def key(self) -> tuple[UUID, int]:
+        return self.partition.topic.topic_id, self.partition.index
 
     @property
     def leader(self) -> int:
@@ -129,6 +134,7 @@ class Follower:
         """Another state of the partition, of which this broker still is a follower."""
         if state.leader_epoch != self.state.leader_epoch:
             self.not_before = 0.0
+            self.retry_seconds = RETRY_SECONDS
         self.state = state
         self._tell_readers()
 
@@ -154,6 +160,7 @@ class Follower:
             return
         if code:
             raise KafkaError(ErrorCode(code), f"the leader of {self.name} has said {ErrorCode(code).name}")
+        self.retry_seconds = RETRY_SECONDS
         diverging = answer.diverging_epoch
         if diverging is not None and diverging.end_offset >= 0:
             self._truncate(diverging.epoch, diverging.end_offset)
@@ -164,13 +171,25 @@ class Follower:
             if self.ended or self.state.leader_epoch != epoch:
                 return
         self.high_watermark = max(self.high_watermark, min(answer.high_watermark, log.log_end_offset))
-        start_offset = min(answer.log_start_offset, log.log_end_offset)
+        self._leader_start = answer.log_start_offset
         if self.hooks is not None:
             self.hooks.advanced()
+        self.let_go()
+        self._tell_readers()
+
+    def let_go(self) -> None:
+        """Delete what the leader has deleted, as far as it is not needed here."""
+        log = self.log
+        start_offset = min(self._leader_start, log.log_end_offset)
+        if start_offset > log.log_start_offset and self.hooks is not None:
             start_offset = min(start_offset, self.hooks.floor)
         if start_offset > log.log_start_offset:
             log.delete_records(start_offset)
-        self._tell_readers()
+
+    def floor_moved(self) -> None:
+        """The hooks need less of the log than they did."""
+        if self.is_open and not self.is_copying:
+            self.let_go()
 
     async def _copied(self, answer: PartitionData, slices: Slices) -> None:
         """Not all of it, if this follower ends or follows another epoch meanwhile."""
@@ -257,6 +276,7 @@ class Follower:
             self.failure = reason
             logger.error("the replica %s is offline: %s", self.name, reason)
             self._tell_readers()
+            self.touch(self)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -312,3 +332,7 @@ class Follower:
                 self._log.follow()
         if self._committing is not None:
             await asyncio.wait([self._committing])
+
+
+def _nobody(_: Follower) -> None:
+    """It is fetched by nobody."""

@@ -15,7 +15,7 @@ Followers fetch up to the log's end (`serving`). A change of the ISR is proposed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.cluster.controller import ChangeIsr
@@ -50,7 +50,10 @@ class Leading(Protocol):
         """Followers may fetch more."""
 
     def published(self, partition: ReplicatedPartition) -> None:
-        """Followers may show more."""
+        """Followers may show more, or delete some."""
+
+    def unheard(self, partition: ReplicatedPartition, brokers: Sequence[int]) -> None:
+        """These have to say anew how far they are."""
 
     def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
         """Write it down; the partition hears of it by `follow` or `refused`."""
@@ -74,7 +77,7 @@ class ReplicatedPartition(Partition):
 
     is_replicated = True
 
-    __slots__ = ("_leading", "_local_waiters", "_replicated_offset", "progress", "state")
+    __slots__ = ("_leading", "_local_waiters", "_replicated_offset", "_told_start", "progress", "state")
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class ReplicatedPartition(Partition):
         self.high_watermark = self._replicated_offset = high_watermark
         self._leading = leading
         self._local_waiters: list[asyncio.Future[None]] = []
+        self._told_start = -1
         self.progress = Progress(leading.broker_id, state, 0, leading.now())
         if log is not None:
             log.assign_epoch(self.leader_epoch)
@@ -131,14 +135,24 @@ class ReplicatedPartition(Partition):
     def follow(self, state: PartitionState) -> None:
         """Replicas or ISR have changed, the epoch has not."""
         self.state = state
-        self.progress.follow(state, self._leading.now())
+        unheard = self.progress.follow(state)
+        if unheard:
+            self._leading.unheard(self, unheard)
         self.advance()
 
     def refused(self, change: ChangeIsr) -> None:
         """A proposal was not carried out, and never will be."""
         if (change.leader_epoch, change.partition_epoch) == (self.leader_epoch, self.state.partition_epoch):
             self.progress.proposed = None
-            self.advance()
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Other brokers are alive, or what was proposed was refused: somebody may count, or join, who did not."""
+        self.advance()
+        progress = self.progress
+        if self.is_open and not self.closed and len(self.state.isr) <= len(progress.replicas):
+            for broker, replica in progress.replicas.items():
+                self._join(broker, replica.broker_epoch)
 
     # -- the high watermark --------------------------------------------------------------------------------
 
@@ -184,7 +198,7 @@ class ReplicatedPartition(Partition):
         else:
             self.high_watermark = new
             self._moved()
-            self._leading.published(self)
+        self._leading.published(self)
 
     def publish_high_watermark(self, offset: int) -> None:
         if offset > self._replicated_offset:
@@ -202,6 +216,9 @@ class ReplicatedPartition(Partition):
     def wake(self) -> None:
         super().wake()
         self._tell_local_waiters()
+        if self._log is not None and self._log.log_start_offset != self._told_start:
+            self._told_start = self._log.log_start_offset
+            self._leading.published(self)
 
     def _tell_local_waiters(self) -> None:
         waiters, self._local_waiters = self._local_waiters, []
@@ -248,9 +265,16 @@ class ReplicatedPartition(Partition):
                 f"broker {broker} with epoch {broker_epoch} is no replica of {self.topic.name}-{self.index}",
             )
         self.advance()
+        self._join(broker, broker_epoch)
+
+    def had_all(self, broker: int, at: float) -> None:
+        """A follower that said nothing since had everything then."""
+        self.progress.had_all(broker, at)
+
+    def _join(self, broker: int, broker_epoch: int) -> None:
         if (
             self.progress.joining(broker, self._replicated_offset)
-            and leading.epochs().get(broker) == broker_epoch
+            and self._leading.epochs().get(broker) == broker_epoch
         ):
             self._propose(joins=broker)
 
@@ -259,10 +283,10 @@ class ReplicatedPartition(Partition):
         if not self.is_open:
             return
         leading = self._leading
-        behind = self.progress.lagging(self.log.log_end_offset, leading.now(), leading.lag_seconds)
+        behind = self.progress.lagging(self.progress.own_end, leading.now(), leading.lag_seconds)
         if behind:
             self._propose(leave=behind)
-        self.advance()  # who lags is not waited for any more
+        self.look_again()  # who lags is not waited for any more
 
     def _propose(self, *, joins: int | None = None, leave: list[int] | None = None) -> None:
         leading, state = self._leading, self.state

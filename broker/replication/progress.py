@@ -55,8 +55,10 @@ class Progress:
             if broker != own
         }
 
-    def follow(self, state: PartitionState, now: float) -> None:
-        """The store has another state of the same leader epoch: what was proposed is carried out, or never will be."""
+    def follow(self, state: PartitionState) -> list[int]:
+        """The store has another state of the same leader epoch: what was proposed is carried out, or never will be.
+        Who is not in sync may have had no replica meanwhile: what it had is not known any more. Gives those.
+        """
         self.state = state
         self.proposed = None
         for broker in state.replicas:
@@ -64,6 +66,10 @@ class Progress:
                 self.replicas[broker] = Replica(caught_up_at=-1e9)
         for broker in set(self.replicas) - set(state.replicas):
             del self.replicas[broker]
+        unheard = [broker for broker in self.replicas if broker not in state.isr]
+        for broker in unheard:
+            self.replicas[broker].end_offset = UNKNOWN
+        return unheard
 
     def fetched(self, broker: int, broker_epoch: int, offset: int, leader_end: int, now: float) -> bool:
         """A follower has everything below `offset`. False if it is none, or an incarnation that is over."""
@@ -77,6 +83,12 @@ class Progress:
             replica.caught_up_at = max(replica.caught_up_at, replica.fetched_at)
         replica.end_offset, replica.fetched_at, replica.leader_end = offset, now, leader_end
         return True
+
+    def had_all(self, broker: int, at: float) -> None:
+        """At that time a follower had everything that there was, though it did not say so again."""
+        replica = self.replicas.get(broker)
+        if replica is not None:
+            replica.caught_up_at = max(replica.caught_up_at, at)
 
     def in_sync_count(self) -> int:
         """Of the ISR that is written down."""
@@ -109,14 +121,14 @@ class Progress:
         return end_offset >= high_watermark and end_offset >= self.start_offset
 
     def lagging(self, end_offset: int, now: float, lag_s: float) -> list[int]:
-        """Who of the ISR has been behind for too long; `end_offset` is where the leader's log ends."""
+        """Who of the ISR has been behind for too long; `end_offset` is up to where it is to have the log."""
         if self.proposed is not None:
             return []
         return [
             broker
             for broker, replica in self.replicas.items()
             if broker in self.state.isr
-            and replica.end_offset != end_offset
+            and replica.end_offset < end_offset
             and now - replica.caught_up_at > lag_s
         ]
 

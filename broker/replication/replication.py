@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
@@ -112,8 +112,13 @@ class Replication:
             self.fetches.appended(partition)
 
     def published(self, partition: ReplicatedPartition) -> None:
-        if self._peers is not None and self._config["replica.selector.class"] == RACK_AWARE:
-            self.fetches.published(partition)
+        if self._peers is not None:
+            at_once = partition.hooks is None and self._config["replica.selector.class"] == RACK_AWARE
+            self.fetches.published(partition, at_once=at_once)
+
+    def unheard(self, partition: ReplicatedPartition, brokers: Sequence[int]) -> None:
+        if self._peers is not None:
+            self.fetches.unheard(partition, brokers)
 
     def leads(self, partition: ReplicatedPartition) -> None:
         self._led[partition] = None
@@ -157,7 +162,7 @@ class Replication:
             for partition in list(self._led):
                 await pace.rest()
                 if not partition.closed:
-                    partition.advance()
+                    partition.look_again()
 
     async def _prefer_leaders(self) -> None:
         """The controller sees to it: leaders that went elsewhere while a broker was away come back."""
@@ -186,7 +191,7 @@ class Replication:
             self._waiting[follower] = None
             return
         before, leader = self._fetcher_of.get(follower), follower.leader
-        key = follower.topic_id, follower.partition.index
+        key = follower.key
         if before is not None and before.leader_id != leader:
             self._leave(before, follower)
         if leader == NO_LEADER:
@@ -204,9 +209,8 @@ class Replication:
                 throttle=self._throttle,
             )
             self._background.keep(fetcher.run, f"what broker {leader} leads")
-        fetcher.followers[key] = follower
         self._fetcher_of[follower] = fetcher
-        fetcher.changed()
+        fetcher.add(key, follower)
 
     def follows_no_longer(self, follower: Follower) -> None:
         self._waiting.pop(follower, None)
@@ -216,9 +220,8 @@ class Replication:
 
     def _leave(self, fetcher: Fetcher, follower: Follower) -> None:
         del self._fetcher_of[follower]
-        key = follower.topic_id, follower.partition.index
-        if fetcher.followers.get(key) is follower:
-            del fetcher.followers[key]
+        key = follower.key
+        fetcher.remove(key, follower)
         if not fetcher.followers and self._fetchers.get(fetcher.leader_id) is fetcher:
             del self._fetchers[fetcher.leader_id]
             fetcher.end()

@@ -45,7 +45,7 @@ def test_who_is_about_to_join_counts_until_it_is_known_to_have_been_refused() ->
     progress.propose(joins=3, known=lambda _: -1)
     assert hw(progress, 5, now=100.0) == 5, "nobody knows yet whether it is in the ISR"
     assert not progress.joining(3, 5), "one proposal at a time"
-    progress.follow(progress.state, 100.0)
+    progress.follow(progress.state)
     assert hw(progress, 5, now=100.0) == 10
 
 
@@ -58,7 +58,7 @@ def test_who_would_be_out_counts_until_it_is() -> None:
     isr = progress.propose(leave=[3], known=lambda broker: EPOCHS[broker])
     assert isr == ((1, 11), (2, 12))
     assert hw(progress, now=LAG + 1) == 5
-    progress.follow(PartitionState((1, 2, 3), 1, 5, (1, 2)), LAG + 1)
+    progress.follow(PartitionState((1, 2, 3), 1, 5, (1, 2)))
     assert hw(progress, now=LAG + 1) == 10
 
 
@@ -79,7 +79,7 @@ def test_below_min_insync_replicas_nothing_is_published() -> None:
     progress = leader(isr=(1,), end=10)
     assert hw(progress, 3, min_isr=2) == 3
     assert hw(progress, 3, min_isr=1) == 10
-    progress.follow(PartitionState((1, 2), 1, 5, (1, 2)), 0.0)
+    progress.follow(PartitionState((1, 2), 1, 5, (1, 2)))
     progress.fetched(2, 12, 10, 10, 0.0)
     assert hw(progress, 3, min_isr=3) == 10, "there are no more replicas"
 

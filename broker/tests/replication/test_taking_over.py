@@ -93,7 +93,7 @@ async def test_leaders_are_told_of_brokers_that_are_gone_a_few_at_a_time() -> No
     class Led:
         closed = False
 
-        def advance(self) -> None:
+        def look_again(self) -> None:
             told.append(sum(map(abs, range(10))))
 
     for _ in range(3000):

@@ -151,6 +151,7 @@ class Standby:
         if self._store is None:
             self._store = await self._opened_store(log)
             await self._check_cut()
+            self._follower.touch(self._follower)
         while (store := self._store) is not None and not self._ended and self._cut_to is None:
             up_to = min(self._follower.high_watermark, log.log_end_offset)
             if store.applied_offset < _start_of(log):
@@ -187,6 +188,7 @@ class Standby:
         ):
             await self._services.run(store.flush)
             self._flushed_at = self._services.context.clock.monotonic()
+            self._follower.floor_moved()
 
     async def _failed(self, error: Exception) -> None:
         if self._ended:
@@ -194,6 +196,7 @@ class Standby:
         if is_damage(error):
             logger.error("%s: its key-value store is damaged; it is built again", self.name, exc_info=error)
             store, self._store = self._store, None
+            self._follower.touch(self._follower)
             if store is not None:
                 await self._services.run(store.abandon)
             await self._services.run(set_aside, self._services.store_disk, self.directory)
@@ -236,6 +239,7 @@ class Standby:
         store, self._store = self._store, None
         if store is None:
             return
+        self._follower.touch(self._follower)
         if destroy:
             await self._services.run(store.abandon)
             await self._services.run(self._services.store_disk.remove_tree, self.directory)
