@@ -58,7 +58,7 @@ from broker.cluster.endpoints import address_of
 from broker.cluster.fence import Fence
 from broker.cluster.flushing import LogFlushing
 from broker.cluster.identity import BrokerIdentity
-from broker.cluster.membership import Registration, cluster_id
+from broker.cluster.membership import Registration, check_free, cluster_id
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.cluster.producer_ids import ProducerIds
@@ -222,6 +222,8 @@ class Broker:
         if self._store is not None:
             undo.push_async_callback(self._store.close)
             known = read_properties(self._disk, self._data_dir)
+            if known is None:
+                await check_free(self._store, config["node.id"])
             if known is None or known.is_member:
                 cluster = await cluster_id(self._store, known=known, new=to_base64(new_id))
         self._directory = DataDirectory(

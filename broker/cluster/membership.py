@@ -110,9 +110,11 @@ async def register(
         try:
             await store.transact([CreateNode(path, data, ephemeral=True)])
         except OUTDATED:
+            there = await store.get(path) or node
+            other = None if there is None else tree.decode_broker(registration.broker_id, there)
             raise KafkaError(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                f"a broker with node.id={registration.broker_id} is alive already; give this one another node.id",
+                alive_already(other or BrokerImage(registration.broker_id, 0, "")),
             ) from None
         node = await store.get(path)
     if node is None or node.owner != store.session:
@@ -120,6 +122,27 @@ async def register(
     known = tree.encode_known(registration.rack, registration.endpoints)
     await modify(store, f"{tree.KNOWN_BROKERS}/{registration.broker_id}", lambda _: known)
     return tree.decode_broker(registration.broker_id, node), node.owner
+
+
+async def check_free(store: CoordinationStore, broker_id: int, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Of a broker without a data directory, before it makes one: nobody else has its id. What a killed process held
+    goes with its session. Raises ConfigError.
+    """
+    path = f"{tree.BROKER_IDS}/{broker_id}"
+    node = await store.get(path)
+    if node is None:
+        return
+    logger.warning("a broker with node.id=%d is registered: waiting until its session is over", broker_id)
+    if not await _gone(store, path, wait_seconds):
+        raise ConfigError(alive_already(tree.decode_broker(broker_id, node)))
+
+
+def alive_already(broker: BrokerImage) -> str:
+    where = ", ".join(f"{host}:{port}" for _, host, port in broker.endpoints) or "an unknown address"
+    return (
+        f"a broker with node.id={broker.broker_id} is alive already, at {where}; give this one another node.id, and a"
+        " data directory of its own"
+    )
 
 
 async def remove(store: CoordinationStore, path: str, node: Node) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, Final
 
 from broker.config_key import ConfigError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.zookeeper")
 
+_HOST: Final = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?")
 SILENT_SECONDS: Final = 2.0
 """After which a person is told what is waited for."""
 
@@ -33,7 +35,7 @@ async def configured_store(
     from broker.cluster.stores.zookeeper_access import access_of
 
     hosts, _, chroot = address.partition("/")
-    if not hosts or (any(not part for part in chroot.split("/")) and chroot):
+    if not all(map(_is_host, hosts.split(","))) or (any(not part for part in chroot.split("/")) and chroot):
         raise ConfigError(
             f"{address!r} is no address of ZooKeeper: it is host:port,host:port/path, and the path is the cluster's own"
         )
@@ -57,3 +59,8 @@ async def configured_store(
     finally:
         waiting.cancel()
     return store
+
+
+def _is_host(text: str) -> bool:
+    found = _HOST.fullmatch(text.strip())
+    return found is not None and 0 < int(found[1] or 1) < 65536

@@ -59,6 +59,8 @@ Result = TypeVar("Result")
 REQUEST_BYTES_MAX = 1_000_000  # jute.maxbuffer is 1,048,575 bytes; paths, versions and headers come on top
 OPERATION_BYTES = 64  # of each operation beside its path and data
 LEASE_OF_SESSION = 0.8
+CLOCKS_APART_MS = 10_000
+"""From which on a person is told: more than a slow answer takes."""
 BEATS_PER_SESSION = 6
 READS_UNDER_WAY = 200  # of `get_many`, one behind the other on the connection
 ANSWER_SESSIONS = 1.0  # a request that is not answered within a session's timeout is given up
@@ -102,6 +104,7 @@ class ZooKeeperStore:
         self._again: asyncio.Future[Any] | None = None
         self._watches: dict[str, _Watch] = {}
         self._closed = False
+        self._compared_clocks = False
 
     async def open(self) -> None:
         """Connect and make the chroot. Raises StoreUnavailableError when no server answers in time, or lets nobody in
@@ -264,10 +267,31 @@ class ZooKeeperStore:
                 continue
             if isinstance(result, Exception):
                 raise _refusal(operation, result) from result
-        return [
+        paths = [
             result if isinstance(operation, CreateNode) else operation.path
             for operation, result in zip(operations, results, strict=True)
         ]
+        mine = (
+            path for path, each in zip(paths, operations, strict=True) if getattr(each, "ephemeral", False)
+        )
+        if not self._compared_clocks and (path := next(mine, None)) is not None:
+            self._compared_clocks = True
+            await self._compare_clocks(path)
+        return paths
+
+    async def _compare_clocks(self, path: str) -> None:
+        """By a node that was made just now. A clock that is wrong stops nobody: no decision goes by it."""
+        now = self._clock.time_ms()
+        with contextlib.suppress(StoreError, zk.ZookeeperError):
+            stat = await self._read(self._client.exists_async(path))
+            apart = 0 if stat is None else now - stat.ctime
+            if abs(apart) > CLOCKS_APART_MS:
+                logger.warning(
+                    "this machine's clock is %.0f s %s that of ZooKeeper: times of records and what is deleted by"
+                    " their age go by the clocks of brokers; set it right",
+                    abs(apart) / 1000,
+                    "ahead of" if apart > 0 else "behind",
+                )
 
     async def _make_parents(self, path: str) -> None:
         parts = path.split("/")[1:-1]

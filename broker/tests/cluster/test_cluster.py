@@ -350,10 +350,24 @@ async def test_a_directory_goes_with_its_cluster(tmp_path) -> None:
 
 async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("broker.cluster.metadata.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("broker.cluster.membership.check_free.__kwdefaults__", {"wait_seconds": 0.2})
     async with direct_cluster(tmp_path, 1) as cluster:
         twin = DirectCluster(tmp_path / "twin")
         twin.ensemble = cluster.ensemble
-        with pytest.raises(ConfigError, match=r"node\.id=1 is alive already"):
+        with pytest.raises(
+            ConfigError, match=r"node\.id=1 is alive already, at \S+:\d+; give this one another"
+        ):
+            await twin.start(1)
+        assert not (tmp_path / "twin" / "1" / "meta.properties").exists(), (
+            "it is no directory of a broker 1 now"
+        )
+        await twin.start(2)
+        await twin.stop(2)
+        (tmp_path / "twin" / "2" / "meta.properties").rename(tmp_path / "twin" / "kept")
+        clone = (tmp_path / "twin" / "kept").read_text().replace("node.id=2", "node.id=1")
+        (tmp_path / "twin" / "1").mkdir(exist_ok=True)
+        (tmp_path / "twin" / "1" / "meta.properties").write_text(clone)
+        with pytest.raises(ConfigError, match=r"node\.id=1 is alive already, at"):
             await twin.start(1)
         await cluster.brokers[1].create_topic("t")
 

@@ -149,6 +149,44 @@ class TestZooKeeper(SharedStoreConformance):
 
         self.run(test)
 
+    @pytest.mark.parametrize(("apart_ms", "told"), [(3_600_000, "ahead of"), (-3_600_000, "behind"), (0, "")])
+    async def test_a_clock_that_is_wrong_is_told_of_once(
+        self, apart_ms: int, told: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Apart(SystemClock):
+            def time_ms(self) -> int:
+                return super().time_ms() + apart_ms
+
+        path = f"/tests/{uuid.uuid4().hex}"
+        store = ZooKeeperStore(
+            f"{self.zookeeper.address}{path}", clock=Apart(), session_timeout_ms=SESSION_MS * 10
+        )
+        await store.open()
+        try:
+            await store.transact([CreateNode("/stays")])
+            assert path not in caplog.text
+            assert "clock" not in caplog.text
+            for name in "ab":
+                await store.transact([CreateNode(f"/{name}", ephemeral=True)])
+        finally:
+            await store.close()
+        lines = [
+            each.getMessage() for each in caplog.records if "this machine's clock is" in each.getMessage()
+        ]
+        assert [f" s {told} that of ZooKeeper" in line for line in lines] == [True] * bool(apart_ms)
+
+    async def test_a_path_that_is_only_looked_at_is_not_made(self) -> None:
+        path = f"/tests/{uuid.uuid4().hex}/below"
+        looking = ZooKeeperStore(f"{self.zookeeper.address}{path}", clock=CLOCK, makes_path=False)
+        await looking.open()
+        assert await looking.children("/") == []
+        assert await looking.get("/cluster/id") is None
+        await looking.close()
+        above = self.connection("/tests")
+        await above.open()
+        assert path.split("/")[2] not in await above.children("/")
+        await above.close()
+
     async def test_nobody_at_the_address_is_told(self) -> None:
         store = ZooKeeperStore("127.0.0.1:1", clock=CLOCK, connect_timeout_ms=300)
         with pytest.raises(StoreUnavailableError, match=r"no ZooKeeper server answered at 127.0.0.1:1"):
