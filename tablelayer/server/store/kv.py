@@ -19,6 +19,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -49,6 +50,11 @@ from tablelayer.server.room import Room
 ROW_PREFIX = b"\x01"
 _READ_TOGETHER = 16
 """Keys; as many rows are read before somebody looks how large they are."""
+_LOOKED_UP_TOGETHER = 64
+"""The same where those before tell that there is room: each call takes the interpreter's lock once."""
+_HALVED_FROM = 1024
+"""Keys of a lookup that two threads read, each a half: RocksDB takes milliseconds for them, and needs no interpreter.
+For writes, which are many at a time, it would cost more than it gains."""
 _META_KEY = b"\x00"
 _META = Struct("<Bqq")
 _META_VERSION = 1
@@ -90,6 +96,7 @@ class SharedMemory:
         self.threads: Threads = threads or SystemThreads()
         self.cache = Cache(limits.block_cache_bytes)
         self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
+        self.helper = self.threads.pool(1, "table-reads")
 
     def options(self, stores: int = 1) -> Any:
         """For one of so many stores that are written to together: a memtable is no larger than its share, since its
@@ -239,11 +246,31 @@ class KeyValueStore:
         if self._database is None:
             return room.those_that_fit([None] * len(keys))
         values = room.those_that_fit(map(self._database.get, keys[:_READ_TOGETHER]))
+        if room.is_full or len(values) == len(keys):
+            return values
+        largest = max(map(room.cost.stored, values))
+        rest, left = keys[_READ_TOGETHER:], room.max_bytes - room.used
+        if len(rest) >= _HALVED_FROM and len(rest) * largest <= left:
+            rooms: list[Room] = []
+
+            def read(half: Sequence[bytes]) -> list[bytes | None]:
+                half_room = Room(left // 2, room.cost, must=False)
+                rooms.append(half_room)
+                return self._while(half, half_room, largest)
+
+            others = self._halves(rest, read)
+            if len(others) == len(rest):
+                room.used += sum(each.used for each in rooms)
+                return values + others
+        return values + self._while(rest, room, largest)
+
+    def _while(self, keys: Sequence[bytes], room: Room, largest: int) -> list[bytes | None]:
+        """`largest`: of the rows so far."""
         width, factor = room.cost.width, room.cost.expansion
-        largest = max((room.cost.stored(value) for value in values), default=0)
+        values: list[bytes | None] = []
         while len(values) < len(keys) and not room.is_full:
             left = room.max_bytes - room.used
-            together = _READ_TOGETHER if _READ_TOGETHER * largest <= left else 1
+            together = _LOOKED_UP_TOGETHER if _LOOKED_UP_TOGETHER * largest <= left else 1
             some = self.get(list(keys[len(values) : len(values) + together]))
             sizes = [width if value is None else width + factor * len(value) for value in some]
             largest = max(largest, *sizes)
@@ -253,6 +280,21 @@ class KeyValueStore:
             room.used += sum(sizes)  # what `room` would say, without a call for each row
             values += some
         return values
+
+    def _halves(
+        self, keys: Sequence[bytes], read: Callable[[Sequence[bytes]], list[bytes | None]]
+    ) -> list[bytes | None]:
+        """What `read` gives for the first half of the keys, and behind it for the second, which a thread beside this
+        one reads if it has nothing else to do."""
+        rest = keys[len(keys) // 2 :]
+        beside = self._memory.helper.submit(read, rest)
+        try:
+            values = read(keys[: len(keys) // 2])
+        finally:
+            has_begun = not beside.cancel()
+            if has_begun:
+                wait((beside,))  # the store is not to be closed before
+        return values + (beside.result() if has_begun else read(rest))
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
         """Of each key whether there is no value."""
