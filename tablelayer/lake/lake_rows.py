@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tablelayer.lake.adapter import LakeError, LakeState
 from tablelayer.lake.catalogs import TieredTable, tiered_table
 from tablelayer.lake.reader import LakeReader, snapshots_schema
-from tablelayer.lake.union_scan import UnionScan
+from tablelayer.lake.union_scan import UnionScan, past_snapshot
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import arrow_expression
 from tablelayer.spark.options import ReadOptions
@@ -62,24 +61,12 @@ class ViewReader(DataSourceReader):
             raise LakeError(
                 f"{tiered.definition.path} is not in the lake yet: run `headrace tier --once` first"
             )
-        return [_Pinned(replace(state, head=self._snapshot(tiered, state.head)))]
-
-    def _snapshot(self, tiered: TieredTable, head: int) -> int:
-        """The one that is asked for, by its number or by a time. Raises LakeError if it is not there (any more)."""
-        wanted, time = self.options.snapshot, self.options.end
-        if wanted is None and not isinstance(time, int):
-            return head
-        known = tiered.catalog.reader(tiered.definition).snapshots()
-        if wanted is None:
-            known = known.filter(pc.less_equal(known["committed_at"].cast(pa.int64()), time))
-        numbers = known["snapshot_id"].to_pylist()
-        if (wanted is not None and wanted not in numbers) or not numbers:
-            what = "of that time" if wanted is None else str(wanted)
-            raise LakeError(
-                f"the lake of {tiered.definition.path} has no snapshot {what}: {tiered.definition.path}$lake$snapshots"
-                " says which ones there are"
-            )
-        return int(numbers[-1] if wanted is None else wanted)
+        wanted, end = self.options.snapshot, self.options.end
+        if wanted is not None or isinstance(end, int):
+            lake = tiered.catalog.reader(tiered.definition)
+            head = past_snapshot(lake, tiered.definition, wanted, end if isinstance(end, int) else None)
+            state = replace(state, head=head)
+        return [_Pinned(state)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         tiered = _tiered(self.options)

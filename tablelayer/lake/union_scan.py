@@ -21,7 +21,7 @@ filter is applied to the lake's rows as they are read, and to the tail only afte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -59,8 +59,11 @@ def union_scan(
     predicate: Predicate | None = None,
     warehouse: str | None = None,
     dropped: bool = True,
+    snapshot: int | None = None,
+    time_ms: int | None = None,
 ) -> UnionScan:
-    """The rows of `table` ("db.t"; "db.t$lake": the lake alone) that match, pinned now.
+    """The rows of `table` ("db.t"; "db.t$lake": the lake alone) that match, pinned now; of "db.t$lake" those of an
+    older `snapshot`, or of the newest at `time_ms`, where one is given.
 
     `connection` is the table client's; `predicate` says the same as a filter that is an expression, or less, to spare
     files of the lake (of a filter in SQL it is known); `warehouse` overrides the server's; `dropped` False leaves out
@@ -78,6 +81,8 @@ def union_scan(
         if only_lake:
             if state.head is None:
                 raise LakeError(f"{definition.path} is not in the lake yet: run `headrace tier --once` first")
+            if snapshot is not None or time_ms is not None:
+                state = replace(state, head=past_snapshot(lake, definition, snapshot, time_ms))
             return UnionScan(connection, definition, lake, state, None, columns, filter, predicate)
         log = TableChanges(connection, "", definition)
         earliest, end = log.earliest(), log.latest()
@@ -92,6 +97,24 @@ def union_scan(
     raise LakeError(
         f"the log of {definition.path} begins behind what the lake's last round has: rows are missing in between"
     )
+
+
+def past_snapshot(
+    lake: LakeReader, definition: TableDefinition, snapshot: int | None, time_ms: int | None
+) -> int:
+    """The number of the snapshot that is asked for, or of the newest at a time. Raises LakeError if it is not there
+    (any more)."""
+    known = lake.snapshots()
+    if snapshot is None:
+        known = known.filter(pc.less_equal(known["committed_at"].cast(pa.int64()), time_ms))
+    numbers = known["snapshot_id"].to_pylist()
+    if (snapshot is not None and snapshot not in numbers) or not numbers:
+        what = "of that time" if snapshot is None else str(snapshot)
+        raise LakeError(
+            f"the lake of {definition.path} has no snapshot {what}: {definition.path}$lake$snapshots"
+            " says which ones there are"
+        )
+    return int(numbers[-1] if snapshot is None else snapshot)
 
 
 def lake_snapshots(connection: Any, table: str, *, warehouse: str | None = None) -> pa.Table:

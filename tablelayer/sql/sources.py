@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablelayer.client import Connection, DataError, KafkaError, Table
+from tablelayer.client.read.reader import Moment, time_ms
 from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from tablelayer.model.ddl import Select
 from tablelayer.model.ddl.query import Bounds
@@ -78,7 +79,7 @@ def source_of(connection: Connection, name: str, select: Select, known: Known | 
     is_changelog = path.endswith(CHANGELOG_SUFFIX)
     if is_changelog and moment is not None:
         raise SqlError(f"{path} has every change with its time: it cannot be read AS OF a moment")
-    if _SUFFIX in path and moment is not None:
+    if _SUFFIX in path and moment is not None and not path.endswith(LAKE_SUFFIX):
         raise SqlError(f"{path} cannot be read AS OF a moment: name the table itself")
     if path.endswith(SNAPSHOTS_SUFFIX):
         return Source(
@@ -123,12 +124,13 @@ def _of_table(
     from_lake = path.endswith(LAKE_SUFFIX)
     if from_lake or (not is_changelog and moment is None and begins_in_lake(table)):
         # A table has the partitions that there are; what the lake keeps of others is in "t$lake".
+        past = _lake_moment(path, moment) if from_lake and moment is not None else {}
         return Source(
             Step(path, "lake" if from_lake else "lake and log", shown, shown_filter(pushed)),
             None,
             lambda: _of_lake(
                 lambda scans: scans.union_scan(
-                    connection, path, columns, wanted, predicate=pushed, dropped=False
+                    connection, path, columns, wanted, predicate=pushed, dropped=False, **past
                 ).reader()
             ),
         )
@@ -209,6 +211,15 @@ def begins_in_lake(table: Table) -> bool:
     if definition.is_partitioned:
         return any(any(each.values()) for each in table.partition_offsets("earliest").values())
     return any(table.offsets("earliest").values())
+
+
+def _lake_moment(path: str, moment: Moment) -> dict[str, int]:
+    """Which of the lake's snapshots `union_scan` is to read. Raises SqlError."""
+    if isinstance(moment, Mapping):
+        if list(moment) != [0]:
+            raise SqlError(f"a version of {path} is the number of a snapshot: {path}$snapshots has them")
+        return {"snapshot": moment[0]}
+    return {"time_ms": time_ms(moment)}
 
 
 def _of_lake(read: Callable[[Any], Any]) -> Any:

@@ -64,6 +64,7 @@ AnswerT = TypeVar("AnswerT")
 
 Moment = int | datetime | Mapping[int, int]
 """A time (milliseconds or datetime), or offsets by bucket."""
+
 AnyMoment = Moment | Mapping[str, Mapping[int, int]]
 """Of a partitioned table offsets are by partition and bucket."""
 
@@ -72,6 +73,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _limit_numbers = itertools.count(1)
 EARLIEST = -2
 LATEST = -1
+
+
+def time_ms(time: int | datetime) -> int:
+    """Milliseconds since 1970; a datetime without a time zone is UTC."""
+    if not isinstance(time, datetime):
+        return time
+    zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return (zoned - _EPOCH) // timedelta(milliseconds=1)
 
 
 class LookupResult(NamedTuple):
@@ -546,9 +555,7 @@ class Reader:
             if missing:
                 raise ValueError(f"the offsets of a moment in {self._topic} lack bucket {missing[0]}")
             return {bucket: int(moment[bucket]) for bucket in buckets}
-        if isinstance(moment, datetime):
-            zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-            moment = (zoned - _EPOCH) // timedelta(milliseconds=1)
+        moment = time_ms(moment)
         found = await self.offsets(moment + 1, buckets)
         earliest = await self.offsets("earliest", buckets)
         for bucket, offset in found.items():

@@ -100,6 +100,10 @@ def test_a_table_is_made_filled_changed_and_dropped(sql: Sql) -> None:
     assert sql.rows("orders") == [(2, "Bob", five, "sent"), (4, "Dan", None, "new")]
     sql("UPDATE headrace.{db}.orders SET id = 5 WHERE id = 4")
     assert [row[0] for row in sql.rows("orders")] == [2, 5]
+    sql("CREATE TABLE headrace.{db}.named (id BIGINT, name STRING NOT NULL, note STRING, PRIMARY KEY (id))")
+    sql("INSERT INTO headrace.{db}.named VALUES (1, 'a', 'x'), (2, 'b', 'y')")
+    sql("UPDATE headrace.{db}.named SET name = 'c' WHERE id = 1")
+    assert sql.rows("named") == [(1, "c", "x"), (2, "b", "y")]
     sql("ALTER TABLE headrace.{db}.orders ADD COLUMNS (note STRING COMMENT 'free' AFTER id, n INT DEFAULT 7)")
     sql("ALTER TABLE headrace.{db}.orders RENAME COLUMN customer TO buyer")
     sql("ALTER TABLE headrace.{db}.orders DROP COLUMN price")

@@ -173,5 +173,59 @@ def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None
             ]
         assert answer(f'SELECT max(id), count(name) FROM "{name}$lake"') == [(9, 5)]
         assert answer(f"SELECT count(*) FROM {name}") == [(15,)], "the log has all"
+
+
+class LakeOfRounds:
+    """Snapshots by their number: when each was committed, and its ids."""
+
+    def __init__(self, rounds: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        self.rounds = rounds
+
+    def state(self, known: int | None) -> LakeState:
+        newest = max(self.rounds)
+        return LakeState(newest, newest, {0: 0, 1: 0})
+
+    def snapshots(self) -> pa.Table:
+        times = pa.array([time for time, _ in self.rounds.values()], pa.timestamp("ms", "UTC"))
+        return pa.table({"snapshot_id": list(self.rounds), "committed_at": times})
+
+    def read(
+        self, snapshot: int, columns: Sequence[Column], wanted: Any, predicate: Any
+    ) -> Iterator[pa.RecordBatch]:
+        ids = pa.array(self.rounds[snapshot][1], pa.int64())
+        arrays = [
+            ids if column.name == "id" else pa.nulls(len(ids), column.type.arrow()) for column in columns
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.field() for column in columns]))
+
+
+def test_sql_reads_the_lake_as_it_was_at_a_snapshot_or_a_time(client: Connection) -> None:
+    path = create(client, COLUMNS, table_datalake_enabled="true", table_datalake_format="iceberg")
+    table, name = client.table(path), path.split(".")[1]
+    lake = LakeOfRounds({70: (1_000_000, [1]), 80: (2_000_000, [1, 2]), 90: (3_000_000, [1, 2, 3])})
+    session = Session(client)
+
+    def ids(when: str) -> list[int]:
+        return [
+            row["id"]
+            for row in session.query(f'SELECT id FROM "{name}$lake" {when} ORDER BY id')
+            .to_arrow()
+            .to_pylist()
+        ]
+
+    with patch.object(module, "tiered_table", lambda *_: tiered_into(lake, table.definition)):
+        assert ids("") == [1, 2, 3]
+        assert ids("FOR VERSION AS OF 70") == [1]
+        assert ids("FOR VERSION AS OF 80") == [1, 2]
+        assert ids("FOR SYSTEM_TIME AS OF 2000000") == [1, 2]
+        assert ids("FOR SYSTEM_TIME AS OF 1999999") == [1]
+        assert ids("FOR SYSTEM_TIME AS OF TIMESTAMP '1970-01-01 00:50:00'") == [1, 2, 3]
+        for when, said in (
+            ("FOR VERSION AS OF 71", r"no snapshot 71: .*\$lake\$snapshots says which"),
+            ("FOR SYSTEM_TIME AS OF 999999", "no snapshot of that time"),
+            ("FOR VERSION AS OF '0:1,1:1'", "the number of a snapshot"),
+        ):
+            with pytest.raises(SqlError, match=said):
+                ids(when)
         with pytest.raises(SqlError, match="name the table itself"):
-            answer(f"SELECT * FROM \"{name}$lake\" FOR VERSION AS OF '0:1,1:1'")
+            session.query(f'SELECT * FROM "{name}$lake$snapshots" FOR VERSION AS OF 70')

@@ -111,6 +111,15 @@ def test_columns_with_dots_and_the_lake_as_sparks_source_reads_it(
     snapshots = load(spark, address, f"{path}$lake$snapshots").orderBy("committed_at").collect()
     rounds = [row for row in snapshots if row.epoch is not None]
     assert sum(rounds[-1].offsets.values()) == ends
+    first = {n: f"a{n}" for n in range(10)}
+    at = int(rounds[0].committed_at.timestamp() * 1000)
+    for past in ({"snapshot": rounds[0].snapshot_id}, {"endingTimestamp": at}):
+        old = load(spark, address, f"{path}$lake", columns="k.y,x.y", **past).collect()
+        assert {row[0]: row[1] for row in old} == first
+    name = path.split(".")[1]
+    for when in (f"FOR VERSION AS OF {rounds[0].snapshot_id}", f"FOR SYSTEM_TIME AS OF {at}"):
+        of_sql = client.sql(f'SELECT "k.y" AS k, "x.y" AS x FROM "{name}$lake" {when}').to_arrow().to_pylist()
+        assert {row["k"]: row["x"] for row in of_sql} == first
     with pytest.raises(StreamingQueryException, match="reads the log of"):
         finish(stream(spark, address, f"{path}$lake").writeStream.format("noop").start())
 
