@@ -2,7 +2,9 @@
 
 An object is read in chunks of `CHUNK_BYTES`, neighbouring ones in one request. Who reads on where a read ended, or a
 little behind it, is a stream: what it will want next is fetched meanwhile, twice as much from request to request up to
-`AHEAD_BYTES_MAX`. Who jumps further (the columns of a projection) gets the chunks that it asks for and no others.
+`AHEAD_BYTES_MAX`. When half of that is used, all that is missing of it comes by one request: a request has its price,
+and half is time enough for the next. Who jumps further (the columns of a projection) gets the chunks that it asks for
+and no others.
 
 Chunks that were used last are kept, up to `bytes_max` altogether. Whoever wants a chunk that is on its way waits for
 it. Any thread may read; the one that does waits for the network. `ahead` is a pool of its own: its work never waits for
@@ -92,20 +94,18 @@ class Chunks:
     def _next_of_stream(self, name: str, first: int, last: int, count: int) -> tuple[int, int] | None:
         """What a reader that goes on will want. With the lock."""
         jump = JUMP_BYTES_MAX // CHUNK_BYTES
-        ahead = None
-        for before in range(first, first - jump - 2, -1):
-            ahead = self._streams.pop((name, before), None)
-            if ahead is not None:
-                break
-        if ahead is None:
-            ahead = 0 if first else 1
-        elif before != last:
+        # A look at what follows, the header of a batch, may have been at the end of this range first.
+        near = [before for before in range(first - jump - 1, last + 1) if (name, before) in self._streams]
+        ahead = max((self._streams.pop((name, before)) for before in near), default=0 if first else 1)
+        if near and near[0] != last:
             ahead = min(max(2 * ahead, 1), AHEAD_BYTES_MAX // CHUNK_BYTES)
         self._streams[name, last] = ahead
         if len(self._streams) > _STREAMS_KEPT:
             self._streams.popitem(last=False)
-        end = min(last + ahead, count - 1)
-        return (last + 1, end) if end > last else None
+        end, half = (min(last + far, count - 1) for far in (ahead, (ahead + 1) // 2))
+        if end <= last or (name, half) in self._kept or (name, half) in self._coming:
+            return None
+        return last + 1, end
 
     def _fetch(self, name: str, object_size: int, first: int, last: int) -> None:
         """Fetch claimed chunks in one request, for all who wait for them."""
