@@ -173,7 +173,9 @@ class TransactionHandlers:
     def add_partitions(
         self, context: RequestContext, request: AddPartitionsToTxnRequest
     ) -> Work[AddPartitionsToTxnResponse | Awaitable[Any]]:
-        """All partitions or none are added."""
+        """All partitions or none are added, but for those of tables, which no transaction has in it: to produce to one
+        is refused, in words, for which there is no room here.
+        """
         if context.api_version >= _FIRST_ADD_OF_BROKERS:
             return self._add_for_brokers(context, request)
         transactional_id = request.v3_and_below_transactional_id
@@ -195,7 +197,8 @@ class TransactionHandlers:
                 )
                 if code is not ErrorCode.NONE:
                     bad[topic.name, index] = code
-                wanted.add((topic.name, index))
+                elif not self._is_table(topic.name, index):
+                    wanted.add((topic.name, index))
         if bad:
             return (yield from _added(request, ErrorCode.OPERATION_NOT_ATTEMPTED, bad))
         error = self._refusal(transactional_id)  # it may have begun to stop
@@ -258,9 +261,12 @@ class TransactionHandlers:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if partition.topic.internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
-        # A table's rows are applied as they come: nothing of it could be taken back. Of one that another broker leads
-        # that one says it, to whoever writes.
-        return ErrorCode.NONE if partition.hooks is None else ErrorCode.POLICY_VIOLATION
+        return ErrorCode.NONE
+
+    def _is_table(self, topic: str, index: int) -> bool:
+        """As far as this broker knows: of one that another leads that one says it when it ends the transaction."""
+        partition = self._metadata.find_partition(topic, index)
+        return partition is not None and partition.hooks is not None
 
     async def add_offsets(
         self, context: RequestContext, request: AddOffsetsToTxnRequest

@@ -5,13 +5,13 @@ import org.apache.flink.table.api.EnvironmentSettings;
 import org.apache.flink.table.api.TableEnvironment;
 import org.apache.flink.table.api.TableResult;
 
-/** `RunSql FILE`: runs the statements of a file in a small cluster of its own, and waits for the last one's job. */
+/** `RunSql FILE [RESTARTS]`: runs the statements of a file in a small cluster of its own, and waits for the last one's job. */
 public final class RunSql {
     public static void main(String[] words) throws Exception {
         Configuration settings = new Configuration();
         settings.setString("execution.checkpointing.interval", "2 s");
         settings.setString("restart-strategy.type", "fixed-delay");
-        settings.setString("restart-strategy.fixed-delay.attempts", "1000");
+        settings.setString("restart-strategy.fixed-delay.attempts", words.length > 1 ? words[1] : "1000");
         settings.setString("restart-strategy.fixed-delay.delay", "1 s");
         settings.setString("parallelism.default", "2");
         TableEnvironment tables = TableEnvironment.create(
