@@ -8,13 +8,13 @@ before the next, as often as its dice say.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -22,7 +22,9 @@ from confluent_kafka.admin import AdminClient
 from fault_load import CONNECTION
 from relays import Relays
 
+from broker.testing.histories import read_segment
 from broker.testing.zookeeper import ZooKeeperServer, free_port
+from protocol.records.header import CRC_POSITION
 
 SESSION_MS = 5_000
 TICK_MS = 500
@@ -158,41 +160,62 @@ class Cluster:
     def described(self, seconds: float = WHOLE_SECONDS):
         """As whichever broker says that answers."""
         deadline = time.monotonic() + seconds
-        brokers = itertools.cycle(
-            [each for number, each in self.brokers.items() if number not in self.silent]
-        )
         while time.monotonic() < deadline:
-            with contextlib.suppress(KafkaException):
-                return AdminClient({**CONNECTION, "bootstrap.servers": next(brokers).address}).list_topics(
-                    timeout=3
-                )
+            for broker in self._asked():
+                with contextlib.suppress(KafkaException):
+                    return self._said_by(broker)
         raise AssertionError("no broker says what the cluster is")
 
+    def _asked(self) -> list:
+        return [broker for number, broker in self.brokers.items() if number not in self.silent]
+
+    def _said_by(self, broker):
+        return AdminClient({**CONNECTION, "bootstrap.servers": broker.address}).list_topics(timeout=3)
+
     def wait_whole(self, seconds: float = WHOLE_SECONDS) -> float:
-        """Until all replicas of everything are in sync, and how long that took."""
-        began = time.monotonic()
-        while (left := self._missing()) and time.monotonic() < began + seconds:
-            time.sleep(0.1)
-        assert not left, f"{seconds} s after all was healed: {left}"
-        return time.monotonic() - began
+        """Until all replicas of everything are in sync by what each broker says, and how long that took."""
+        return self._wait(self._missing, seconds)
 
     def wait_missed(self, *numbers: int) -> None:
         """Until the others know that these are gone."""
-        deadline = time.monotonic() + WHOLE_SECONDS
-        while set(self.described().brokers).intersection(numbers):
-            assert time.monotonic() < deadline, f"nobody misses {numbers}"
-            time.sleep(0.1)
+
+        def left() -> list[str]:
+            known = {each.port: set(self._said_by(each).brokers) for each in self._asked()}
+            return [f"{port} knows {found}" for port, found in known.items() if found.intersection(numbers)]
+
+        self._wait(left, WHOLE_SECONDS)
+
+    def _wait(self, problems: Callable[[], list[str]], seconds: float) -> float:
+        began, left = time.monotonic(), ["nobody has said anything"]
+        while left and time.monotonic() < began + seconds:
+            try:
+                left = problems()
+            except KafkaException as error:
+                left = [f"a broker does not say anything: {error}"]
+            if left:
+                time.sleep(0.1)
+        assert not left, f"after {seconds} s: {left}"
+        return time.monotonic() - began
 
     def _missing(self) -> list[str]:
-        found = self.described()
-        if len(found.brokers) < len(NODES):
-            return [f"of the brokers only {sorted(found.brokers)} are there"]
-        return [
-            f"{topic.topic}-{index} is led by {part.leader}, in sync are {part.isrs} of {part.replicas}"
-            for topic in found.topics.values()
-            for index, part in topic.partitions.items()
-            if part.leader < 0 or len(part.isrs) < len(part.replicas)
-        ]
+        problems = []
+        for broker in self._asked():
+            found = self._said_by(broker)
+            who = f"by the broker at {broker.port}"
+            if len(found.brokers) < len(NODES):
+                problems.append(f"{who} only {sorted(found.brokers)} are there")
+            problems += [
+                f"{who} {topic.topic}-{index} is led by {part.leader}, in sync are {part.isrs} of {part.replicas}"
+                for topic in found.topics.values()
+                for index, part in topic.partitions.items()
+                if part.leader < 0 or len(part.isrs) < len(part.replicas)
+            ]
+        return problems
+
+
+def starts_of(segment: Path) -> list[int]:
+    """Where its batches begin."""
+    return [batch.position for batch in read_segment(segment)[0]]
 
 
 class Nemesis:
@@ -248,6 +271,21 @@ class Nemesis:
         while (number := self.cluster.described().controller_id) not in NODES:
             time.sleep(0.1)
         return number
+
+    def flip(self, number: int) -> None:
+        """One bit that a CRC covers, of one log of a broker that is down; not in its last batch, which would be torn.
+        Where a start looks: in the newest segment.
+        """
+        data = self.cluster.brokers[number].directory / "data"
+        newest = {path.parent: path for name in self._places for path in sorted(data.glob(f"{name}-*/*.log"))}
+        path = self.random.choice([path for path in newest.values() if len(starts_of(path)) > 1])
+        batch, following = self.random.choice(list(pairwise(starts_of(path))))
+        position = self.random.randrange(batch + CRC_POSITION, following)
+        with path.open("r+b") as file:
+            file.seek(position)
+            (byte,) = file.read(1)
+            file.seek(position)
+            file.write(bytes([byte ^ 1 << self.random.randrange(8)]))
 
     @contextlib.contextmanager
     def dead(self, *numbers: int) -> Iterator[None]:
@@ -417,3 +455,21 @@ def stop_the_store(nemesis: Nemesis) -> None:
 
 
 STORE = (part_all_from_the_store, kill_the_store, stop_the_store)
+
+
+def flip_a_bit_of_a_dead_follower(nemesis: Nemesis) -> None:
+    """In a batch that others follow: its log cannot be opened, is set aside, and is copied anew."""
+    number = nemesis.follower()
+    with nemesis.dead(number):
+        nemesis.flip(number)
+
+
+def flip_bits_of_all_that_are_dead(nemesis: Nemesis) -> None:
+    """But one, which has everything: whoever leads by what the store says may be one of those."""
+    kept = nemesis.random.choice(NODES)
+    with nemesis.dead(*NODES):
+        for number in set(NODES) - {kept}:
+            nemesis.flip(number)
+
+
+FLIPS = (flip_a_bit_of_a_dead_follower, flip_bits_of_all_that_are_dead)

@@ -135,6 +135,16 @@ class Reassign(msgspec.Struct, frozen=True):
     factor_may_change: bool = True
 
 
+class ReplicasLost(msgspec.Struct, frozen=True):
+    """A broker that is alive says that it has these replicas no longer, as (topic, partition): their logs are damaged,
+    or their disk has failed. They are in no ISR and not eligible any more, and others lead what it led. Nothing changes
+    where nobody else has everything.
+    """
+
+    broker_id: int
+    partitions: tuple[tuple[str, int], ...]
+
+
 class ChangeIsr(msgspec.Struct, frozen=True):
     """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch)."""
 
@@ -162,11 +172,21 @@ Event = (
     | BrokerLeaving
     | ElectLeaders
     | Reassign
+    | ReplicasLost
     | ChangeIsr
     | ChangeIsrs
 )
 
-ANYBODYS: Final = (CreateTopics, DeleteTopic, ReplaceTopic, ElectLeaders, Reassign, ChangeIsr, ChangeIsrs)
+ANYBODYS: Final = (
+    CreateTopics,
+    DeleteTopic,
+    ReplaceTopic,
+    ElectLeaders,
+    Reassign,
+    ReplicasLost,
+    ChangeIsr,
+    ChangeIsrs,
+)
 """What a broker decides that is not the controller, by an image that is the newest."""
 
 
@@ -266,6 +286,14 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
                     continue
                 moved.append((name, index, state))
             return _changed_states(image, moved)
+        case ReplicasLost(broker_id, partitions):
+            alive = _staying(image) - {broker_id}
+            lost = []
+            for name, index in partitions:
+                entry = image.topics.get(name)
+                if entry is not None and index < entry.topic.partition_count:
+                    lost.append((name, index, _lost(entry.state(index), broker_id, alive)))
+            return _changed_states(image, lost)
         case ChangeIsr():
             return _changed_states(image, [(event.topic, event.index, _changed_isr(image, event))])
         case ChangeIsrs(proposals):
@@ -532,6 +560,15 @@ def _gone(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> 
         isr = _without(state.isr, broker)
         elr = (*state.elr, broker) if len(isr) < min_isr and broker not in state.elr else state.elr
         state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
+    return _elected(state, alive) if state.leader == broker else state
+
+
+def _lost(state: PartitionState, broker: int, alive: set[int]) -> PartitionState:
+    """Without what the broker had. As it is, where it has no part or nobody else has everything."""
+    isr, elr = _without(state.isr, broker), _without(state.elr, broker)
+    if not (isr or elr) or (isr, elr) == (state.isr, state.elr):
+        return state
+    state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
     return _elected(state, alive) if state.leader == broker else state
 
 

@@ -197,6 +197,19 @@ class DataDirectory:
             self._disk.rename(path, self._deleted_dir(image.topic_id, index))
         return is_its
 
+    def set_aside_damaged(self, image: TopicImage, index: int) -> str:
+        """Rename the folder of a replica that cannot be opened, and give its name."""
+        path = self.partition_dir(image.name, index)
+        kept = self._stray_name(image.name, index)
+        if self._disk.is_directory(path):
+            self._disk.rename(path, self.path / kept)
+            self._disk.sync_directory(self.path)
+        return kept
+
+    def _stray_name(self, topic: str, index: int | str) -> str:
+        # Shortened: a topic's name may fill all that a file name can hold.
+        return f"{topic[:200]}-{index}.{self._clock.time_ms()}-stray"
+
     def remove_partition_set_aside(self, image: TopicImage, index: int) -> None:
         """Remove what `set_aside_partition` renamed. Slow; belongs into a thread."""
         self._disk.sync_directory(self.path)
@@ -227,8 +240,7 @@ class DataDirectory:
                 continue
             topic, dash, index = name.rpartition("-")
             if dash and index.isdigit():
-                # Shortened: a topic's name may fill all that a file name can hold.
-                target = f"{topic[:200]}-{index}.{self._clock.time_ms()}-stray"
+                target = self._stray_name(topic, index)
                 disk.rename(path, self.path / target)
                 logger.warning(
                     "%s is no partition that is to be here by what is known, and was renamed to %s",

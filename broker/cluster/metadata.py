@@ -43,6 +43,7 @@ from broker.cluster.controller import (
     Event,
     Reassign,
     ReplaceTopic,
+    ReplicasLost,
     Transaction,
     assigned,
     check_replication_factor,
@@ -503,6 +504,31 @@ class TopicManager:
 
         async with self._change:
             await self._carry_out(decide)
+
+    async def lose_replicas(self, partitions: Sequence[tuple[str, int]]) -> None:
+        """This broker's replicas of these partitions, by topic and index, cannot be relied on any more. Raises
+        KafkaError when nobody knows what has become of that.
+        """
+
+        async def decide() -> Event:
+            return ReplicasLost(self._registration.broker_id, tuple(partitions))
+
+        async with self._change:
+            await self._carry_out(decide)
+
+    async def set_aside_replica(self, topic: TopicImage, index: int) -> bool:
+        """What a damaged replica has is kept for whoever wants to look at it, out of the way. False, and nothing is
+        done, while this broker is in the ISR or eligible: nobody else is known to have everything.
+        """
+        state, own = self.state(topic.name, index), self._registration.broker_id
+        if state is None or own in state.isr or own in state.elr:
+            return False
+        loop = asyncio.get_running_loop()
+        kept = await loop.run_in_executor(self._executor, self._directory.set_aside_damaged, topic, index)
+        logger.warning(
+            "%s-%d is copied from its leader; what was here is kept in %s", topic.name, index, kept
+        )
+        return True
 
     async def elect_leaders(self, partitions: Sequence[tuple[str, int]] | None, *, unclean: bool) -> None:
         """The preferred leaders of these partitions (None: of all), or whoever is alive where nobody else may lead."""

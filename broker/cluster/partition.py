@@ -35,7 +35,7 @@ from broker import disk_errors
 from broker.cluster.log_closing import close_log, note_failed_close
 from broker.cluster.traffic import Traffic
 from broker.disk_errors import DISK_LOG, is_disk_full, is_out_of_descriptors
-from broker.log.errors import InRemoteStorage
+from broker.log.errors import CorruptLogError, InRemoteStorage
 from broker.log.validation import AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.check import Effort
@@ -152,6 +152,10 @@ class Partition:
         return f"{self.topic.name}-{self.index}"
 
     @property
+    def place(self) -> tuple[str, int]:
+        return self.topic.name, self.index
+
+    @property
     def log(self) -> PartitionLog:
         """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if failed, NOT_LEADER_OR_FOLLOWER if closed."""
         if self._log is not None and self.failure is None:
@@ -188,7 +192,8 @@ class Partition:
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"partition {name} cannot be opened: the broker has too many open files; try again",
                 ) from error
-            logger.error("partition %s cannot be opened", name, exc_info=error)
+            if not isinstance(error, CorruptLogError):
+                logger.error("partition %s cannot be opened", name, exc_info=error)
             self.fail(f"its log cannot be opened: {error}")
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"partition {name} is offline: {self.failure}"

@@ -266,6 +266,9 @@ class LocalReplicas:
         if follower is None:
             follower = self._followers[key] = Follower(partition, state, self._open_log)
             follower.hooks = self._find_replica_hooks(follower)
+            if isinstance(partition, ReplicatedPartition) and partition.log_failure is not None:
+                follower.is_damaged = partition.is_damaged
+                follower.fail(partition.log_failure)
         elif follower.state == state:
             return
         follower.follow(state)

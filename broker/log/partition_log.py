@@ -134,6 +134,8 @@ class PartitionLog:
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
         self._failure: str | None = None
+        self.is_damaged = False
+        """It has failed for what is in its files: a copy of another replica's is as good as it was."""
         self._closed = False
         self._flush_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()  # taken after the flush lock where both are
@@ -665,6 +667,7 @@ class PartitionLog:
         try:
             return self._reader.read(offset, max_bytes, min(up_to, end_offset), min_one_batch)
         except (CorruptLogError, DecodeError) as error:
+            self.is_damaged = True
             self._fail(str(error))
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         except OSError as error:
@@ -694,6 +697,7 @@ class PartitionLog:
         try:
             return find()
         except (CorruptLogError, DecodeError) as error:
+            self.is_damaged = True
             self._fail(str(error))
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         except OSError as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from broker.cluster.image import NO_LEADER
 from broker.cluster.log_closing import close_log
+from broker.log.errors import CorruptLogError
 from broker.replication.nearest import FollowedPartition
 from protocol.errors import ErrorCode, KafkaError
 
@@ -54,6 +55,9 @@ class Follower:
         self.retry_seconds = RETRY_SECONDS
         """After one of both was not up to date; the longer it lasts."""
         self.failure: str | None = None
+        self.is_damaged = False
+        """Its log cannot be opened for what is in it."""
+        self.when_failed: Callable[[Follower], None] = lambda _: None
         self._open_log = open_log
         self._log: PartitionLog | None = None
         self._opening: asyncio.Future[PartitionLog] | None = None
@@ -76,6 +80,10 @@ class Follower:
     @property
     def key(self) -> tuple[UUID, int]:
         return self.partition.topic.topic_id, self.partition.index
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.partition.place
 
     @property
     def leader(self) -> int:
@@ -113,6 +121,7 @@ class Follower:
                 log = await asyncio.shield(self._opening)
             except Exception as error:  # noqa: BLE001 - of one replica
                 self._opening = None
+                self.is_damaged = isinstance(error, CorruptLogError)
                 self.fail(f"its log cannot be opened: {error}")
                 return False
             if self._log is None and not self.ended:
@@ -271,12 +280,25 @@ class Follower:
                 self._committing = None
 
     def fail(self, reason: str) -> None:
-        """It takes no part any more, until a restart."""
+        """It takes no part any more, until a restart or `begin_anew`."""
         if self.failure is None:
             self.failure = reason
+            self.is_damaged = self.is_damaged or (self._log is not None and self._log.is_damaged)
             logger.error("the replica %s is offline: %s", self.name, reason)
             self._tell_readers()
             self.touch(self)
+            self.when_failed(self)
+
+    async def close_failed_log(self, executor: Executor) -> None:
+        """Before its files are moved."""
+        await self.at_rest()
+        log, self._log = self._log, None
+        if log is not None:
+            await close_log(self, log, logger, clean=False, executor=executor)
+
+    def begin_anew(self) -> None:
+        """Its files are out of the way: copy everything."""
+        self.failure, self.is_damaged, self.high_watermark = None, False, 0
 
     # -- the end -------------------------------------------------------------------------------------------
 

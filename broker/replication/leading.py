@@ -58,6 +58,9 @@ class Leading(Protocol):
     def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
         """Write it down; the partition hears of it by `follow` or `refused`."""
 
+    def failed(self, replica: ReplicatedPartition | Follower) -> None:
+        """Its log cannot be relied on any more. From any thread."""
+
     def leads(self, partition: ReplicatedPartition) -> None: ...
 
     def leads_no_longer(self, partition: ReplicatedPartition) -> None: ...
@@ -77,7 +80,16 @@ class ReplicatedPartition(Partition):
 
     is_replicated = True
 
-    __slots__ = ("_leading", "_local_waiters", "_replicated_offset", "_told_start", "progress", "state")
+    __slots__ = (
+        "_leading",
+        "_local_waiters",
+        "_replicated_offset",
+        "_told_start",
+        "is_damaged",
+        "log_failure",
+        "progress",
+        "state",
+    )
 
     def __init__(
         self,
@@ -94,6 +106,10 @@ class ReplicatedPartition(Partition):
         """`log`: open, with what was copied into it as a follower, which knew of `high_watermark`."""
         super().__init__(topic, index, open_log, leader_epoch=state.leader_epoch, **rest)
         self.state = state
+        self.log_failure: str | None = None
+        """What its open log has failed for, which a replica that follows goes by: a disk that has failed once is not
+        asked again before a restart."""
+        self.is_damaged = False
         self.high_watermark = self._replicated_offset = high_watermark
         self._leading = leading
         self._local_waiters: list[asyncio.Future[None]] = []
@@ -106,6 +122,22 @@ class ReplicatedPartition(Partition):
             if log.recovery_point < log.log_end_offset:
                 self._unflushed()
         leading.leads(self)
+
+    def _open(self) -> PartitionLog:
+        had_failed = self.failure is not None
+        try:
+            return super()._open()
+        finally:
+            if self.failure is not None and not had_failed:
+                self._leading.failed(self)
+
+    def fail(self, reason: str) -> None:
+        had_failed = self.failure is not None
+        super().fail(reason)
+        log = self._log
+        if log is not None and log.failure is not None and not had_failed:
+            self.log_failure, self.is_damaged = log.failure, log.is_damaged
+            self._leading.failed(self)
 
     def _opened(self, log: PartitionLog) -> None:
         """In the thread that opens it: nobody waits yet."""
@@ -279,8 +311,13 @@ class ReplicatedPartition(Partition):
             self._propose(joins=broker)
 
     def check_lag(self) -> None:
-        """Propose an ISR without those that have been behind for too long."""
+        """Propose an ISR without those that have been behind for too long. A log that readers have found damaged is
+        given up.
+        """
         if not self.is_open:
+            return
+        if self.log.failure is not None:
+            self.fail(self.log.failure)
             return
         leading = self._leading
         behind = self.progress.lagging(self.progress.own_end, leading.now(), leading.lag_seconds)

@@ -59,6 +59,9 @@ class Replication:
         self._waiting: dict[Follower, None] = {}
         self._proposals: dict[ReplicatedPartition, ChangeIsr] = {}
         self._proposed = asyncio.Event()
+        self._failed: dict[ReplicatedPartition | Follower, None] = {}
+        self._failing = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._brokers_changed = asyncio.Event()
         self._slices: Slices
         self._throttle = Throttle("follower", broker_id, config, clock.monotonic)
@@ -79,6 +82,7 @@ class Replication:
         for follower in waiting:
             self.follows(follower)
         metadata.broker_listeners.append(self._brokers_changed.set)
+        self._background.keep(self._give_up_failed, "replicas whose logs have failed")
         self._background.keep(self._advance_all, "replicas of brokers that are gone")
         self._background.keep(self._write_isrs, "changes of in-sync replicas")
         self._background.keep(self._look_for_lag, "replicas that lag behind")
@@ -126,6 +130,40 @@ class Replication:
     def leads_no_longer(self, partition: ReplicatedPartition) -> None:
         self._led.pop(partition, None)
         self._proposals.pop(partition, None)
+
+    def failed(self, replica: ReplicatedPartition | Follower) -> None:
+        self._failed[replica] = None
+        self._loop.call_soon_threadsafe(self._failing.set)
+
+    async def _give_up_failed(self) -> None:
+        """Others lead what failed here, and have it alone; what is damaged is then copied anew from them."""
+        while True:
+            await self._failing.wait()
+            self._failing.clear()
+            failed, self._failed = self._failed, {}
+            try:
+                await self._metadata.lose_replicas([each.place for each in failed])
+                for replica in failed:
+                    if isinstance(replica, Follower) and replica.is_damaged and not replica.ended:
+                        await self._copy_anew(replica)
+            except (*STORE_LOST, KafkaError) as error:
+                logger.info("replicas that have failed here cannot be given up now: %s", error)
+                self._failed |= failed
+                await asyncio.sleep(RETRY_SECONDS)
+                self._failing.set()
+
+    async def _copy_anew(self, follower: Follower) -> None:
+        await follower.close_failed_log(self._executor)
+        try:
+            is_out_of_the_way = await self._metadata.set_aside_replica(
+                follower.partition.topic, follower.partition.index
+            )
+        except OSError as error:
+            logger.error("what is damaged of %s cannot be put out of the way: %s", follower.name, error)
+            return
+        if is_out_of_the_way and not follower.ended:
+            follower.begin_anew()
+            self.follows(follower)
 
     def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
         self._proposals[partition] = change
@@ -190,6 +228,9 @@ class Replication:
         if self._peers is None:
             self._waiting[follower] = None
             return
+        follower.when_failed = self.failed
+        if follower.failure is not None:
+            self.failed(follower)
         before, leader = self._fetcher_of.get(follower), follower.leader
         key = follower.key
         if before is not None and before.leader_id != leader:

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from fault_load import Load, create_topic
-from nemesis import KILLS, NODES, PARTITIONS, STOPS, STORE, Cluster, Nemesis, kill_a_leader, kill_two
+from nemesis import FLIPS, KILLS, NODES, PARTITIONS, STOPS, STORE, Cluster, Nemesis, kill_a_leader, kill_two
 from table_load import TableLoad
 
 from broker.testing.histories import check_log, read_segment, told
@@ -21,7 +21,7 @@ from broker.testing.histories import check_log, read_segment, told
 SEED = int(os.environ.get("HEADRACE_NEMESIS_SEED", "1"))
 SECONDS = float(os.environ.get("HEADRACE_NEMESIS_SECONDS", "1000"))
 RUNS = int(os.environ.get("HEADRACE_NEMESIS_RUNS", "20"))
-KINDS = {"KILLS": KILLS, "STOPS": STOPS, "PARTITIONS": PARTITIONS, "STORE": STORE}
+KINDS = {"KILLS": KILLS, "STOPS": STOPS, "PARTITIONS": PARTITIONS, "STORE": STORE, "FLIPS": FLIPS}
 CHOSEN = [
     fault
     for kind in os.environ.get("HEADRACE_NEMESIS_FAULTS", ",".join(KINDS)).split(",")

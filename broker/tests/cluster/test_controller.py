@@ -26,6 +26,7 @@ from broker.cluster.controller import (
     Event,
     Reassign,
     ReplaceTopic,
+    ReplicasLost,
     step,
 )
 from broker.cluster.image import (
@@ -138,6 +139,7 @@ class Run:
                 "elect",
                 *3 * ("isr",),
                 *2 * ("move",),
+                "lost",
             )
         )
         if kind == "start" and len(self.alive) < 4:
@@ -170,6 +172,9 @@ class Run:
             index = rng.randrange(entry.topic.partition_count)
             target = tuple(rng.sample(range(4), rng.randint(1, 3)))
             return Reassign(((name, index, target if rng.random() < 0.8 else None),))
+        if kind == "lost" and self.alive:
+            parts = tuple((name, index) for index in range(entry.topic.partition_count))
+            return ReplicasLost(rng.choice(sorted(self.alive)), parts)
         if kind == "isr":
             index = rng.randrange(entry.topic.partition_count)
             state = entry.state(index)
@@ -247,6 +252,9 @@ class Run:
             had_all = set(was.isr or was.elr)
             assert had_all & {*state.isr, *state.elr} or not had_all, "somebody who has everything stays"
             assert set(state.isr) <= set(was.isr), "nobody is in sync because somebody wants it"
+        if isinstance(event, ReplicasLost):
+            assert {*state.isr, *state.elr} == {*was.isr, *was.elr} - {event.broker_id} or state == was
+            assert {*state.isr, *state.elr} or not {*was.isr, *was.elr}, "somebody who has everything stays"
         if isinstance(event, BrokerStarted) and not event.clean and len(state.replicas) > 1:
             assert event.broker.broker_id not in {*state.isr, *state.elr}
 
@@ -613,3 +621,33 @@ def test_a_frozen_map_is_what_a_dict_is_and_stays_what_it_was() -> None:
         assert {key: before.get(key) for key in kept} == kept
         assert len(before) == len(kept)
         assert all((key in frozen) == (key in model) for key in keys)
+
+
+def test_a_replica_that_its_broker_has_lost_counts_no_longer_unless_nobody_else_has_everything() -> None:
+    controller = elected(3)
+    controller.carry_out(CreateTopics((topic("t", 3),), 3))
+    before = [state_of(controller, "t", index) for index in range(3)]
+    assert controller.carry_out(ReplicasLost(1, (("t", 0), ("t", 1), ("t", 7), ("gone", 0)))) == 1
+    for index in range(2):
+        state = state_of(controller, "t", index)
+        assert 1 not in state.isr
+        assert state.leader in state.isr
+        assert state.leader_epoch == before[index].leader_epoch + (before[index].leader == 1)
+        assert state.partition_epoch > before[index].partition_epoch
+    assert state_of(controller, "t", 2) == before[2]
+    controller.carry_out(ReplicasLost(2, (("t", 0),)))
+    alone = state_of(controller)
+    assert (alone.leader, alone.isr) == (0, (0,))
+    assert controller.carry_out(ReplicasLost(0, (("t", 0),))) == 0
+    assert state_of(controller) == alone, "the last one keeps what it has"
+
+
+def test_who_has_everything_leads_when_it_is_back_in_the_place_of_who_has_lost_it() -> None:
+    controller = elected(2)
+    controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 2))
+    controller.carry_out(BrokerGone(1))
+    assert (state_of(controller).leader, state_of(controller).elr) == (0, (1,))
+    controller.carry_out(ReplicasLost(0, (("t", 0),)))
+    assert (state_of(controller).leader, state_of(controller).isr) == (NO_LEADER, ())
+    controller.carry_out(BrokerStarted(BrokerImage(1, 300, "x"), clean=True))
+    assert (state_of(controller).leader, state_of(controller).isr) == (1, (1,))
