@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import KafkaException
 from rich.console import Console
 
 from bench import raw, workloads
@@ -311,12 +312,15 @@ ONCE: Final = {"failover"}
 
 
 def measure(work: Path, samples: Samples, only: list[str], rounds: int, scale: float, *, quick: bool) -> None:
-    """All rounds of a group before the next group."""
+    """All rounds of a group before the next group. What fails ends that group of that cluster alone.
+
+    Raises RuntimeError at the end with all that has failed.
+    """
     wanted = set(only) & set(GROUPS) or (set() if only else set(GROUPS))
     if wanted & WARM:
         wanted.add("cluster-warm-up")
     clusters: list[Cluster] = [KafkaCluster(work), HeadraceCluster(work)]
-    console = Console(stderr=True)
+    console, failed = Console(stderr=True), []
     try:
         for name, group in GROUPS.items():
             if name not in wanted:
@@ -326,12 +330,18 @@ def measure(work: Path, samples: Samples, only: list[str], rounds: int, scale: f
                     if name in ALONE and not isinstance(cluster, HeadraceCluster):
                         cluster.stop()
                         continue
-                    if name not in FRESH and len(cluster.nodes) < NODES:
-                        cluster.start_fresh()
                     began = time.monotonic()
-                    for figure, value, goal in group(cluster, Size(scale, quick, round_)):
-                        samples.add(figure, cluster.name, value, goal)
+                    try:
+                        if name not in FRESH and len(cluster.nodes) < NODES:
+                            cluster.start_fresh()
+                        for figure, value, goal in group(cluster, Size(scale, quick, round_)):
+                            samples.add(figure, cluster.name, value, goal)
+                    except (RuntimeError, OSError, KafkaException) as error:
+                        failed.append(f"{name}, {cluster.name}: {error}")
+                        cluster.stop()
                     console.print(f"{name}, {cluster.name}: {time.monotonic() - began:.0f} s")
     finally:
         for cluster in clusters:
             cluster.stop()
+    if failed:
+        raise RuntimeError("\n".join(failed))

@@ -152,7 +152,12 @@ class Cluster:
         return response.decode(answer, version, None, position)
 
     def controller(self) -> int:
-        """The node that is the active controller."""
+        """The node that is the active controller; waits until there is one."""
+        wait_until(lambda: self._controller() in self.nodes, f"{self.name}: there is a controller")
+        return self._controller()
+
+    def _controller(self) -> int:
+        """As the first broker knows it; negative for none."""
         raise NotImplementedError
 
     def partitions(
@@ -252,14 +257,12 @@ group.initial.rebalance.delay.ms=0
     def _command(self, node: int, folder: Path, port: int) -> list[str]:
         return server_command(folder)
 
-    def controller(self) -> int:
+    def _controller(self) -> int:
         request = DescribeQuorumRequest(
             topics=[TopicData(topic_name="__cluster_metadata", partitions=[PartitionData(partition_index=0)])]
         )
         answer = self.ask(request, DescribeQuorumResponse, _QUORUM_VERSION)
-        if answer.error_code:
-            raise RuntimeError(f"{self.name}: DescribeQuorum failed with {answer.error_code}")
-        return answer.topics[0].partitions[0].leader_id
+        return -1 if answer.error_code else answer.topics[0].partitions[0].leader_id
 
 
 class HeadraceCluster(Cluster):
@@ -304,5 +307,5 @@ class HeadraceCluster(Cluster):
         if zookeeper is not None:
             zookeeper.stop(kill=True)
 
-    def controller(self) -> int:
+    def _controller(self) -> int:
         return self.ask(MetadataRequest(topics=[]), MetadataResponse, _METADATA_VERSION).controller_id
