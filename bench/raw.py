@@ -217,6 +217,7 @@ def drive(
     if isinstance(servers, Server):
         servers = [servers]
     name = servers[0].name
+    processes = {server.port: server for server in servers}.values()
     poll = select.epoll()
     drivers: dict[int, _Driver] = {}
     for source, server in zip(requests, cycle(servers)):
@@ -226,7 +227,7 @@ def drive(
         poll.register(sock.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
     buffer = memoryview(bytearray(1 << 20))
     sent = received = answered = 0
-    cpu, started = sum(server.cpu_seconds() for server in servers), time.perf_counter()
+    cpu, started = sum(server.cpu_seconds() for server in processes), time.perf_counter()
     deadline = started + seconds
 
     def send_next(driver: _Driver) -> int:
@@ -268,7 +269,7 @@ def drive(
                 if count < len(buffer):
                     break
     elapsed = time.perf_counter() - started
-    cpu = sum(server.cpu_seconds() for server in servers) - cpu
+    cpu = sum(server.cpu_seconds() for server in processes) - cpu
     for driver in drivers.values():
         driver.sock.close()
     poll.close()

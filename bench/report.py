@@ -43,7 +43,7 @@ class Goal:
         if self.value_max is not None:
             parts.append(f"<= {self.value_max:g}")
         if self.value_min is not None:
-            parts.append(f">= {self.value_min:,.0f}")
+            parts.append(f">= {number(self.value_min)}")
         return ", ".join(parts)
 
 
