@@ -59,6 +59,7 @@ class Cluster:
     def __init__(self, folder: Path, server_process_class: type, **settings: str) -> None:
         self.zookeeper = ZooKeeperServer(folder / "zookeeper", tick_ms=TICK_MS)
         self.relays = Relays()
+        self.patience_seconds: float = WHOLE_SECONDS
         self.silent: set[int] = set()
         """Who is not to be asked anything."""
         self.brokers: dict = {}
@@ -157,9 +158,9 @@ class Cluster:
 
     # -- what it says of itself ----------------------------------------------------------------------------
 
-    def described(self, seconds: float = WHOLE_SECONDS):
+    def described(self):
         """As whichever broker says that answers."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self.patience_seconds
         while time.monotonic() < deadline:
             for broker in self._asked():
                 with contextlib.suppress(KafkaException):
@@ -172,9 +173,9 @@ class Cluster:
     def _said_by(self, broker):
         return AdminClient({**CONNECTION, "bootstrap.servers": broker.address}).list_topics(timeout=3)
 
-    def wait_whole(self, seconds: float = WHOLE_SECONDS) -> float:
+    def wait_whole(self) -> float:
         """Until all replicas of everything are in sync by what each broker says, and how long that took."""
-        return self._wait(self._missing, seconds)
+        return self._wait(self._missing)
 
     def wait_missed(self, *numbers: int) -> None:
         """Until the others know that these are gone."""
@@ -183,9 +184,10 @@ class Cluster:
             known = {each.port: set(self._said_by(each).brokers) for each in self._asked()}
             return [f"{port} knows {found}" for port, found in known.items() if found.intersection(numbers)]
 
-        self._wait(left, WHOLE_SECONDS)
+        self._wait(left)
 
-    def _wait(self, problems: Callable[[], list[str]], seconds: float) -> float:
+    def _wait(self, problems: Callable[[], list[str]]) -> float:
+        seconds = self.patience_seconds
         began, left = time.monotonic(), ["nobody has said anything"]
         while left and time.monotonic() < began + seconds:
             try:
@@ -193,7 +195,7 @@ class Cluster:
             except KafkaException as error:
                 left = [f"a broker does not say anything: {error}"]
             if left:
-                time.sleep(0.1)
+                time.sleep(0.4)  # each question is a client of its own
         assert not left, f"after {seconds} s: {left}"
         return time.monotonic() - began
 

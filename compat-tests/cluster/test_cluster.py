@@ -21,6 +21,7 @@ from kafka.admin import NewTopic
 
 from tablelayer.client import ClientConfig, connect
 
+pytestmark = pytest.mark.xdist_group("cluster")
 SESSION_MS = 2000
 DEADLINE_SECONDS = 60
 TRANSACTIONS, RECORDS = 30, 12
@@ -344,6 +345,7 @@ def _committed_attempts(addresses, topic, partitions):
     return found
 
 
+@pytest.mark.soak
 def test_a_process_that_was_stopped_beyond_its_session_acknowledges_nothing_before_it_is_back(brokers):
     """What was sent to it while it stood is what it does first."""
     eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
@@ -406,6 +408,7 @@ def _other(server_process_class, tmp_path, zookeeper):
     return path
 
 
+@pytest.mark.soak
 def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
     """Idempotent, acks=all, through a kill of the leader and a clean stop of the next one."""
     address = ",".join(process.address for process in brokers.values())

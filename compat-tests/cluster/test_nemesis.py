@@ -13,7 +13,20 @@ import time
 
 import pytest
 from fault_load import Load, create_topic
-from nemesis import FLIPS, KILLS, NODES, PARTITIONS, STOPS, STORE, Cluster, Nemesis, kill_a_leader, kill_two
+from nemesis import (
+    FLIPS,
+    KILLS,
+    NODES,
+    PARTITIONS,
+    STOPS,
+    STORE,
+    Cluster,
+    Nemesis,
+    kill_a_leader,
+    part_a_leader_from_the_store,
+    part_two,
+    stop_a_leader,
+)
 from table_load import TableLoad
 
 from broker.testing.histories import check_log, read_segment, told
@@ -30,9 +43,12 @@ CHOSEN = [
 TABLE = "default.sums"
 
 
-def run(folder, server_process_class, seed, faults, *, pause=(1.0, 4.0), rate=1.0) -> None:
-    """`faults` are taken one after the other; `rate` is of the load."""
+def run(
+    folder, server_process_class, seed, faults, *, pause=(1.0, 4.0), rate=1.0, patience_seconds=60
+) -> None:
+    """`faults` are taken one after the other; `rate` is of the load. `patience_seconds`: with each step."""
     with Cluster(folder, server_process_class) as cluster:
+        cluster.patience_seconds = patience_seconds
         create_topic(cluster.addresses, "plain", replicas=3, **{"segment.bytes": "1000000"})
         create_topic(cluster.addresses, "tx", replicas=3)
         load = Load(
@@ -47,12 +63,12 @@ def run(folder, server_process_class, seed, faults, *, pause=(1.0, 4.0), rate=1.
         nemesis = Nemesis(cluster, seed, ("plain", "tx", TABLE), pause)
         try:
             with load, table:
-                load.wait_for_more(50)
-                table.wait_for_more(20)
+                load.wait_for_more(50, patience_seconds)
+                table.wait_for_more(20, patience_seconds)
                 for fault in faults:
                     nemesis.go(fault)
-                    load.wait_for_more(50)
-                    table.wait_for_more(20)
+                    load.wait_for_more(50, patience_seconds)
+                    table.wait_for_more(20, patience_seconds)
         except BaseException as error:
             error.add_note(f"seed {seed}: {'; '.join(nemesis.done)}")
             raise
@@ -93,12 +109,13 @@ def drawn(seed, kinds, seconds):
             yield fault
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-@pytest.mark.xdist_group("zookeeper")
-def test_nothing_is_lost_by_kills(tmp_path, server_process_class):
-    faults = [kill_a_leader, kill_two]
-    run(tmp_path, server_process_class, SEED, faults, pause=(0.1, 0.5), rate=0.3)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("cluster")
+def test_nothing_is_lost_by_four_faults(tmp_path, server_process_class):
+    faults = [kill_a_leader, stop_a_leader, part_a_leader_from_the_store, part_two]
+    random.Random(SEED).shuffle(faults)
+    run(tmp_path, server_process_class, SEED, faults, pause=(0.1, 0.5), rate=0.2, patience_seconds=150)
 
 
 @pytest.mark.soak
