@@ -95,6 +95,7 @@ from broker.net.peers import Address, Peers
 from broker.net.poller import measure_turns
 from broker.net.sockets import SystemSockets
 from broker.ports import (
+    STORE_LOST,
     AgeClock,
     Clock,
     CoordinationStore,
@@ -204,12 +205,19 @@ class Broker:
     # -- start ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve clients. Raises ConfigError when the data directory or the address cannot be used."""
+        """Serve clients. Raises ConfigError when the data directory or the address cannot be used, or the store that
+        it has with others is lost meanwhile.
+        """
         try:
             await self._start()
-        except BaseException:
+        except BaseException as error:
             self._stopping = True
             await self._undo.aclose()
+            if isinstance(error, STORE_LOST):
+                raise ConfigError(
+                    f"ZooKeeper was lost while this broker started ({error.message}): start it again when ZooKeeper is"
+                    " there"
+                ) from None
             raise
 
     async def _start(self) -> None:

@@ -260,7 +260,7 @@ class ZooKeeperStore:
             results = await self._answer(request.commit_async())
         except (*_LOST, TimeoutError) as error:
             raise StoreOutcomeUnknownError(
-                f"ZooKeeper was lost under a transaction: {error or type(error).__name__}"
+                f"ZooKeeper was lost under a transaction: {str(error) or type(error).__name__}"
             ) from error
         for operation, result in zip(operations, results, strict=True):
             if isinstance(result, (zk.RolledBackError, zk.RuntimeInconsistency)):
@@ -310,7 +310,7 @@ class ZooKeeperStore:
         except (zk.AuthFailedError, zk.NoAuthError) as error:
             raise self._not_let_in(error) from error
         except (*_LOST, TimeoutError) as error:
-            raise StoreUnavailableError(f"ZooKeeper is lost: {error or type(error).__name__}") from error
+            raise StoreUnavailableError(f"ZooKeeper is lost: {str(error) or type(error).__name__}") from error
 
     async def _answer(self, asked: Any) -> Any:
         """What kazoo's threads find out, in the loop. Raises TimeoutError after a session's timeout."""

@@ -14,9 +14,13 @@ import pytest
 
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.stores.zookeeper import ZooKeeperStore
+from broker.config import BrokerConfig
+from broker.config_key import ConfigError
 from broker.ports import StoreOperation, StoreOutcomeUnknownError, StoreUnavailableError, SystemClock
 from broker.security.rights import Operation, ResourceType
 from broker.security.sasl.scram import ScramMechanism, salted_password
+from broker.server import Broker
+from broker.testing.coordination import SimulatedEnsemble
 from broker.testing.direct import DirectBroker, direct_broker
 from broker.testing.stores import eventually
 from broker.testing.zookeeper import running_zookeeper
@@ -304,3 +308,45 @@ async def test_while_zookeeper_is_gone_clients_are_told_to_ask_again(
         assert len(found) == 1, name
         assert found <= {ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT}, name
     assert not failures(caplog)
+
+
+class LostFrom:
+    """A store that is lost from its `at`-th request on."""
+
+    def __init__(self, store: Any, at: int) -> None:
+        self._store = store
+        self.left = at
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in ("get", "get_many", "children", "transact"):
+            return found
+        self.left -= 1
+        if self.left > 0:
+            return found
+
+        async def lost(*_: Any) -> Any:
+            raise (StoreOutcomeUnknownError if name == "transact" else StoreUnavailableError)("it is gone")
+
+        return lost
+
+
+async def test_a_start_that_loses_the_store_ends_with_a_sentence_wherever_it_was(tmp_path: Path) -> None:
+    ensemble = SimulatedEnsemble(SystemClock())
+
+    async def why_not(at: int) -> str:
+        store = LostFrom(await ensemble.connect(), at)
+        broker = Broker(BrokerConfig({"node.id": "1"}), data_dir=tmp_path, port=0, store=store)
+        try:
+            async with asyncio.timeout(60):
+                await broker.start()
+        except ConfigError as error:
+            return str(error)
+        await broker.stop()
+        return ""
+
+    for at in (1, 2, 3, 5, 8, 12, 17, 23):
+        assert "ZooKeeper was lost while this broker started (it is gone): start it again" in await why_not(
+            at
+        )
+    assert await why_not(10**6) == "", "and nothing of it is in the way of the next one"
