@@ -9,9 +9,11 @@ from pathlib import Path
 from random import Random
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broker.remote.chunks import CHUNK_BYTES
 from tablelayer.tests.server.tables import Table, Tables, tables
+from tablelayer.tests.server.test_filters import answers, parts
 
 ROWS = 400
 GIVEN = {
@@ -71,27 +73,74 @@ async def test_rows_are_scanned_counted_and_shown_as_if_they_were_local(tmp_path
         assert shown.records
 
 
+async def wide_rows(made: Tables) -> Table:
+    """Five batches of 8 MiB in one segment, which is remote, then one that is local."""
+    table = await made.create(
+        "id BIGINT, wide BYTES",
+        given={**GIVEN, "segment.bytes": str(80 << 20), "max.message.bytes": str(16 << 20)},
+    )
+    for at in range(5):
+        await table.append([{"id": at, "wide": bytes([at]) * (8 << 20)}])
+    await table.append([{"id": 5, "wide": b""}])
+    partition = table.partition
+    partition.log._roll()
+    await table.append([{"id": 6, "wide": b""}])
+    await partition.flush(made.broker.context.executor)
+    remote = made.broker.broker._remote
+    assert remote is not None
+    await remote.turn()
+    partition.apply_retention(made.broker.context.clock.time_ms())
+    assert partition.log.local_start_offset == 6
+    return table
+
+
+def fetched_bytes(made: Tables) -> int:
+    remote = made.broker.broker._remote
+    assert remote is not None
+    return remote.chunks.fetched_bytes
+
+
 async def test_columns_that_lie_far_apart_are_fetched_alone(tmp_path: Path) -> None:
     async with tiered(tmp_path) as made:
-        table = await made.create(
-            "id BIGINT, wide BYTES",
-            given={**GIVEN, "segment.bytes": str(80 << 20), "max.message.bytes": str(16 << 20)},
-        )
-        for at in range(5):
-            await table.append([{"id": at, "wide": bytes([at]) * (8 << 20)}])
-        await table.append([{"id": 5, "wide": b""}])
-        partition = table.partition
-        partition.log._roll()
-        await table.append([{"id": 6, "wide": b""}])
-        await partition.flush(made.broker.context.executor)
-        remote = made.broker.broker._remote
-        assert remote is not None
-        await remote.turn()
-        partition.apply_retention(made.broker.context.clock.time_ms())
-        assert partition.log.local_start_offset == 6
+        table = await wide_rows(made)
         narrow = await rows_of(table, "id")
         assert [row["id"] for row in narrow] == list(range(7))
-        assert remote.chunks.fetched_bytes < 16 * CHUNK_BYTES, "all of it was fetched"
+        assert fetched_bytes(made) < 16 * CHUNK_BYTES, "all of it was fetched"
+
+
+async def test_a_filter_with_columns_gives_of_remote_rows_what_it_gives_of_local_ones(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        table = await filled(made)
+        schema = pa.schema([table.definition.schema.column(each).field() for each in ("id", "kind")])
+        for expression, wanted in (
+            (pc.field("kind") == 120, range(120, 130)),
+            ((pc.field("kind") < 200) & (pc.field("id") >= 177), range(177, 200)),
+            (pc.field("wide") == "39" * 1000, [39]),
+            (pc.field("id") < 0, []),
+        ):
+            found = [
+                row
+                async for answer in answers(table, 0, expression, ["id", "kind"])
+                for part in parts(answer)
+                for row in part.to_record_batch(schema).to_pylist()
+            ]
+            assert found == [{"id": at, "kind": at // 10 * 10} for at in wanted]
+
+
+async def test_of_batches_without_a_row_that_is_asked_for_the_other_columns_are_not_fetched(
+    tmp_path: Path,
+) -> None:
+    async with tiered(tmp_path) as made:
+        table = await wide_rows(made)
+        arrow = table.definition.schema.arrow()
+        found = [
+            row["id"]
+            async for answer in answers(table, 0, pc.field("id") == 3, None, max_bytes=32 << 20)
+            for part in parts(answer)
+            for row in part.to_record_batch(arrow).to_pylist()
+        ]
+        assert found == [3]
+        assert fetched_bytes(made) < 24 * CHUNK_BYTES, "columns were fetched of rows that are not given"
 
 
 KEYED = "id BIGINT NOT NULL, wide STRING, PRIMARY KEY (id)"
