@@ -25,6 +25,7 @@ pytestmark = pytest.mark.xdist_group("cluster")
 SESSION_MS = 2000
 DEADLINE_SECONDS = 60
 TRANSACTIONS, RECORDS = 30, 12
+EARLIEST_LOCAL = -4
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,23 @@ def zookeeper(tmp_path_factory, free_port):
 @pytest.fixture
 def brokers(zookeeper, tmp_path, server_process_class):
     """By their node ids, in a path of ZooKeeper of their own."""
+    yield from _three(zookeeper, tmp_path, server_process_class)
+
+
+@pytest.fixture
+def tiered_brokers(zookeeper, tmp_path, server_process_class):
+    """The same, with remote storage."""
+    remote = {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.directory": str(tmp_path / "remote"),
+        "remote.log.manager.task.interval.ms": "100",
+        "log.retention.check.interval.ms": "100",
+        "log.initial.task.delay.ms": "0",
+    }
+    yield from _three(zookeeper, tmp_path, server_process_class, **remote)
+
+
+def _three(zookeeper, tmp_path, server_process_class, **more):
     path = f"{zookeeper}/{uuid.uuid4().hex}"
     made = {}
     for number in (1, 2, 3):
@@ -57,6 +75,7 @@ def brokers(zookeeper, tmp_path, server_process_class):
             "zookeeper.session.timeout.ms": str(SESSION_MS),
             "offsets.topic.num.partitions": "6",
             "transaction.state.log.num.partitions": "3",
+            **more,
         }
         made[number] = server_process_class(tmp_path / str(number), **settings)
     try:
@@ -411,9 +430,25 @@ def _other(server_process_class, tmp_path, zookeeper):
 @pytest.mark.soak
 def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
     """Idempotent, acks=all, through a kill of the leader and a clean stop of the next one."""
+    _outlives(brokers, ("kill", "stop"), {"min.insync.replicas": "2"})
+
+
+@pytest.mark.soak
+def test_a_remote_log_goes_on_through_the_kills_of_its_leaders(tiered_brokers):
+    """The same through two kills, of what is soon in remote storage alone."""
+    remote = {"remote.storage.enable": "true", "segment.bytes": "60000", "local.retention.bytes": "1"}
+    remote |= {"min.insync.replicas": "2", "file.delete.delay.ms": "0"}
+    found = _outlives(tiered_brokers, ("kill", "kill"), remote, value_size=500)
+    with connect(tiered_brokers[1].address) as connection:
+        local = connection.kafka.offsets("kept", EARLIEST_LOCAL)[0]
+    assert local > len(found) // 2, f"of {len(found)} records those from {local} on are still local"
+
+
+def _outlives(brokers, ends, configs, value_size=0):
+    """What is found, by offset, when the leader has ended in each of these ways while records were written."""
     address = ",".join(process.address for process in brokers.values())
     with KafkaAdminClient(bootstrap_servers=address) as admin:
-        admin.create_topics([NewTopic("kept", 1, 3, topic_configs={"min.insync.replicas": "2"})])
+        admin.create_topics([NewTopic("kept", 1, 3, topic_configs=configs)])
     acknowledged, failed, over = [], [], threading.Event()
 
     def delivered(error, message):
@@ -424,7 +459,7 @@ def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
         settings |= {"retry.backoff.max.ms": 100, "topic.metadata.refresh.interval.ms": 500, "log_level": 0}
         producer, number = Producer(settings), 0
         while not over.is_set():
-            producer.produce("kept", b"%d" % number, on_delivery=delivered)
+            producer.produce("kept", (b"%d " % number).ljust(value_size, b"x"), on_delivery=delivered)
             producer.poll(0.005)
             number += 1
         producer.flush(DEADLINE_SECONDS)
@@ -440,7 +475,7 @@ def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
     thread.start()
     try:
         more()
-        for end in ("kill", "stop"):
+        for end in ends:
             leader = eventually(state, "it is described")["leader_id"]
             getattr(brokers[leader], end)()
             eventually(lambda gone=leader: state().get("leader_id", -1) not in (gone, -1), "another leads")
@@ -461,6 +496,7 @@ def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
     assert failed == []
     assert [found.get(offset) for offset, _ in acknowledged] == [value for _, value in acknowledged]
     assert len(set(found.values())) == len(found), "nothing is there twice"
+    return found
 
 
 def cluster_partitions(brokers, topic):
