@@ -246,7 +246,10 @@ class TableExtension:
         )
         if not context.metadata.is_alone:
             context.metadata.followers.append(self._followed)
-        collector = TableCollector(context, self.catalog, self.lake_subjects, self._services.refusals)
+        services = self._services
+        collector = TableCollector(
+            context, self.catalog, self.lake_subjects, services.refusals, services.standbys
+        )
         context.metrics.add(TABLE_METRICS, collector.collect)
 
     def _followed(self, before: TopicEntry | None, entry: TopicEntry) -> None:

@@ -6,7 +6,7 @@ partitioned table are summed up under the table's name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker.metrics.model import Gathering, Metric, MetricKind
@@ -14,11 +14,14 @@ from broker.metrics.totals import Totals
 from tablelayer.model.errors import TableError
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from broker.context import BrokerContext
     from tablelayer.model.table.definition import TableDefinition
     from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.kafka_face.refusals import Refusals
     from tablelayer.server.lake.subjects import LakeSubjects
+    from tablelayer.server.services import KeptStore
 
 _GAUGE: Final = MetricKind.GAUGE
 _TABLE: Final = ("table",)
@@ -87,6 +90,18 @@ LAKE_AGE = Metric(
 LAKE_FAILURES = Metric(
     "headrace_lake_failures", _GAUGE, "Tiering rounds in a row that failed since the last commit.", _TABLE
 )
+STANDBY_LAG = Metric(
+    "headrace_table_standby_lag_records",
+    _GAUGE,
+    "Records of buckets that other brokers lead which are replicated and not yet in the key-value stores kept here.",
+    _TABLE,
+)
+STANDBY_ROWS = Metric(
+    "headrace_table_standby_rows_total",
+    MetricKind.COUNTER,
+    "Changes that were put into the key-value stores kept here of buckets which other brokers lead.",
+    _TABLE,
+)
 REFUSED = Metric(
     "headrace_table_refused_records_total",
     MetricKind.COUNTER,
@@ -96,7 +111,7 @@ REFUSED = Metric(
 )
 TABLE_METRICS: Final = (
     TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG,
-    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES,
+    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES, STANDBY_LAG, STANDBY_ROWS,
 )  # fmt: skip
 
 
@@ -104,9 +119,16 @@ class TableCollector:
     """Collects them (`broker.metrics.model`)."""
 
     def __init__(
-        self, context: BrokerContext, catalog: Catalog, subjects: LakeSubjects, refusals: Refusals
+        self,
+        context: BrokerContext,
+        catalog: Catalog,
+        subjects: LakeSubjects,
+        refusals: Refusals,
+        standbys: Mapping[tuple[UUID, int], KeptStore],
     ) -> None:
         self._refusals = refusals
+        self._standbys = standbys
+        self._standby_totals = Totals(1)
         self._context = context
         self._catalog = catalog
         self._subjects = subjects
@@ -119,6 +141,7 @@ class TableCollector:
         if not tables:
             return
         await self._collect_refused(gathering, tables)
+        await self._collect_standbys(gathering)
         from tablelayer.server.bucket.bucket import TableBucket
         from tablelayer.server.bucket.key_bucket import KeyBucket
 
@@ -163,6 +186,24 @@ class TableCollector:
             for (code, dead_letter), count in () if found is None else list(found.counts.items()):
                 label = self._totals.label(str(table.path))
                 gathering.add(REFUSED, count, label, "dead-letter" if dead_letter else code)
+
+    async def _collect_standbys(self, gathering: Gathering) -> None:
+        from tablelayer.server.bucket.standby import Standby
+
+        names, standbys = set(), []
+        for standby in list(self._standbys.values()):
+            await gathering.breathe()
+            definition = standby.definition if isinstance(standby, Standby) else None
+            if not isinstance(standby, Standby) or definition is None:
+                continue
+            name = str(definition.path.whole)
+            names.add(name)
+            standbys.append(standby)
+            self._standby_totals.count(name, standby, (standby.applied_rows,))
+            gathering.add(STANDBY_LAG, standby.lag_records, self._standby_totals.label(name))
+        await self._standby_totals.keep(names, standbys, gathering.breathe)
+        for label, (rows,) in self._standby_totals.sums():
+            gathering.put(STANDBY_ROWS, rows, label)
 
     async def _collect_lake(self, gathering: Gathering) -> None:
         now_ms = self._context.clock.time_ms()

@@ -80,6 +80,15 @@ class Standby:
         """While it is kept here."""
         return self._store
 
+    @property
+    def lag_records(self) -> int:
+        """What is replicated, as far as it is known here, and not in the store."""
+        store, log = self._store, self._log
+        if log is None:
+            return 0
+        applied = _start_of(log) if store is None else store.applied_offset
+        return max(self._follower.high_watermark - applied, 0)
+
     # -- what the broker tells -----------------------------------------------------------------------------
 
     def opened(self, log: PartitionLog) -> None:
@@ -165,7 +174,7 @@ class Standby:
             region = log.read(store.applied_offset, services.limits.replay_bytes, up_to=up_to).region
             if region is None:
                 return
-            definition = self._definition()
+            definition = self.definition
             if definition is None:
                 return  # the table is gone, and this is about to go
             data = region.read
@@ -174,7 +183,8 @@ class Standby:
             )
             await self._flush_if_due(store)
 
-    def _definition(self) -> TableDefinition | None:
+    @property
+    def definition(self) -> TableDefinition | None:
         """As it is known here now; None if the table is gone."""
         try:
             return self._services.catalog.definition(self._follower.partition.topic)

@@ -295,6 +295,23 @@ async def test_r13_3_a_standby_has_what_its_leader_says_is_replicated_and_nothin
         await until(lambda: applied_at(cluster, one) == applied_at(cluster, other) == 3)
 
 
+async def test_a_standby_tells_how_far_it_is_behind_and_how_much_it_has_taken_over(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        other = min({1, 2, 3} - {state_of(cluster).leader})
+
+        async def shown(name: str) -> dict[Any, Any]:
+            return dict((await cluster.brokers[other].context.metrics.gather()).get(name, {}))
+
+        await put(table, {1: 1, 2: 2})
+        await until(lambda: standby_at(cluster, other).applied_rows >= 2)
+        label = ("default.t",)
+        assert (await shown("headrace_table_standby_rows_total"))[label] >= 2
+        assert await shown("headrace_table_standby_lag_records") == {label: 0}
+        follower_at(cluster, other).high_watermark += 5
+        assert await shown("headrace_table_standby_lag_records") == {label: 5}
+
+
 async def test_r13_2_a_leader_that_may_have_lost_its_place_answers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
