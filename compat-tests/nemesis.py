@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -60,12 +61,35 @@ class Cluster:
         self.zookeeper = ZooKeeperServer(folder / "zookeeper", tick_ms=TICK_MS)
         self.relays = Relays()
         self.patience_seconds: float = WHOLE_SECONDS
+        self.small: Path | None = None
         self.silent: set[int] = set()
         """Who is not to be asked anything."""
         self.brokers: dict = {}
         for number in NODES:
             (folder / str(number)).mkdir(parents=True)
             self.brokers[number] = server_process_class(folder / str(number), **SETTINGS, **settings)
+
+    def mount(self, number: int, megabytes: int) -> bool:
+        """Give one broker a disk of its own, before it starts. False where that is not allowed."""
+        data = self.brokers[number].directory / "data"
+        data.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(data)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return False
+        self.small = data
+        return True
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """The small disk is."""
+        filler = self.small / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20) if os.statvfs(self.small).f_bavail > 512 else bytes(4096))
+        try:
+            yield
+        finally:
+            filler.unlink()
 
     @property
     def addresses(self) -> str:
@@ -110,6 +134,9 @@ class Cluster:
             broker.kill()
         self.zookeeper.kill()
         self.relays.__exit__()
+        if self.small is not None:
+            subprocess.run(["umount", "-l", str(self.small)], check=True)
+            self.small = None
 
     # -- what can be done to it ----------------------------------------------------------------------------
 
@@ -467,11 +494,19 @@ def flip_a_bit_of_a_dead_follower(nemesis: Nemesis) -> None:
 
 
 def flip_bits_of_all_that_are_dead(nemesis: Nemesis) -> None:
-    """But one, which has everything: whoever leads by what the store says may be one of those."""
-    kept = nemesis.random.choice(NODES)
-    with nemesis.dead(*NODES):
-        for number in set(NODES) - {kept}:
+    """But the last that died, which has everything."""
+    *others, kept = nemesis.random.sample(NODES, 3)
+    with nemesis.dead(*others, kept):
+        for number in others:
             nemesis.flip(number)
 
 
+def fill_the_disk_of_one(nemesis: Nemesis) -> None:
+    """Until there is room again it takes nothing in, and acknowledges nothing that it does not have."""
+    with nemesis.cluster.full():
+        nemesis.rest(2.0, 15.0)
+
+
+FULL = (fill_the_disk_of_one,)
+"""For a cluster one of whose brokers has a small disk (`Cluster.mount`)."""
 FLIPS = (flip_a_bit_of_a_dead_follower, flip_bits_of_all_that_are_dead)

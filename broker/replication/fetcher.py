@@ -215,10 +215,10 @@ class Fetcher:
 
     def _decide(self, follower: Follower) -> None:
         self._held.pop(follower, None)
-        if not follower.is_open or follower.leader != self.leader_id:
+        wait = self._held_up_seconds(follower) if follower.leader == self.leader_id else 0.0
+        if follower.leader != self.leader_id or (not follower.is_open and wait <= 0):
             self._asking.exclude(follower)
             return
-        wait = self._held_up_seconds(follower)
         if wait > 0:
             self._asking.exclude(follower)
             due = asyncio.get_running_loop().time() + wait

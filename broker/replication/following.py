@@ -17,8 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from broker import disk_errors
 from broker.cluster.image import NO_LEADER
 from broker.cluster.log_closing import close_log
+from broker.disk_errors import is_disk_full, is_out_of_descriptors
 from broker.log.errors import CorruptLogError
 from broker.replication.nearest import FollowedPartition
 from protocol.errors import ErrorCode, KafkaError
@@ -121,6 +123,10 @@ class Follower:
                 log = await asyncio.shield(self._opening)
             except Exception as error:  # noqa: BLE001 - of one replica
                 self._opening = None
+                if is_disk_full(error) or is_out_of_descriptors(error):  # there may be some soon
+                    self.not_before = asyncio.get_running_loop().time() + FAILED_SECONDS
+                    disk_errors.tell(logger, f"the replica {self.name} cannot be opened", error)
+                    return False
                 self.is_damaged = isinstance(error, CorruptLogError)
                 self.fail(f"its log cannot be opened: {error}")
                 return False

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fault_load import Load, create_topic
 from nemesis import (
     FLIPS,
+    FULL,
     KILLS,
     NODES,
     PARTITIONS,
@@ -30,6 +32,7 @@ from nemesis import (
 from table_load import TableLoad
 
 from broker.testing.histories import check_log, read_segment, told
+from tablelayer.client import ClientConfig, connect
 
 SEED = int(os.environ.get("HEADRACE_NEMESIS_SEED", "1"))
 SECONDS = float(os.environ.get("HEADRACE_NEMESIS_SECONDS", "1000"))
@@ -44,10 +47,25 @@ TABLE = "default.sums"
 
 
 def run(
-    folder, server_process_class, seed, faults, *, pause=(1.0, 4.0), rate=1.0, patience_seconds=60
+    folder,
+    server_process_class,
+    seed,
+    faults,
+    *,
+    pause=(1.0, 4.0),
+    rate=1.0,
+    patience_seconds=60,
+    prepare=lambda cluster: None,
+    options="",
+    are_logs_whole=True,
+    **settings,
 ) -> None:
-    """`faults` are taken one after the other; `rate` is of the load. `patience_seconds`: with each step."""
-    with Cluster(folder, server_process_class) as cluster:
+    """`faults` are taken one after the other; `rate` is of the load. `patience_seconds`: with each step.
+    `prepare` is done before anything is started; `options` are of the table, `settings` of the brokers.
+    """
+    cluster = Cluster(folder, server_process_class, **settings)
+    prepare(cluster)
+    with cluster:
         cluster.patience_seconds = patience_seconds
         create_topic(cluster.addresses, "plain", replicas=3, **{"segment.bytes": "1000000"})
         create_topic(cluster.addresses, "tx", replicas=3)
@@ -59,7 +77,7 @@ def run(
             seed=seed,
             pause_seconds=0.004 / rate,
         )
-        table = TableLoad(cluster.addresses, TABLE, seed=seed, pause_seconds=0.03 / rate)
+        table = TableLoad(cluster.addresses, TABLE, seed=seed, pause_seconds=0.03 / rate, options=options)
         nemesis = Nemesis(cluster, seed, ("plain", "tx", TABLE), pause)
         try:
             with load, table:
@@ -79,7 +97,8 @@ def run(
         )
         cluster.wait_whole()
         cluster.stop()
-    problems += log_problems(folder)
+        if are_logs_whole:
+            problems += log_problems(folder)
     assert not problems, f"seed {seed}: {'; '.join(nemesis.done)}\n{told(problems)}"
 
 
@@ -123,3 +142,64 @@ def test_nothing_is_lost_by_four_faults(tmp_path, server_process_class):
 def test_nemesis(tmp_path, server_process_class):
     for seed in range(SEED, SEED + RUNS):
         run(tmp_path / str(seed), server_process_class, seed, drawn(seed, CHOSEN, SECONDS))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_a_disk_that_is_full_now_and_then_loses_nothing(tmp_path, server_process_class):
+    """Of one broker, on a small file system of its own: root can mount one."""
+
+    def prepare(cluster):
+        assert cluster.mount(random.Random(SEED).choice(NODES), 256), "mounting a tmpfs takes root"
+
+    faults = drawn(SEED, [*FULL, kill_a_leader], SECONDS)
+    run(tmp_path, server_process_class, SEED, faults, prepare=prepare, rate=0.5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_tables_and_topics_with_replicas_and_a_remote_log_lose_nothing(tmp_path, server_process_class):
+    """What is in remote storage goes from the brokers' disks while they are killed and stopped."""
+    remote = {
+        "remote.log.storage.system.enable": "true",
+        "remote.log.storage.directory": str(tmp_path / "remote"),
+        "remote.log.manager.task.interval.ms": "500",
+    }
+    options = "'remote.storage.enable' = 'true', 'segment.bytes' = '4000', 'local.retention.bytes' = '8000'"
+    faults = drawn(SEED, [*KILLS, *STOPS, part_a_leader_from_the_store], SECONDS)
+    run(
+        tmp_path / "nodes",
+        server_process_class,
+        SEED,
+        faults,
+        options=options,
+        are_logs_whole=False,
+        **remote,
+    )
+    assert list((tmp_path / "remote").rglob("*")), "something was copied"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_leader_that_was_stopped_beyond_its_session_shows_nothing_old(tmp_path, server_process_class):
+    """A lookup that waited for it all the while is the first thing that it finds when it goes on."""
+    with Cluster(tmp_path, server_process_class) as cluster:
+        patient = connect(cluster.addresses, ClientConfig(request_timeout_ms=100_000))
+        other = connect(cluster.addresses, ClientConfig(request_timeout_ms=3_000))
+        with patient, other, ThreadPoolExecutor(1) as pool:
+            patient.execute(
+                "CREATE TABLE z (k INT, v INT, PRIMARY KEY (k) NOT ENFORCED)"
+                " WITH ('bucket.num' = '1', 'table.replication.factor' = '3')"
+            )
+            table = patient.table("z")
+            table.upsert([{"k": 1, "v": 1}])
+            assert table.lookup_one({"k": 1})["v"] == 1
+            cluster.wait_whole()
+            nemesis = Nemesis(cluster, SEED, ("default.z",))
+            with nemesis.stopped(nemesis.leader()):
+                other.table("z").upsert([{"k": 1, "v": 2}])
+                looked = pool.submit(table.lookup_one, {"k": 1})
+                with pytest.raises(TimeoutError):
+                    looked.result(2)
+            assert looked.result(100)["v"] == 2
+            cluster.wait_whole()

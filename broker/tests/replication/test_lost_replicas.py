@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,3 +160,24 @@ async def test_others_lead_when_the_disk_of_the_leader_fails(
         await all_have_the_same(cluster)
         async with asyncio.timeout(DEADLINE_SECONDS):
             assert (await produce(await led(cluster), [b"x"], acks=-1)).error_code == 0
+
+
+async def test_a_follower_whose_log_finds_no_room_is_opened_when_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
+        leader = await filled(cluster)
+        follower, refused = leader % 3 + 1, []
+        await cluster.stop(follower)
+        opened = PartitionLog.open
+
+        def without_room(directory: Path, *arguments: Any, **rest: Any) -> PartitionLog:
+            if directory == folder_of(tmp_path, follower) and len(refused) < 2:
+                refused.append(directory)
+                raise OSError((errno.ENOSPC, errno.EMFILE)[len(refused) - 1], "none is left")
+            return opened(directory, *arguments, **rest)
+
+        monkeypatch.setattr(PartitionLog, "open", without_room)
+        await cluster.start(follower, STARTED)
+        await all_have_the_same(cluster)
+        assert len(refused) == 2
