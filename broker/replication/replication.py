@@ -190,6 +190,10 @@ class Replication:
             for partition, change in proposals.items():
                 if not partition.closed:
                     partition.refused(change)  # unless the state is another one by now
+            if not self._proposals.keys().isdisjoint(proposals):
+                await asyncio.sleep(
+                    RETRY_SECONDS
+                )  # at once it would be refused again, and nobody else would run
 
     async def _advance_all(self) -> None:
         """Who was about to join an ISR, and is gone, is not waited for any more."""
