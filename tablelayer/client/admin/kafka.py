@@ -586,10 +586,24 @@ class AsyncKafkaAdmin:
         return answer
 
     async def list_groups(self) -> list[GroupListing]:
-        """All consumer groups, by name."""
-        answer = await self._cluster.call(ListGroupsRequest(), ListGroupsResponse, doing="list the groups")
-        listed = (GroupListing(g.group_id, g.protocol_type, g.group_state) for g in answer.groups)
-        return sorted(listed, key=lambda listing: listing.group)
+        """All consumer groups, by name. Each broker knows those that it coordinates."""
+
+        async def attempt(deadline: Deadline) -> list[GroupListing]:
+            listed: dict[str, GroupListing] = {}
+            for broker in (await self._cluster.metadata([], deadline)).brokers:
+                answer = await self._cluster.send(
+                    ListGroupsRequest(), ListGroupsResponse, node_id=broker.node_id, deadline=deadline
+                )
+                raise_for(answer.error_code, None, doing=f"list the groups of broker {broker.node_id}")
+                for group in answer.groups:
+                    listed[group.group_id] = GroupListing(
+                        group.group_id, group.protocol_type, group.group_state
+                    )
+            return [listed[name] for name in sorted(listed)]
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
 
     async def describe_group(self, group: str) -> GroupDescription:
         """A group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if nobody has ever used it."""

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from protocol.messages.metadata import (
     MetadataRequest,
     MetadataResponse,
@@ -51,6 +52,33 @@ def counted(request, code=ErrorCode.NONE):
         CountRowsResult(bucket=bucket, count=10 + bucket, error_code=code) for bucket in request.buckets
     ]
     return CountRowsResponse(buckets=buckets)
+
+
+def test_groups_are_listed_of_all_brokers_and_again_where_one_still_loads_its_own(fake, tools, impatient):
+    async def scenario():
+        async with fake() as one, fake() as two:
+            both = MetadataResponse(
+                brokers=[
+                    MetadataResponseBroker(node_id=1, host="127.0.0.1", port=one.port),
+                    MetadataResponseBroker(node_id=2, host="127.0.0.1", port=two.port),
+                ]
+            )
+            loading = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+
+            def listing(*names):
+                def answer(_):
+                    code = loading.pop() if loading and "b" in names else ErrorCode.NONE
+                    groups = [ListedGroup(group_id=name, protocol_type="consumer") for name in names]
+                    return ListGroupsResponse(error_code=code, groups=[] if code else groups)
+
+                return answer
+
+            for server, names in ((one, "ca"), (two, "b")):
+                server.handlers |= {MetadataRequest: lambda _: both, ListGroupsRequest: listing(*names)}
+            async with await connect_async(one.address, impatient) as connection:
+                assert [each.group for each in await connection.kafka.list_groups()] == ["a", "b", "c"]
+
+    tools.run(scenario())
 
 
 def test_buckets_whose_leader_has_moved_are_asked_there_alone(fake, tools, impatient):
