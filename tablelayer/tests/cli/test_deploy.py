@@ -15,10 +15,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from broker.config import BrokerConfig
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.model import MetricKind
 from broker.metrics.requests import REQUEST_SECONDS
 from tablelayer.cli.main import app
+from tablelayer.cli.serve import parse_sets
 from tablelayer.server.metrics import TABLE_METRICS
 
 ROOT = Path(__file__).parents[3]
@@ -158,3 +160,26 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     )
     said = [line for line in answer.stderr.splitlines() if "headrace.service" in line]
     assert (answer.returncode, said) == (0, []), answer.stderr
+
+
+def test_the_brokers_of_the_compose_file_are_one_cluster() -> None:
+    """Each by a configuration that is taken, under a node.id and an address of its own."""
+    services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    members = {name: each for name, each in services.items() if name.startswith("broker")}
+    ids, outside, paths = set(), set(), set()
+    for name, service in members.items():
+        words = service["command"]
+        options = [(words[at], words[at + 1]) for at in range(0, len(words), 2)]
+        sets = parse_sets([value for option, value in options if option == "--set"])
+        config = BrokerConfig(sets)
+        listeners = {each.name: each for each in config.listeners(("127.0.0.1", 9092))}
+        assert listeners["INSIDE"].advertised == (name, 9092)
+        host, port = listeners["OUTSIDE"].advertised
+        assert service["ports"] == [f"{host}:{port}:{listeners['OUTSIDE'].port}"]
+        assert config["inter.broker.listener.name"] == "INSIDE"
+        ids.add(config["node.id"])
+        outside.add(port)
+        paths.update(value for option, value in options if option == "--zookeeper")
+        assert service["profiles"] == services["zookeeper"]["profiles"] == ["cluster"]
+    assert (ids, len(outside), paths) == ({1, 2, 3}, 3, {"zookeeper:2181/headrace"})
+    assert "profiles" not in services["headrace"]
