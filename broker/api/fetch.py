@@ -537,6 +537,7 @@ class _Fetch:
             self._fail(entry, entry.missing_code)
             return False
         try:
+            partition.check_served()
             log = partition.log
             check_leader_epoch(partition, request.current_leader_epoch)
             answer.high_watermark = partition.high_watermark

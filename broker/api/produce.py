@@ -208,7 +208,7 @@ class ProduceApi:
         partition = self._find(name, index)
         if partition is None or partition.hooks is not None or partition.topic.internal:
             return None
-        if type(partition) is not Partition:
+        if type(partition) is not Partition or partition.closed:
             return None  # replicas are waited for
         authorizer, rights = context.authorizer, context.authorizer.version
         try:
@@ -392,6 +392,7 @@ class ProduceApi:
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is the broker's own; clients cannot write"
             )
+        partition.check_served()
         self._check_records(partition, data.records, version)
         self._check_in_sync(partition, acks)
         return partition
@@ -440,8 +441,9 @@ class ProduceApi:
 async def _hand_over(
     partition: Partition, records: memoryview, acks: int, timeout_ms: int, answer: PartitionProduceResponse
 ) -> None:
-    assert partition.hooks is not None
     try:
+        partition.check_served()
+        assert partition.hooks is not None
         _fill(answer, await partition.hooks.produce(records, acks, timeout_ms))
     except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
         _refuse(answer, error, partition.topic.name)

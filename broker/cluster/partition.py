@@ -227,6 +227,13 @@ class Partition:
             return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is not led by this broker")
         return None
 
+    def check_served(self) -> None:
+        """Raises KafkaError(NOT_LEADER_OR_FOLLOWER) from when the partition begins to close: hooks it has no more, and
+        its log, which may be open for a while, looks like that of a partition without any.
+        """
+        if self.closed and (gone := self._why_gone()) is not None:
+            raise gone
+
     def lead(self, leader_epoch: int) -> None:
         """Go on leading, under a later epoch: what is appended from here on has it."""
         self.leader_epoch = leader_epoch

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from broker import background
+from broker.api.produce import _hand_over
 from broker.cluster.hooks import FetchedRecords
 from broker.cluster.partition import Partition
 from broker.cluster.topic import TopicImage
@@ -26,6 +27,7 @@ from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.produce import PartitionProduceResponse
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage, int32, string
@@ -102,6 +104,7 @@ class Shouting:
 
     async def close(self) -> None:
         self.events.append("close")
+        await self.extension.may_close.wait()
 
     async def delete(self) -> None:
         self.events.append("delete")
@@ -118,6 +121,8 @@ class ShoutExtension:
 
     def __init__(self) -> None:
         self.hold = False
+        self.may_close = asyncio.Event()
+        self.may_close.set()
         self.hooks: dict[tuple[str, int], Shouting] = {}
         self.log: list[str] = []
         self.context: BrokerContext
@@ -331,6 +336,43 @@ async def test_the_life_of_hooks(tmp_path) -> None:
     async with direct_broker(tmp_path, extensions=[second]) as broker:
         assert list(second.hooks) == [("kept", 0)]
         assert values_of((await broker.fetch("kept")).records) == [(0, b"X")]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - what is waited for is another's
+        await asyncio.sleep(0)
+
+
+async def test_a_partition_of_hooks_that_close_is_served_as_no_plain_one(tmp_path) -> None:
+    extension = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[extension]) as broker:
+        await broker.create_topic("loud", shout="true")
+        await broker.produce("loud", [b"x"])
+        partition = broker.context.partition("loud", 0)
+        extension.may_close.clear()
+        closing = asyncio.ensure_future(partition.close())
+        await until(lambda: "close" in extension.hooks["loud", 0].events)
+        refused = await broker.produce("loud", [b"raw"])
+        answer = await broker.fetch("loud")
+        assert refused.error_code == answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert not answer.records
+        assert partition.log.log_end_offset == 1
+        extension.may_close.set()
+        await closing
+        extension.hooks["loud", 0].events.clear()
+
+
+async def test_what_was_to_be_handed_to_hooks_that_went_meanwhile_is_refused(tmp_path) -> None:
+    extension = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[extension]) as broker:
+        await broker.create_topic("loud", shout="true")
+        partition = broker.context.partition("loud", 0)
+        answer = PartitionProduceResponse(index=0)
+        handed = _hand_over(partition, memoryview(b""), -1, 1000, answer)
+        await partition.close()
+        await handed
+        extension.hooks["loud", 0].events.clear()
+        assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_hooks_that_cannot_start_fail_their_partition_only(tmp_path, caplog) -> None:

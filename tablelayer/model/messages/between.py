@@ -216,3 +216,20 @@ class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0-1", f
 
 class KeepStagedResponse(TableResponse, key=10097, kind="response", versions="0-1", flexible="0+"):
     pass
+
+
+class HandOverStagedRequest(ApiMessage, key=10098, kind="request", versions="0", flexible="0+"):
+    """Have ``broker_id``, which leads the place now, keep the chunks that this broker has of an attempt, from number
+    ``place.count`` on: it was no replica in sync when they were staged.
+    """
+
+    table_id: UUID = uuid()
+    writer: str = string()
+    batch_id: int = int64()
+    attempt: str = string()
+    place: StagedPlace = struct(StagedPlace)
+    broker_id: int = int32()
+
+
+class HandOverStagedResponse(TableResponse, key=10098, kind="response", versions="0", flexible="0+"):
+    pass

@@ -300,6 +300,12 @@ class TableApis:
                 whole(Operation.CLUSTER_ACTION),
             ),
             declare(
+                m.HandOverStagedRequest,
+                m.HandOverStagedResponse,
+                lambda by: by.staged.hand_over,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
                 m.DropStagedRequest,
                 m.DropStagedResponse,
                 lambda by: by.staged.drop,

@@ -78,6 +78,12 @@ class StagedHandlers:
         await self._staged.keep(request, _place(request.place))
         return b.KeepStagedResponse()
 
+    async def hand_over(
+        self, context: RequestContext, request: b.HandOverStagedRequest
+    ) -> b.HandOverStagedResponse:
+        await self._staged.hand_over(request, _place(request.place))
+        return b.HandOverStagedResponse()
+
     async def drop(self, context: RequestContext, request: b.DropStagedRequest) -> b.DropStagedResponse:
         await self._staged.drop(request.table_id, request.writer, request.batch_id, request.attempts)
         return b.DropStagedResponse()

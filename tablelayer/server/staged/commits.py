@@ -24,9 +24,10 @@ What is decided says how many chunks there are for each place. Where some are go
 all that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
 
 Of several brokers, each has the chunks of the buckets that it leads, and so have the replicas in sync when a chunk is
-acknowledged: whoever leads next goes on with them. The one that leads the table's first bucket
-decides: it counts what the others have, saves the decision, and has each write what is its own (`others.py`). When it
-is gone, whoever leads that bucket next goes on, from the decision in the store.
+acknowledged, at least `min.insync.replicas`. The one that leads the table's first bucket decides: it counts what the
+others have, has whoever leads a bucket now be given what it lacks (it was away when that was staged), saves the
+decision, and has each write what is its own (`others.py`). When it is gone, whoever leads that bucket next goes on,
+from the decision in the store.
 
 State: one ledger of some hundred bytes for each (writer, table); those of single batches are kept for a day, those of
 streams for 90 days after their last commit. Staged rows that are never committed go after a day, or sooner when space
@@ -204,6 +205,13 @@ class StagedCommits:
         assert definition.table_id is not None
         hooks = self._bucket_of(*self._resolved(definition, place))
         await self._services.run(hooks.check_write, chunk.batch, chunk.targets, chunk.update)
+        needed = hooks.partition.log.config.min_insync_replicas
+        if needed > hooks.partition.in_sync_count:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"bucket {place_text(place)} of {definition.path} wants min.insync.replicas={needed};"
+                f" {hooks.partition.in_sync_count} is in sync",
+            )
         path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
         durable = hooks.partition.log.config.flush_messages == 1
         async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
@@ -272,6 +280,27 @@ class StagedCommits:
                 _KEPT_FOR_OTHERS, self._decided,
             )  # fmt: skip
 
+    async def hand_over(self, request: m.HandOverStagedRequest, place: Place) -> None:
+        """Have the broker that leads a place keep what was staged for it here. Raises TableError, KafkaError."""
+        check_names(request.writer, request.batch_id, [request.attempt])
+        path = self._area.path(request.table_id, request.writer, request.batch_id, request.attempt, place)
+        chunks = enumerate(self._area.read(path))
+        while (found := await self._services.run(next, chunks, None)) is not None:
+            number, chunk = found
+            if number >= request.place.count:
+                kept = m.KeepStagedRequest(
+                    table_id=request.table_id,
+                    writer=request.writer,
+                    batch_id=request.batch_id,
+                    attempt=request.attempt,
+                    place=_numbered(place, number),
+                    target_columns=None if chunk.targets is None else list(chunk.targets),
+                    update=chunk.update,
+                    batch=bytes(chunk.batch),
+                    durable=True,
+                )
+                await self._others.keep(request.broker_id, kept)
+
     def _decided(self) -> set[Path]:
         """Folders of batches that are decided and not written. From any thread."""
         return {
@@ -333,7 +362,7 @@ class StagedCommits:
             for place in chunks:
                 self._resolved(definition, place)
             await self.mark_used(table_id, writer, batch_id)
-            staged = await self._staged(definition, writer, batch_id, names)
+            staged, _ = await self._staged(definition, writer, batch_id, names)
             self._check_complete(batch_id, attempts, staged)
             context = self._services.context
             producer_id = ledger.producer_id if ledger is not None else await context.allocate_producer_id()
@@ -366,23 +395,46 @@ class StagedCommits:
 
     async def _staged(
         self, definition: TableDefinition, writer: str, batch_id: int, attempts: Sequence[str]
-    ) -> Staged:
-        """Chunks by attempt and place, of each place with its leader. Raises KafkaError if a leader does not say."""
+    ) -> tuple[Staged, list[int]]:
+        """Chunks by attempt and place, of each place with its leader, who is given what others have and it has not; and
+        the brokers that were heard. Raises KafkaError if a leader does not say.
+        """
         table_id = definition.table_id
         assert table_id is not None
-        found = await self._services.run(self.count, table_id, writer, batch_id, attempts)
+        own = await self._services.run(self.count, table_id, writer, batch_id, attempts)
+        if self._others.are_none:
+            return own, [self._others.own_id]
         topics = [definition.path.topic]
         if definition.is_partitioned:
             topics = [each.path.topic for each in self._services.catalog.partitions(definition)]
         told = await self._others.counted(topics, table_id, writer, batch_id, attempts)
-        if not told:
-            return found
-        for broker_id, theirs in told.items():
-            for attempt, counts in theirs.items():
-                for place, count in counts.items():
-                    if self._others.leader_of(self._topic_of(definition, place), place) == broker_id:
-                        found.setdefault(attempt, {})[place] = count
-        return found
+        held = {self._others.own_id: own, **told}
+        found: Staged = {}
+        for attempt in attempts:
+            counts = {broker_id: theirs.get(attempt, {}) for broker_id, theirs in held.items()}
+            for place in dict.fromkeys(place for theirs in counts.values() for place in theirs):
+                topic = self._topic_of(definition, place)
+                if topic is None:
+                    continue
+                leader = self._others.leader_of(topic, place)
+                leader = self._others.own_id if leader is None else leader
+                most = max(counts, key=lambda broker_id: counts[broker_id].get(place, 0))
+                there, count = counts.get(leader, {}).get(place, 0), counts[most][place]
+                if there < count:
+                    request = m.HandOverStagedRequest(
+                        table_id=table_id,
+                        writer=writer,
+                        batch_id=batch_id,
+                        attempt=attempt,
+                        place=_numbered(place, there),
+                        broker_id=leader,
+                    )
+                    if most == self._others.own_id:
+                        await self.hand_over(request, place)
+                    else:
+                        await self._others.hand_over(most, request)
+                found.setdefault(attempt, {})[place] = count
+        return found, list(held)
 
     def _topic_of(self, definition: TableDefinition, place: Place) -> str | None:
         """None for a partition that is gone."""
@@ -420,15 +472,26 @@ class StagedCommits:
     # -- writing what is decided ---------------------------------------------------------------------------
 
     async def _check_kept(self, definition: TableDefinition, ledger: Ledger, places: Sequence[Place]) -> None:
-        """Raises TableError STAGED_ROWS_MISSING unless all that was decided is still there."""
+        """Raises TableError STAGED_ROWS_MISSING unless all that was decided is still there; KafkaError if a broker
+        that is away may have what is not.
+        """
         if ledger.chunks is None:
             return
-        staged = await self._staged(definition, ledger.writer, ledger.batch_id, ledger.attempts)
+        staged, heard = await self._staged(definition, ledger.writer, ledger.batch_id, ledger.attempts)
         for place in places:
             decided = ledger.chunks.get(place, 0)
             there = sum(counts.get(place, 0) for counts in staged.values())
-            if there != decided:
-                raise _gone(ledger, place, there, decided)
+            if there == decided:
+                continue
+            away = self._others.unheard(self._topic_of(definition, place), place, heard)
+            if away and there < decided:
+                raise KafkaError(
+                    ErrorCode.LEADER_NOT_AVAILABLE,
+                    f"batch {ledger.batch_id} of {ledger.writer} is decided with {decided} staged chunks for bucket"
+                    f" {place_text(place)}, of which {there} are here; broker {away[0]}, which may have the others,"
+                    " is away",
+                )
+            raise _gone(ledger, place, there, decided)
 
     async def _write(self, definition: TableDefinition, ledger: Ledger) -> Ledger:
         table_id = definition.table_id
@@ -526,8 +589,15 @@ class StagedCommits:
                 await self._write_chunk(definition, bucket, chunk, Writer(producer_id, 0, sequence, 1), acks)
                 written[place] = number + 1
             number, chunk = number + 1, following_chunk
-        if ledger.chunks is not None and number != ledger.chunks.get(place, 0):
-            raise _gone(ledger, place, number, ledger.chunks.get(place, 0))
+        decided = number if ledger.chunks is None else ledger.chunks.get(place, 0)
+        if number == decided:
+            return
+        if self._others.are_none:
+            raise _gone(ledger, place, number, decided)
+        raise KafkaError(  # it leads since the decision; whoever asks again gives it what it lacks
+            ErrorCode.LEADER_NOT_AVAILABLE,
+            f"{number} of {decided} staged chunks for bucket {place_text(place)} are here yet",
+        )
 
     def _chunks(self, table_id: UUID, ledger: Ledger, place: Place) -> Iterator[Chunk]:
         for attempt in ledger.attempts:

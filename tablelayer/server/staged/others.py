@@ -6,7 +6,7 @@ again is asked with the decision itself, so that it has the same effect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -68,8 +68,9 @@ class OtherBrokers:
     async def counted(
         self, topics: Sequence[str], table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]
     ) -> dict[int, Staged]:
-        """What each of the others has that leads something of these topics. Raises KafkaError(LEADER_NOT_AVAILABLE) if
-        one does not say, or something has no leader.
+        """What each of the others has that is alive, whoever led when it was staged. Raises
+        KafkaError(LEADER_NOT_AVAILABLE) if one does not say that leads something of these topics, or something has no
+        leader.
         """
         if self.are_none:
             return {}
@@ -82,13 +83,15 @@ class OtherBrokers:
             table_id=table_id, writer=writer, batch_id=batch_id, attempts=list(attempts)
         )
         found = {}
-        for leader in sorted(leaders):
+        for broker in sorted(leaders | set(self._metadata.image.brokers) - {self.own_id}):
             try:
-                answer = await self._peers.ask(leader, request, m.CountStagedResponse, channel="staged")
+                answer = await self._peers.ask(broker, request, m.CountStagedResponse, channel="staged")
             except PeerLostError as error:
+                if broker not in leaders:
+                    continue
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
             _check(answer)
-            found[leader] = {
+            found[broker] = {
                 each.attempt: {_place(place): place.count for place in each.places}
                 for each in answer.attempts
             }
@@ -132,6 +135,22 @@ class OtherBrokers:
         except PeerLostError as error:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
         _check(answer)
+
+    async def hand_over(self, broker: int, request: m.HandOverStagedRequest) -> None:
+        """Have a broker give its chunks to the one that leads their place. Raises as `keep`."""
+        try:
+            answer = await self._peers.ask(
+                broker, request, m.HandOverStagedResponse, channel="staged", seconds=_APPLY_SECONDS
+            )
+        except PeerLostError as error:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
+        _check(answer)
+
+    def unheard(self, topic: str | None, place: Place, heard: Collection[int]) -> list[int]:
+        """Replicas of a bucket that are not among these."""
+        bucket = place if isinstance(place, int) else place[1]
+        state = None if self.are_none or topic is None else self._metadata.state(topic, bucket)
+        return [] if state is None else sorted({*state.replicas} - {*heard})
 
     async def drop(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
         """Nobody needs this any more; who does not hear it forgets it after a day."""

@@ -439,6 +439,15 @@ def _keep_staged(world: World, rng: np.random.Generator) -> ApiMessage:
     )  # fmt: skip
 
 
+def _hand_over_staged(world: World, rng: np.random.Generator) -> ApiMessage:
+    """Of what there is nothing of, so that nobody is asked to keep it."""
+    table = world.with_rows(rng)
+    return m.HandOverStagedRequest(
+        table_id=table.table_id, writer="w9", batch_id=int(rng.integers(4)), attempt=f"a{int(rng.integers(3))}",
+        place=m.StagedPlace(bucket=world.bucket(rng, table), count=0), broker_id=int(rng.integers(3)),
+    )  # fmt: skip
+
+
 def _copy_store(world: World, rng: np.random.Generator) -> ApiMessage:
     """Of a copy that there is none of, or the making of one, which is left alone."""
     table = world.with_rows(rng)
@@ -560,6 +569,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     m.AwaitRowsRequest: _await_rows,
     m.CopyStoreRequest: _copy_store,
     m.KeepStagedRequest: _keep_staged,
+    m.HandOverStagedRequest: _hand_over_staged,
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

@@ -15,7 +15,7 @@ import pytest
 from broker.replication.leading import ReplicatedPartition
 from broker.replication.progress import Progress
 from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -27,6 +27,7 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
 from tablelayer.server.extension import TableExtension
+from tablelayer.server.staged.commits import StagedCommits
 from tablelayer.server.store.copies import copy_store
 from tablelayer.tests.server.tables import Row, Table, Tables
 from tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
@@ -39,6 +40,7 @@ MOVING = {
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.LEADER_NOT_AVAILABLE,
 }
 
 
@@ -502,6 +504,81 @@ async def test_what_was_staged_is_committed_by_whoever_leads_then(tmp_path: Path
         again = await commit(table, 0, {"a": staged, "b": more})
         assert again.error_code == 0
         assert await table.count() == 4
+
+
+@pytest.mark.parametrize("decided", [False, True])
+async def test_who_leads_now_is_given_what_was_staged_while_it_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: bool
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        first, away, stays = state_of(cluster).replicas
+        assert state_of(cluster).leader == first
+        await cluster.stop(away)
+        await in_sync(cluster, {first, stays})
+        staged: Chunks = {0: [[{"n": 1}], [{"n": 2}]]}
+        assert (await stage(table, 0, "a", staged)).error_code == 0
+        if decided:
+            monkeypatch.setattr(StagedCommits, "_write_bucket", not_now)
+            assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            monkeypatch.undo()
+        await cluster.start(away)
+        await in_sync(cluster, {1, 2, 3})
+        await cluster.stop(first)
+        assert await in_sync(cluster, {away, stays}) == away
+        table = Table(cluster.brokers[away], made.definition)
+        await patiently(lambda: commit(table, 0, {"a": staged}))
+        assert [row["n"] for _, row in await table.changelog()] == [1, 2]
+
+
+async def test_what_is_decided_waits_for_a_broker_that_may_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        first, away, stays = state_of(cluster).replicas
+        await cluster.stop(away)
+        await in_sync(cluster, {first, stays})
+        staged: Chunks = {0: [[{"n": 1}]]}
+        assert (await stage(table, 0, "a", staged)).error_code == 0
+        monkeypatch.setattr(StagedCommits, "_write_bucket", not_now)
+        assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        monkeypatch.undo()
+        await cluster.start(away)
+        await in_sync(cluster, {1, 2, 3})
+        await cluster.stop(first)
+        await in_sync(cluster, {away, stays})
+        await cluster.stop(stays)
+        await in_sync(cluster, {away})
+        table = Table(cluster.brokers[away], made.definition)
+        refused = await commit(table, 0, {"a": staged})
+        assert (refused.error_code, "is away" in refused.error_message) == (
+            ErrorCode.LEADER_NOT_AVAILABLE,
+            True,
+        )
+        await cluster.start(stays)
+        await in_sync(cluster, {away, stays})
+        await patiently(lambda: commit(table, 0, {"a": staged}))
+        assert await table.count() == 1
+
+
+async def test_rows_are_staged_with_as_many_as_a_write_needs(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions, config=NEEDED) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        own = state_of(cluster).leader
+        for node_id in {1, 2, 3} - {own}:
+            await cluster.stop(node_id)
+        await in_sync(cluster, {own})
+        refused = await stage(table, 0, "a", {0: [[{"n": 1}]]})
+        assert refused.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert "min.insync.replicas=2; 1 is in sync" in refused.error_message
+
+
+async def not_now(*_: Any) -> None:
+    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "not now")
 
 
 async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_store_and_can_lead(

@@ -119,6 +119,7 @@ BETWEEN: list[type[ApiMessage]] = [
     between.AwaitRowsRequest,
     between.CopyStoreRequest,
     between.KeepStagedRequest,
+    between.HandOverStagedRequest,
 ]
 
 
