@@ -498,7 +498,12 @@ class StagedCommits:
         assert table_id is not None
         written = dict(ledger.written)
         places = self._places(definition, ledger)
-        await self._check_kept(definition, ledger, places)
+        try:
+            await self._check_kept(definition, ledger, places)
+        except TableError as error:
+            await self._read_on(table_id, ledger.writer)
+            self._check_ours(table_id, ledger, error)
+            raise
         gate = asyncio.Semaphore(_PLACES_AT_ONCE)
 
         async def write(place: Place) -> None:
@@ -511,13 +516,25 @@ class StagedCommits:
         )
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
+            self._check_ours(table_id, ledger, failures[0])
             await self._save(table_id, replace(ledger, written=written))
             raise failures[0]
+        self._check_ours(table_id, ledger)
         done = following(ledger, max(written.values(), default=0), self._services.context.clock.time_ms())
         await self._save(table_id, done)
         self._unfinished.discard((table_id, ledger.writer))
         await self._drop(table_id, ledger.writer, ledger.batch_id)
         return done
+
+    def _check_ours(self, table_id: UUID, ledger: Ledger, cause: BaseException | None = None) -> None:
+        """A broker that led the first bucket before may have gone on to the end, and been read since: what it has
+        written is not written over. Raises KafkaError(NOT_COORDINATOR); whoever asks again reads what is there.
+        """
+        if self._ledgers.get((table_id, ledger.writer)) != ledger:
+            raise KafkaError(
+                ErrorCode.NOT_COORDINATOR,
+                f"another broker goes on with batch {ledger.batch_id} of {ledger.writer}",
+            ) from cause
 
     def _places(self, definition: TableDefinition, ledger: Ledger) -> list[Place]:
         """All buckets that the batch may have rows for, but for those of partitions that were dropped."""

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.ports import SetNode
 from broker.replication.leading import ReplicatedPartition
 from broker.replication.progress import Progress
 from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
@@ -24,10 +25,12 @@ from protocol.messages.alter_partition_reassignments import (
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.batches.ipc import encode_ipc
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
 from tablelayer.server.extension import TableExtension
-from tablelayer.server.staged.commits import StagedCommits
+from tablelayer.server.staged.commits import Ledger, StagedCommits, following
+from tablelayer.server.staged.staging import writer_key
 from tablelayer.server.store.copies import copy_store
 from tablelayer.tests.server.tables import Row, Table, Tables
 from tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
@@ -575,6 +578,53 @@ async def test_rows_are_staged_with_as_many_as_a_write_needs(tmp_path: Path) -> 
         refused = await stage(table, 0, "a", {0: [[{"n": 1}]]})
         assert refused.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert "min.insync.replicas=2; 1 is in sync" in refused.error_message
+
+
+@pytest.mark.parametrize("when", ["_check_kept", "_write_bucket"])
+async def test_what_the_leader_before_has_ended_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It is still at it when the next leader reads what is decided."""
+    ended = []
+
+    async def end(self: StagedCommits, definition: TableDefinition, ledger: Ledger) -> None:
+        assert definition.table_id is not None
+        path = f"/staged/{definition.table_id}/{writer_key(ledger.writer)}"
+        store = self._services.context.store
+        node = await store.get(path)
+        assert node is not None
+        await store.transact([SetNode(path, following(ledger, 1, 0).to_json(), node.version)])
+        dropped = (definition.table_id, ledger.writer, ledger.batch_id, ())
+        await self._others.drop(*dropped)
+        await self.drop(*dropped)
+        ended.append(path)
+
+    async def while_it_writes(self: Any, table_id: Any, definition: Any, ledger: Any, *rest: Any) -> None:
+        await end(self, definition, ledger)
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "not now")
+
+    check = StagedCommits._check_kept
+
+    async def before_it_looks(self: Any, definition: Any, ledger: Any, places: Any) -> None:
+        await end(self, definition, ledger)
+        self._ledgers[definition.table_id, ledger.writer] = ledger
+        await check(self, definition, ledger, places)
+
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        staged: Chunks = {0: [[{"n": 1}]]}
+        assert (await stage(table, 0, "a", staged)).error_code == 0
+        monkeypatch.setattr(
+            StagedCommits, when, while_it_writes if when == "_write_bucket" else before_it_looks
+        )
+        refused = await commit(table, 0, {"a": staged})
+        assert refused.error_code == ErrorCode.NOT_COORDINATOR
+        monkeypatch.undo()
+        node = await table.broker.context.store.get(ended[0])
+        assert node is not None
+        assert Ledger.from_json(node.data).done
+        assert (await commit(table, 0, {"a": staged})).error_code == 0
 
 
 async def not_now(*_: Any) -> None:
