@@ -15,6 +15,7 @@ another start of it has another epoch (KIP-903).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final, Generic, TypeVar
@@ -127,6 +128,11 @@ class Changes(msgspec.Struct, frozen=True):
         return names
 
 
+def _shard(key: object) -> int:
+    """The same in every process, so that the order of what is in a map is."""
+    return (zlib.crc32(key.encode()) if isinstance(key, str) else hash(key)) % _SHARDS
+
+
 class FrozenMap(Generic[K, V]):
     """A mapping that is never changed. `changed` gives another one and copies a 256th of it for each key."""
 
@@ -141,7 +147,7 @@ class FrozenMap(Generic[K, V]):
         """With these values; None takes a key away."""
         shards, copied, length = list(self._shards), set(), self._length
         for key, value in changes.items():
-            number = hash(key) % _SHARDS
+            number = _shard(key)
             if number not in copied:
                 shards[number] = dict(shards[number])
                 copied.add(number)
@@ -155,13 +161,13 @@ class FrozenMap(Generic[K, V]):
         return FrozenMap(tuple(shards), length)
 
     def get(self, key: K) -> V | None:
-        return self._shards[hash(key) % _SHARDS].get(key)
+        return self._shards[_shard(key)].get(key)
 
     def __getitem__(self, key: K) -> V:
-        return self._shards[hash(key) % _SHARDS][key]
+        return self._shards[_shard(key)][key]
 
     def __contains__(self, key: K) -> bool:
-        return key in self._shards[hash(key) % _SHARDS]
+        return key in self._shards[_shard(key)]
 
     def __len__(self) -> int:
         return self._length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Callable
 
@@ -651,3 +652,9 @@ def test_who_has_everything_leads_when_it_is_back_in_the_place_of_who_has_lost_i
     assert (state_of(controller).leader, state_of(controller).isr) == (NO_LEADER, ())
     controller.carry_out(BrokerStarted(BrokerImage(1, 300, "x"), clean=True))
     assert (state_of(controller).leader, state_of(controller).isr) == (1, (1,))
+
+
+def test_the_order_of_topics_is_the_same_in_every_process() -> None:
+    names = ["a", "b", "c", "d"]
+    frozen = FrozenMap[str, int]().changed(dict.fromkeys(names, 0))
+    assert list(frozen) == sorted(names, key=lambda name: zlib.crc32(name.encode()) % 256)
