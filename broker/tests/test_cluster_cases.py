@@ -308,6 +308,7 @@ def test_what_a_leader_has_acknowledged_stays_when_its_followers_lead_who_have_n
         leader.kill()
         await case.until_led_by(other)
         await third.restart()
+        await case.until_in_sync(other, third)
         other.kill()
         await case.until_led_by(third)
         assert await case.read(third) == [*KEPT, b"four"]
