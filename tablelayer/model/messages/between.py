@@ -134,7 +134,8 @@ class PrepareRowsRequest(ApiMessage, key=10093, kind="request", versions="0", fl
 
 class PrepareRowsResponse(TableResponse, key=10093, kind="response", versions="0", flexible="0+"):
     """``is_busy``: others write to the bucket, ask again. ``row`` and ``column``: what the error is about, -1 for none.
-    ``base_offset`` is set for what is there already; otherwise ``ticket`` is for what is prepared.
+    ``base_offset`` is set for what is there already; otherwise ``ticket`` is for what is prepared. ``leader_epoch``: in
+    which it was logged, or would be.
     """
 
     is_busy: bool = boolean()
@@ -144,6 +145,7 @@ class PrepareRowsResponse(TableResponse, key=10093, kind="response", versions="0
     ticket: UUID = uuid()
     base_offset: int = int64(default=-1)
     last_offset: int = int64(default=-1)
+    leader_epoch: int = int32(default=-1, tag=0)
 
 
 class LogRowsRequest(ApiMessage, key=10094, kind="request", versions="0", flexible="0+"):
@@ -159,13 +161,16 @@ class LogRowsResponse(TableResponse, key=10094, kind="response", versions="0", f
 
 
 class AwaitRowsRequest(ApiMessage, key=10095, kind="request", versions="0", flexible="0+"):
-    """Wait for what ``acks`` demands of what the bucket has below ``end_offset``; -1 is where its log ends now."""
+    """Wait for what ``acks`` demands of what the bucket has below ``end_offset``; -1 is where its log ends now.
+    ``leader_epoch``: in which the last of it was logged; under another one it was lost, and something else is there.
+    """
 
     topic: str = string()
     bucket: int = int32()
     end_offset: int = int64()
     acks: int = int16()
     timeout_ms: int = int32()
+    leader_epoch: int = int32(default=-1, tag=0)
 
 
 class AwaitRowsResponse(TableResponse, key=10095, kind="response", versions="0", flexible="0+"):

@@ -49,8 +49,12 @@ class ForwardedHandlers:
         if outcome is None:
             return m.PrepareRowsResponse(is_busy=True)
         if isinstance(outcome, AppendInfo):
-            return m.PrepareRowsResponse(base_offset=outcome.base_offset, last_offset=outcome.last_offset)
-        return m.PrepareRowsResponse(ticket=outcome)
+            return m.PrepareRowsResponse(
+                base_offset=outcome.base_offset,
+                last_offset=outcome.last_offset,
+                leader_epoch=bucket.partition.log.epoch_at(outcome.last_offset),
+            )
+        return m.PrepareRowsResponse(ticket=outcome, leader_epoch=bucket.partition.leader_epoch)
 
     async def log(self, context: RequestContext, request: m.LogRowsRequest) -> m.LogRowsResponse:
         if request.release:
@@ -62,7 +66,15 @@ class ForwardedHandlers:
     async def wait(self, context: RequestContext, request: m.AwaitRowsRequest) -> m.AwaitRowsResponse:
         bucket = self._bucket(request.topic, request.bucket)
         bucket.check_open()
-        end = request.end_offset if request.end_offset >= 0 else bucket.partition.log.log_end_offset
+        log = bucket.partition.log
+        end = request.end_offset if request.end_offset >= 0 else log.log_end_offset
+        if request.leader_epoch >= 0 and (
+            end > log.log_end_offset or log.epoch_at(end - 1) != request.leader_epoch
+        ):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"what {bucket.name} had below offset {end} was lost with an earlier leader; send it again",
+            )
         await bucket.wait_published(AppendInfo(end - 1, end - 1, -1, 0), request.acks, request.timeout_ms)
         return m.AwaitRowsResponse()
 

@@ -420,8 +420,11 @@ class TableBucket:
             if own is not None and len(by_bucket) == 1:
                 return await self.write_rows(made_for(definition, own), writer, size, acks, timeout_ms)
             forwarded = kafka_face.forwarded(header, index)
-            # Where an acknowledgement means fsynced, the sequence must not be on the disk before the others' rows are.
-            apart = self.partition.log.config.flushes_by_count
+            # Who finds the sequence here takes the rows to be in every bucket. Where an acknowledgement means fsynced
+            # or replicated, they are so before it is logged: otherwise they could be lost, and it not.
+            apart = self.partition.log.config.flushes_by_count or (
+                acks == -1 and any(map(self._is_replicated, by_bucket))
+            )
             parts = [
                 self.part(self._topic.name, bucket, definition, rows, forwarded)
                 for bucket, rows in by_bucket.items()
@@ -436,6 +439,10 @@ class TableBucket:
             return await self.write_parts(parts, acks, timeout_ms)
         except TableError as error:
             raise as_kafka_error(error, definition) from error
+
+    def _is_replicated(self, bucket: int) -> bool:
+        state = self.services.context.metadata.state(self._topic.name, bucket)
+        return state is not None and len(state.replicas) > 1
 
     def part(
         self, topic: str, bucket: int, definition: TableDefinition, rows: Operations, writer: Writer

@@ -63,6 +63,7 @@ class RemoteBucket:
         self._writer = writer
         self._ticket: UUID | None = None
         self._repeat: AppendInfo | None = None
+        self._epoch = -1
         self._failure: Exception | None = None
 
     @property
@@ -113,7 +114,7 @@ class RemoteBucket:
 
     async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
         await wait_elsewhere(
-            self._services, self._leader, self.partition, info.last_offset + 1, acks, timeout_ms
+            self._services, self._leader, self.partition, info.last_offset + 1, acks, timeout_ms, self._epoch
         )
         return info
 
@@ -131,6 +132,7 @@ class RemoteBucket:
         if answer.row >= 0:
             raise RowError(answer.row, answer.column, answer.reason)
         _check(answer)
+        self._epoch = answer.leader_epoch
         if answer.last_offset >= 0:
             self._repeat = AppendInfo(answer.base_offset, answer.last_offset, -1, 0, duplicate=True)
         else:
@@ -208,10 +210,16 @@ def _mask(cells: bytes, count: int) -> Mask:
 
 
 async def wait_elsewhere(
-    services: Services, leader: int, partition: Partition, end_offset: int, acks: int, timeout_ms: int
+    services: Services,
+    leader: int,
+    partition: Partition,
+    end_offset: int,
+    acks: int,
+    timeout_ms: int,
+    leader_epoch: int = -1,
 ) -> None:
-    """Wait for what `acks` demands of what a bucket has that another broker leads. `end_offset` -1: of all by now.
-    Raises KafkaError.
+    """Wait for what `acks` demands of what a bucket has that another broker leads. `end_offset` -1: of all by now;
+    `leader_epoch`: in which the last of it was logged, -1 if that is not known. Raises KafkaError.
     """
     request = m.AwaitRowsRequest(
         topic=partition.topic.name,
@@ -219,6 +227,7 @@ async def wait_elsewhere(
         end_offset=end_offset,
         acks=acks,
         timeout_ms=timeout_ms,
+        leader_epoch=leader_epoch,
     )
     try:
         answer = await services.context.peers.ask(

@@ -131,11 +131,8 @@ class PartitionedBucket(LogBucket):
                 raise
 
     def _is_there(self, part: Part) -> bool:
-        partition = part.bucket.partition
-        try:
-            return self.services.context.partition(partition.topic.name, partition.index) is partition
-        except KafkaError:
-            return False
+        """Also if another broker leads it by now."""
+        return self.services.context.metadata.topic_by_id(part.bucket.partition.topic.topic_id) is not None
 
     async def delete(self) -> None:
         """The table was dropped: its counter goes with it."""

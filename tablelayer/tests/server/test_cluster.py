@@ -9,16 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.replication.following import Follower
 from broker.security.rights import Operation, ResourceType
-from broker.testing.cluster import DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker
+from broker.testing.cluster import DirectCluster, Routed, direct_cluster
+from broker.testing.direct import DirectBroker, values_of
 from broker.tests.security.people import SECURED, allow, client
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from tablelayer.client.connection import AsyncConnection
 from tablelayer.model import messages as m
 from tablelayer.model.batches.ipc import encode_ipc
+from tablelayer.model.ddl import parse_columns
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.bucket.remote_bucket import RemoteBucket
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.staged.others import OtherBrokers
@@ -152,6 +155,67 @@ async def test_a_batch_that_was_broken_off_is_completed_by_its_repetition(tmp_pa
         assert await all_rows(opened) == rows
 
 
+@pytest.mark.parametrize("partitioned", [False, True])
+async def test_rows_that_are_lost_with_a_bucket_s_leader_come_with_the_batch_s_repetition(
+    tmp_path, monkeypatch, partitioned: bool
+) -> None:
+    """A batch's own sequence is in no log before its rows are on the replicas of all their buckets."""
+    definition = TableDefinition(
+        TablePath("default", "t"),
+        parse_columns("p STRING, k INT, PRIMARY KEY (p, k) NOT ENFORCED"),
+        bucket_key=("k",), bucket_count=BUCKETS, partition_keys=("p",) if partitioned else (),
+        options={"table.replication.factor": "3"},
+    )  # fmt: skip
+    topic = "default.t.x" if partitioned else "default.t"
+    copied = Follower._copied
+
+    async def copied_not(self: Follower, *arguments: Any) -> None:
+        if self.place == (topic, lost):
+            await asyncio.sleep(0.01)
+        else:
+            await copied(self, *arguments)
+
+    async with direct_cluster(tmp_path, 3, extensions) as cluster, asyncio.timeout(120):
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
+        await tables_at(cluster, 1).create_as(definition)
+        broker = cluster.brokers[1]
+        metadata = broker.context.metadata
+
+        async def all_in_sync(name: str, bucket: int) -> None:
+            while (state := metadata.state(name, bucket)) is None or len(state.isr) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        await all_in_sync("default.t", 0)
+        mine = next(bucket for bucket in range(BUCKETS) if metadata.state("default.t", bucket).leader == 1)
+        first = identified([{"p": "x", "k": 0}], 0)
+        while (await broker.produce("default.t", first, partition=mine)).error_code:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for bucket in range(BUCKETS):
+            await all_in_sync(topic, bucket)
+        lost = next(bucket for bucket in range(BUCKETS) if metadata.state(topic, bucket).leader != 1)
+        leader = metadata.state(topic, lost).leader
+        log = cluster.brokers[leader].context.partition(topic, lost).log
+        known = log.log_end_offset
+        monkeypatch.setattr(Follower, "_copied", copied_not)
+        batch = identified([{"p": "x", "k": number} for number in range(40)], 1)
+        sending = asyncio.create_task(broker.produce("default.t", batch, partition=mine))
+        while log.log_end_offset == known:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # for whatever else is logged
+        await cluster.stop(leader)
+        assert (await sending).error_code != ErrorCode.NONE, "clients repeat it"
+        monkeypatch.undo()
+        while (await broker.produce("default.t", batch, partition=mine)).error_code:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        found = []
+        for bucket in range(BUCKETS):
+            answer = await Routed(cluster).fetch(topic, 0, partition=bucket)
+            found += [json.loads(value)["k"] for _, value in values_of(answer.records)]
+        assert sorted({*found}) == list(range(40))
+        again = await broker.produce("default.t", batch, partition=mine)
+        assert again.error_code == ErrorCode.NONE
+
+
 async def test_a_batch_waits_for_no_broker_that_is_away_and_leaves_nothing_behind(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2, extensions) as cluster:
         opened = await created(cluster, "k INT, v STRING, PRIMARY KEY (k)")
@@ -195,6 +259,32 @@ async def test_rows_that_are_held_for_nobody_are_let_go_of(tmp_path, monkeypatch
         third = await table.broker.send(request)
         logged = await table.broker.send(m.LogRowsRequest(ticket=third.ticket))
         assert (logged.error_code, logged.base_offset) == (0, 0), "of the others nothing is there"
+
+
+async def test_whoever_waits_for_rows_hears_that_they_were_lost_with_an_earlier_leader(tmp_path) -> None:
+    """The offset alone would be taken by what the next leader logged there."""
+    async with direct_cluster(tmp_path, 1, extensions) as cluster:
+        table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
+        rows = pa.RecordBatch.from_pylist([{"k": 1}], schema=table.definition.schema.arrow())
+        prepare = m.PrepareRowsRequest(
+            topic="default.t", bucket=0, schema_id=table.definition.schema.schema_id,
+            rows=bytes(encode_ipc(rows)), producer_id=5, producer_epoch=0, base_sequence=0, sequence_count=1,
+        )  # fmt: skip
+        prepared = await table.broker.send(prepare)
+        logged = await table.broker.send(m.LogRowsRequest(ticket=prepared.ticket))
+        repeated = await table.broker.send(prepare)
+        assert (repeated.last_offset, repeated.leader_epoch) == (logged.last_offset, prepared.leader_epoch)
+        assert prepared.leader_epoch >= 0
+        for end, epoch, code in [
+            (logged.last_offset + 1, prepared.leader_epoch, ErrorCode.NONE),
+            (logged.last_offset + 1, prepared.leader_epoch + 1, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+            (logged.last_offset + 2, prepared.leader_epoch, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+            (logged.last_offset + 1, -1, ErrorCode.NONE),
+        ]:
+            request = m.AwaitRowsRequest(
+                topic="default.t", bucket=0, end_offset=end, acks=-1, timeout_ms=60_000, leader_epoch=epoch
+            )
+            assert (await table.broker.send(request)).error_code == code
 
 
 async def test_columns_that_one_broker_grants_and_takes_back_are_so_at_all_of_them(tmp_path) -> None:
