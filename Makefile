@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## a .venv with everything in it, the `headrace` command included
 
@@ -34,6 +34,9 @@ demo-wide: setup  ## partial updates: three sources, one wide table
 
 demo-cdc: setup  ## PostgreSQL's changes in tables, through Debezium; the broker is killed meanwhile (about 3 minutes)
 	@$(BIN)/python -m examples.cdc
+
+demo-cluster: setup  ## three brokers and ZooKeeper; brokers are killed, restarted, drained and added meanwhile (about 4 minutes)
+	@$(BIN)/python -m examples.demo_cluster
 
 # Kafka's own tools are fetched while the first tests run; the tests wait for many clocks, so there are more workers than cores.
 test: setup  ## all tests that take minutes, not hours
@@ -78,4 +81,4 @@ format: setup  ## write the format that `make check` asks for
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo demo-wide demo-cdc test quick soak mutants compat docs wheel check bench format clean
+.PHONY: help setup demo demo-wide demo-cdc demo-cluster test quick soak mutants compat docs wheel check bench format clean

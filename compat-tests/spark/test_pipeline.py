@@ -1,9 +1,11 @@
 """A table streamed by Spark into two others that are tiered into the lake, while everything is killed at random.
 
-Server, tierer, Spark driver (with its JVM) and single Python workers die by kill -9 and are started again. At the end
-the input, the tables on the server and their copies in the lake are compared, row by row.
+One server, or three with ZooKeeper and three replicas of each bucket. Servers, tierer, Spark driver (with its JVM) and
+single Python workers die by kill -9 and are started again. At the end the input, the tables on the server and their
+copies in the lake are compared, row by row.
 
-HEADRACE_SOAK_SECONDS (7200), HEADRACE_SOAK_SEED (1) and HEADRACE_SOAK_PAUSE (10,60) say how long, which and how often.
+HEADRACE_SOAK_SECONDS (7200; of the cluster 600), HEADRACE_SOAK_SEED (1) and HEADRACE_SOAK_PAUSE (10,60) say how long,
+which and how often.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ from tablelayer.client import ClientConfig, connect
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "7200"))
+CLUSTER_SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "600"))
 SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))
 PAUSE = tuple(float(each) for each in os.environ.get("HEADRACE_SOAK_PAUSE", "10,60").split(","))
 """Seconds between two kills, the least and the most."""
@@ -163,33 +167,90 @@ def sql(address: str, text: str) -> list[list[str]]:
 def test_r3_5_c7_nothing_is_lost_or_doubled_on_the_way_into_the_lake(
     tmp_path, server_process_class, victims
 ) -> None:
-    rng = random.Random(SEED)
     server = server_process_class(
         tmp_path, **{"datalake.iceberg.warehouse": str(tmp_path / "warehouse")}
     ).start()
-    with connect(server.address) as connection:
+    try:
+        run(tmp_path, server.address, victims, [server], SECONDS)
+    finally:
+        server.kill()
+
+
+def test_r3_5_c7_so_it_is_with_replicas_when_brokers_are_killed(
+    tmp_path, server_process_class, free_port
+) -> None:
+    """One broker at a time, when all replicas are in sync."""
+    with cluster(tmp_path, server_process_class, free_port()) as (address, servers):
+        run(tmp_path, address, ("broker", "broker", "tierer", "driver", "worker"), servers, CLUSTER_SECONDS)
+
+
+@contextmanager
+def cluster(folder, server_process_class, zookeeper_port):
+    """The address and the processes of three brokers, and three replicas of everything."""
+    place = f"127.0.0.1:{zookeeper_port}"
+    words = ["zookeeper", "--listen", place, "--data", str(folder / "zookeeper")]
+    zookeeper = Kept("zookeeper", [sys.executable, "-m", "tablelayer.cli.main", *words], folder)
+    servers = []
+    for number in (1, 2, 3):
+        (folder / str(number)).mkdir()
+        settings = {
+            "node.id": str(number),
+            "zookeeper.connect": f"{place}/headrace",
+            "default.replication.factor": "3",
+            "min.insync.replicas": "2",
+            "datalake.iceberg.warehouse": str(folder / "warehouse"),
+        }
+        servers.append(server_process_class(folder / str(number), **settings))
+    zookeeper.keep()
+    try:
+        for server in servers:
+            server.start()
+        address = ",".join(server.address for server in servers)
+        wait_in_sync(address, len(servers))
+        yield address, servers
+    finally:
+        for server in servers:
+            server.kill()
+        zookeeper.kill()
+
+
+def wait_in_sync(address: str, count: int) -> None:
+    deadline = time.monotonic() + SETTLE_SECONDS
+    with connect(address) as connection:
+        while True:
+            found = connection.kafka.describe_cluster()
+            if len(found.brokers) == count and not found.offline and not found.under_replicated:
+                return
+            assert time.monotonic() < deadline, found
+            time.sleep(0.5)
+
+
+def run(folder, address, victims, servers, seconds) -> None:
+    rng = random.Random(SEED)
+    with connect(address) as connection:
         connection.execute(TABLES)
     module = [sys.executable, "-m", "tablelayer.cli.main"]
-    tierer = Kept("tierer", [*module, "tier", "--server", server.address, "--interval", "2"], tmp_path)
+    tierer = Kept("tierer", [*module, "tier", "--server", address, "--interval", "2"], folder)
     script = str(Path(__file__).with_name("pipeline.py"))
-    driver = Kept("driver", [sys.executable, script, server.address, str(tmp_path / "checkpoints")], tmp_path)
-    source, kills = Input(server.address), Counter()
+    driver = Kept("driver", [sys.executable, script, address, str(folder / "checkpoints")], folder)
+    source, kills = Input(address), Counter()
     started, seen = time.monotonic(), 0
     try:
         source.start()
-        while time.monotonic() - started < SECONDS or not source.count:
+        while time.monotonic() - started < seconds or not source.count:
             assert source.failure is None, source.failure
             for each in (tierer, driver):
                 each.keep()
             time.sleep(rng.uniform(*PAUSE))
             victim = rng.choice(victims)
             if victim in ("driver", "worker"):
-                copied = copied_rows(server.address)
+                copied = copied_rows(address)
                 if copied == seen:  # one that is always killed while it starts shows nothing
                     continue
                 seen = copied
-            if victim == "server":
-                server.restart()
+            if victim in ("server", "broker"):
+                wait_in_sync(address, len(servers))
+                rng.choice(servers).restart()
             elif victim == "worker":
                 if driver.process is None or not driver.kill_a_worker(rng):
                     continue
@@ -201,11 +262,11 @@ def test_r3_5_c7_nothing_is_lost_or_doubled_on_the_way_into_the_lake(
         source.done.set()
         source.join(700)
         assert source.failure is None, source.failure
-        settle(server.address, source.count, [tierer, driver])
+        settle(address, source.count, [tierer, driver])
         driver.kill()
         tierer.kill()
-        tier_all(server.address)
-        differences = compare(server.address, source.count)
+        tier_all(address)
+        differences = compare(address, source.count)
         print(
             f"victims={'+'.join(victims)} seed={SEED}: {time.monotonic() - started:.0f} s, kills {dict(kills)}, the"
             f" driver was started {driver.starts} times ({driver.ended_by_itself} after it had ended by itself), the"
@@ -217,7 +278,6 @@ def test_r3_5_c7_nothing_is_lost_or_doubled_on_the_way_into_the_lake(
         for each in (tierer, driver):
             if each.process is not None:
                 each.kill()
-        server.kill()
 
 
 def copied_rows(address: str) -> int:

@@ -16,14 +16,14 @@ from examples.stage import StepFailedError
 SCALE_FACTOR = "0.1"
 
 
-def generate(folder: Path) -> None:
-    """Write orders, customer and nation at scale factor 0.1 into `folder`."""
+def generate(folder: Path, scale: str = SCALE_FACTOR) -> None:
+    """Write orders, customer and nation at this scale factor into `folder`."""
     beside = Path(sys.executable).parent / "tpchgen-cli"
     command = str(beside) if beside.exists() else shutil.which("tpchgen-cli")
     if command is None:
         raise StepFailedError("tpchgen-cli is missing: pip install 'headrace[demo]'")
     folder.mkdir(parents=True, exist_ok=True)
-    words = [command, "parquet", "-s", SCALE_FACTOR]
+    words = [command, "parquet", "-s", scale]
     words += ["--tables=orders,customer,nation", f"--output-dir={folder}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:

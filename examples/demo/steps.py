@@ -65,6 +65,7 @@ class Demo:
     work: Path = WORK
     lake: str = LAKES[0]
     secure: bool = False
+    scale: str = data.SCALE_FACTOR
     access: Access = field(default_factory=Access)
     server: Server = field(init=False)
     truth: Truth = field(init=False)
@@ -87,13 +88,13 @@ class Demo:
         with ThreadPoolExecutor(1) as background:  # Spark takes its time; the data is made meanwhile
             starting = background.submit(self.start_spark)
             folder = self.work / "tpch"
-            data.generate(folder)
+            data.generate(folder, self.scale)
             self.truth = Truth(folder)
             self.orders = data.orders_json(folder)
             self.keys = data.order_keys(folder)
             nations, customers = data.nations(folder), data.customers(folder)
             self.stage.say(
-                f"TPC-H at scale factor {data.SCALE_FACTOR}: {len(self.orders):,} orders,"
+                f"TPC-H at scale factor {self.scale}: {len(self.orders):,} orders,"
                 f" {customers.num_rows:,} customers, {len(nations)} nations"
             )
             self.spark = starting.result()
@@ -127,11 +128,11 @@ class Demo:
             script = self.work / "tables.sql"
             script.write_text(text.replace(f"'{LAKES[0]}'", f"'{self.lake}'"))
         self.stage.command(["headrace", "sql", "-f", str(script.relative_to(ROOT))])
-        listed = self.command("sql", "--server", self.server.address, "-f", str(script))
+        listed = self.command("sql", "--server", self.address, "-f", str(script))
         self.stage.console.print(listed.rstrip(), highlight=False, markup=False)
         expected = ("orders", "customer", "nation", "enriched_orders", "order_events")
         self.stage.check("five tables by SQL", all(name in listed for name in expected))
-        words = ["topics", "create", "clicks", "--server", self.server.address]
+        words = ["topics", "create", "clicks", "--server", self.address]
         self.stage.command(["headrace", *words[:3]])
         self.command(*words)
 
@@ -141,7 +142,7 @@ class Demo:
         self.command(
             "sql",
             "--server",
-            self.server.address,
+            self.address,
             "-e",
             f"INSERT INTO shop.nation VALUES {values}",
             user="loader",
@@ -153,11 +154,9 @@ class Demo:
         took = {"nation, by SQL INSERT": (25, None)}
         took["customer, by the table client in Arrow"] = (customers.num_rows, time.monotonic() - begun)
         begun = time.monotonic()
-        sent = produce(
-            self.server.address, "shop.orders", self.orders[:-LATE_ORDERS], self.access.librdkafka("loader")
-        )
+        sent = produce(self.address, "shop.orders", self.first_orders(), self.access.librdkafka("loader"))
         took["orders, as JSON by confluent-kafka"] = (sent, time.monotonic() - begun)
-        produce(self.server.address, "clicks", [b"no", b"schema", b"here"], self.access.librdkafka(ADMIN))
+        produce(self.address, "clicks", [b"no", b"schema", b"here"], self.access.librdkafka(ADMIN))
         self.stage.rows(
             ["door", "rows", "seconds", "rows/s"],
             [
@@ -174,6 +173,10 @@ class Demo:
             ", ".join(f"{name} {count:,}" for name, count in counts.items()),
         )
 
+    def first_orders(self) -> list[bytes]:
+        """Those that are there before the pipeline starts."""
+        return self.orders[:-LATE_ORDERS]
+
     # ---- users, where there are any
 
     def let_in(self) -> None:
@@ -182,9 +185,9 @@ class Demo:
         script = self.access.secret_file(
             "users.sql", [f"CREATE USER {name} PASSWORD '{self.access.password(name)}';" for name in RIGHTS]
         )
-        self.command("sql", "--server", self.server.address, "-f", str(script))
+        self.command("sql", "--server", self.address, "-f", str(script))
         self.sql(*(statement for given in RIGHTS.values() for statement in given), "SHOW GRANTS")
-        let_group(self.server.address, "auditors", "auditor", self.access.librdkafka(ADMIN))
+        let_group(self.address, "auditors", "auditor", self.access.librdkafka(ADMIN))
 
     def fence(self) -> None:
         """Nobody gets further than that."""
@@ -203,7 +206,7 @@ class Demo:
                 "listings show what may be seen", auditor.admin.list_tables("shop") == ["enriched_orders"]
             )
         wrong = {**self.access.librdkafka("auditor"), "sasl.password": "wrong"}
-        self.refused("a wrong password", lambda: connect(self.server.address, properties=wrong))
+        self.refused("a wrong password", lambda: connect(self.address, properties=wrong))
 
     def refused(self, what: str, attempt: Callable[[], object]) -> None:
         try:
@@ -312,7 +315,7 @@ class Demo:
     def changelog_of(self, key: int) -> None:
         """One key's changes, by a consumer group and by the table client."""
         seen = read_with_group(
-            self.server.address,
+            self.address,
             "auditors",
             TABLE,
             {"order_key": key},
@@ -383,13 +386,13 @@ class Demo:
     def run_tier(self) -> str:
         self.stage.command(["headrace", "tier", "--once"])
         begun = time.monotonic()
-        words = ("tier", "--once", "--server", self.server.address)
+        words = ("tier", "--once", "--server", self.address)
         said = self.command(*words, user="tierer", timeout_s=240)
         self.stage.say(f"{said.strip()} [dim]({time.monotonic() - begun:.1f} s with Spark's start)[/]")
         return said
 
     def run_tierers(self, count: int) -> list[str]:
-        words = ("tier", "--once", "--server", self.server.address)
+        words = ("tier", "--once", "--server", self.address)
         config = self.access.client_file("tierer")
         running = [processes.start(*words, config=config) for _ in range(count)]
         outcomes = [process.communicate(timeout=240)[0].strip() for process in running]
@@ -460,7 +463,7 @@ class Demo:
             if start >= len(late) // 2:
                 pinned_once.wait(timeout=120)
             some = late[start : start + step]
-            produce(self.server.address, "shop.orders", some, self.access.librdkafka("loader"))
+            produce(self.address, "shop.orders", some, self.access.librdkafka("loader"))
             time.sleep(0.5)
 
     def verify(self) -> None:
@@ -497,13 +500,18 @@ class Demo:
     # ---- helpers
 
     @property
+    def address(self) -> str:
+        """Where clients begin."""
+        return self.server.address
+
+    @property
     def connection(self) -> Connection:
         if self.client is None:
             raise StepFailedError("the server was not started")
         return self.client
 
     def settings(self, user: str) -> ConnectionSettings:
-        return self.access.settings(self.server.address, user)
+        return self.access.settings(self.address, user)
 
     def command(self, *words: str, user: str = ADMIN, timeout_s: float = 120.0) -> str:
         """Run a headrace command as somebody; what it printed."""
@@ -513,7 +521,7 @@ class Demo:
         """Run `headrace sql` and show what it prints."""
         text = "; ".join(statements)
         self.stage.command(["headrace", "sql", "-e", f'"{text}"'])
-        said = self.command("sql", "--server", self.server.address, "-e", text)
+        said = self.command("sql", "--server", self.address, "-e", text)
         self.stage.console.print(said.rstrip(), highlight=False, markup=False)
         return said
 
@@ -523,7 +531,11 @@ class Demo:
             self.pipeline.stop()
         if self.client is not None:
             self.client.close()
-        if hasattr(self, "server"):
-            self.server.stop()
+        self.stop_server()
         if self.spark is not None:
             self.spark.stop()
+
+    def stop_server(self) -> None:
+        """If it was started."""
+        if hasattr(self, "server"):
+            self.server.stop()

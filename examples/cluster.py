@@ -1,0 +1,144 @@
+"""Several `headrace serve` on this machine and ZooKeeper, as processes that can be killed, restarted and added."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from examples.server import Server, free_port, headrace
+from examples.stage import StepFailedError
+from headrace import Connection
+
+PORT = 9092
+ZOOKEEPER_PORT = 2181
+READY_TIMEOUT_S = 60.0
+SYNC_TIMEOUT_S = 120.0
+
+
+@dataclass
+class ZooKeeper:
+    """`headrace zookeeper`; what it says goes to a file of its folder."""
+
+    folder: Path
+    port: int = field(default_factory=lambda: free_port(ZOOKEEPER_PORT))
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def words(self) -> list[str]:
+        """The command's arguments."""
+        return ["zookeeper", "--listen", self.address, "--data", str(self.folder)]
+
+    def start(self) -> str:
+        """Start it and wait until it is ready; the line it says then."""
+        if shutil.which("java") is None:
+            raise StepFailedError("ZooKeeper and Spark need Java 17 or 21, and there is no java on the PATH")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        output = self.folder / "said.log"
+        with output.open("wb") as log:
+            # A group of its own: its JVM goes with it, whatever becomes of the command.
+            self.process = subprocess.Popen(
+                headrace(*self.words()), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while "zookeeper is ready" not in (said := output.read_text(errors="replace")):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise StepFailedError(f"ZooKeeper did not start: {said.strip()[-1500:]}")
+            time.sleep(0.05)
+        return said.strip().splitlines()[-1]
+
+    def stop(self) -> None:
+        """End it and its JVM."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.process = None
+
+
+@dataclass
+class Cluster:
+    """Brokers by their node ids. `settings` are those of all of them."""
+
+    folder: Path
+    zookeeper: ZooKeeper
+    settings: Mapping[str, str]
+    servers: dict[int, Server] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """All that are meant to run; a client begins with whichever answers."""
+        return ",".join(server.address for server in self.servers.values())
+
+    def add(self, number: int) -> Server:
+        """Another one, not started yet."""
+        taken = {server.port for server in self.servers.values()}
+        port = next(found for found in map(free_port, _ports(number)) if found not in taken)
+        own = {
+            "node.id": str(number),
+            "broker.rack": f"r{number}",
+            "zookeeper.connect": f"{self.zookeeper.address}/headrace",
+        }
+        server = Server(
+            self.folder / f"data{number}", self.folder / f"broker{number}.log", {**own, **self.settings}, port
+        )
+        self.servers[number] = server
+        return server
+
+    def start(self) -> list[str]:
+        """Start all at once; the line that each says."""
+        with ThreadPoolExecutor(len(self.servers)) as pool:
+            return list(pool.map(Server.start, self.servers.values()))
+
+    def stop(self) -> None:
+        """Ask all to end, and ZooKeeper behind them. Those that are asked last have nobody to hand over to."""
+        for server in self.servers.values():
+            if server.process is not None and server.process.poll() is None:
+                server.process.terminate()
+        for server in self.servers.values():
+            server.stop()
+        self.zookeeper.stop()
+
+    def controller(self, connection: Connection) -> int:
+        """The node id of the controller, as soon as there is one."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while (found := connection.kafka.describe_cluster().controller) not in self.servers:
+            if time.monotonic() > deadline:
+                raise StepFailedError("the cluster has no controller")
+            time.sleep(0.1)
+        return int(found)
+
+    def wait_in_sync(self, connection: Connection) -> float:
+        """Wait until all brokers are alive and all replicas in sync; the seconds it took."""
+        begun = time.monotonic()
+        while True:
+            found = connection.kafka.describe_cluster()
+            away = self.servers.keys() - {each.broker_id for each in found.brokers}
+            if not (away or found.offline or found.under_replicated):
+                return time.monotonic() - begun
+            if time.monotonic() - begun > SYNC_TIMEOUT_S:
+                raise StepFailedError(
+                    f"after {SYNC_TIMEOUT_S:.0f} s brokers {sorted(away)} are not alive, {len(found.offline)}"
+                    f" partitions have no leader and {len(found.under_replicated)} replicas that are not in sync:"
+                    f" {found.under_replicated[:5]}"
+                )
+            time.sleep(0.1)
+
+
+def _ports(number: int) -> Iterator[int]:
+    yield PORT + number - 1
+    while True:
+        yield 0
