@@ -403,6 +403,9 @@ class SimulatedEnd:
         if breaks:
             told = random.choice(((self,), (other,), (self, other)))
             network.note(self.machine.name, other.machine.name, f"breaks, {len(told)} told")
+            self._on_the_way.clear()  # nothing follows what was lost
+            if self._is_gone:
+                self._post(_RESET)
             for end in told:
                 end.reset()
 
