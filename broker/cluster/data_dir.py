@@ -320,9 +320,12 @@ class Properties(msgspec.Struct, frozen=True):
 def read_properties(disk: Disk, path: Path) -> Properties | None:
     """None if no broker was started with the directory before. Raises ConfigError for what this version cannot read."""
     file = path / _PROPERTIES
-    if disk.size(file) is None:
-        return None
-    lines = disk.read(file).decode(errors="replace").splitlines()
+    try:
+        if disk.size(file) is None:
+            return None
+        lines = disk.read(file).decode(errors="replace").splitlines()
+    except OSError as error:
+        raise ConfigError(f"the data directory {path} cannot be used: {error.strerror}") from error
     fields = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
     try:
         properties = Properties(

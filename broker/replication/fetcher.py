@@ -102,7 +102,7 @@ class Fetcher:
     def add(self, key: Key, follower: Follower) -> None:
         """It follows this leader from now on, or a later epoch of it."""
         self.followers[key] = follower
-        follower.touch = self.touched
+        follower.changed = self.touched
         self.touched(follower)
 
     def remove(self, key: Key, follower: Follower) -> None:

@@ -69,7 +69,7 @@ class Follower:
         self._leader_start = 0
         self.ended = False
         self.hooks: ReplicaHooks | None = None
-        self.touch: Callable[[Follower], None] = _nobody
+        self.changed: Callable[[Follower], None] = _nobody
         """Tells who fetches for it that something else may have to be asked."""
 
     def __repr__(self) -> str:
@@ -292,7 +292,7 @@ class Follower:
             self.is_damaged = self.is_damaged or (self._log is not None and self._log.is_damaged)
             logger.error("the replica %s is offline: %s", self.name, reason)
             self._tell_readers()
-            self.touch(self)
+            self.changed(self)
             self.when_failed(self)
 
     async def close_failed_log(self, executor: Executor) -> None:

@@ -34,7 +34,6 @@ USABLE = {
 }  # fmt: skip
 NEVER = [
     "DescribeQuorum",
-    "UpdateFeatures",
     "PushTelemetry",
 ]
 

@@ -160,7 +160,7 @@ class Standby:
         if self._store is None:
             self._store = await self._opened_store(log)
             await self._check_cut()
-            self._follower.touch(self._follower)
+            self._follower.changed(self._follower)
         while (store := self._store) is not None and not self._ended and self._cut_to is None:
             up_to = min(self._follower.high_watermark, log.log_end_offset)
             if store.applied_offset < _start_of(log):
@@ -206,7 +206,7 @@ class Standby:
         if is_damage(error):
             logger.error("%s: its key-value store is damaged; it is built again", self.name, exc_info=error)
             store, self._store = self._store, None
-            self._follower.touch(self._follower)
+            self._follower.changed(self._follower)
             if store is not None:
                 await self._services.run(store.abandon)
             await self._services.run(set_aside, self._services.store_disk, self.directory)
@@ -249,7 +249,7 @@ class Standby:
         store, self._store = self._store, None
         if store is None:
             return
-        self._follower.touch(self._follower)
+        self._follower.changed(self._follower)
         if destroy:
             await self._services.run(store.abandon)
             await self._services.run(self._services.store_disk.remove_tree, self.directory)

@@ -85,7 +85,8 @@ def test_every_command_that_connects_takes_a_file_of_properties() -> None:
     )
     for path, command in found.items():
         names = [parameter.name for parameter in command.params]
-        assert names.count("config") == (1 if path == ("serve",) or "server" in names else 0), path
+        of_servers = path in (("serve",), ("cluster", "adopt"))
+        assert names.count("config") == (1 if of_servers or "server" in names else 0), path
 
 
 def test_a_command_is_let_in_by_a_file_by_the_environment_and_by_the_groups_option(

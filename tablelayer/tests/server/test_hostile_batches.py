@@ -262,7 +262,9 @@ async def test_compression_buys_no_more_bytes_than_a_request_can_carry(
             await refused(table, framed(honest, message.encoded()), "without compression", put=put)
             # The same check stands in front of the staging area.
             with pytest.raises(Exception, match="without compression"):
-                table.partition.hooks.check_write(memoryview(framed(honest, message.encoded())), None)
+                table.partition.hooks.check_write(
+                    memoryview(framed(honest, message.encoded())), None, update=False
+                )
 
 
 async def test_r1_7_rows_of_a_bit_each_are_bounded_too(tmp_path: Path) -> None:
