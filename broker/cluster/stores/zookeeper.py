@@ -26,7 +26,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient, KazooState
@@ -387,6 +387,9 @@ class _Client(KazooClient):  # type: ignore[misc]
             raise KazooTimeoutError
 
 
+_WATCH_AGAIN_SECONDS: Final = 1.0
+
+
 class _Watch:
     """The callbacks of one path, behind ZooKeeper's two watches that fire once."""
 
@@ -411,12 +414,19 @@ class _Watch:
 
     def _armed(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if not task.cancelled() and task.exception() is not None:
-            # The connection is lost; the state that comes with the next one arms it.
+        failed = not task.cancelled() and task.exception() is not None
+        if failed:
             logger.debug("the watch of %s waits for ZooKeeper: %s", self._path, task.exception())
         if self._again:
             self._again = False
             self.arm()
+        elif failed:
+            # The state that comes with the next connection arms it too, but an answer can be late on one that lasts.
+            self._store._loop.call_later(_WATCH_AGAIN_SECONDS, self._retry)
+
+    def _retry(self) -> None:
+        if self._store._client.connected:
+            self._changed()
 
     async def _set(self) -> None:
         store = self._store
