@@ -1,6 +1,7 @@
 """Who stops waiting leaves nothing behind: no tasks, no batches, no scans on the server; and loses nothing either."""
 
 import asyncio
+import contextlib
 import random
 
 import pytest
@@ -65,11 +66,11 @@ def test_a_cancelled_wait_for_a_batch_loses_no_batch(make_table, server_address,
                     async with asyncio.timeout(0.05):
                         await anext(scan)
                 await target.append([{"id": 1}])
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0):
-                        await anext(scan)
-                await target.append([{"id": 2}])
                 seen = []
+                with contextlib.suppress(TimeoutError):  # unless it has come by now, and nobody waits
+                    async with asyncio.timeout(0):
+                        seen += (await anext(scan)).batch.column("id").to_pylist()
+                await target.append([{"id": 2}])
                 while len(seen) < 2:
                     async with asyncio.timeout(10):
                         seen += (await anext(scan)).batch.column("id").to_pylist()
