@@ -133,10 +133,10 @@ class Cluster:
         )
 
     def _prepare(self, threads: ThreadPoolExecutor) -> None:
-        raise NotImplementedError
+        raise AssertionError("abstract")
 
     def _command(self, node: int, folder: Path, port: int) -> list[str]:
-        raise NotImplementedError
+        raise AssertionError("abstract")
 
     # -- asking --------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Cluster:
 
     def _controller(self) -> int:
         """As the first broker knows it; negative for none."""
-        raise NotImplementedError
+        raise AssertionError("abstract")
 
     def partitions(
         self, *topics: str, node: int | None = None

@@ -61,7 +61,7 @@ class _Probe(threading.Thread):
             self.error = error
 
     def work(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("abstract")
 
     def stop(self) -> None:
         self._over.set()
