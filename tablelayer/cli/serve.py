@@ -130,9 +130,8 @@ def serve(
             port=port,
             extensions=[extension],
             clock=clock,
-            store=await configured_store(
-                config, clock, makes_path=known is None
-            ),  # a member's cluster is there, or elsewhere
+            # a member's cluster is there, or elsewhere
+            store=await configured_store(config, clock, makes_path=known is None),
             measured=metrics is not None,
         )
         broker_made = True
