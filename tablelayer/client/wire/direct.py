@@ -125,6 +125,7 @@ class DirectCluster(Cluster):
         self._lock = threading.Lock()
         self._idle: list[_Line] = []
         self._lines: set[_Line] = set()
+        self._being_made = 0
         self._not_before = 0.0
 
     @property
@@ -207,19 +208,30 @@ class DirectCluster(Cluster):
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index].beside is beside:
                     return self._idle.pop(index)
-            is_full = len(self._lines) - len(old) >= _LINES_MAX
+            is_full = len(self._lines) - len(old) + self._being_made >= _LINES_MAX
+            self._being_made += not is_full
         for line in old:
             self._drop(line)
         if is_full:
             raise NotAtOnce
+        return self._make(beside)
+
+    def _make(self, beside: BrokerConnection) -> _Line:
+        line = None
         try:
             line = _Line(beside, self.config.connect_timeout_ms)
         except OSError:
             self._not_before = monotonic() + _PAUSE_SECONDS
             raise NotAtOnce from None
-        with self._lock:
-            self._lines.add(line)
+        finally:
+            with self._lock:
+                self._being_made -= 1
+                if line is not None:
+                    self._lines.add(line)
         self.counters.connections_made += 1
+        if self._closed:
+            self._drop(line)
+            raise NotAtOnce
         return line
 
     def _give_back(self, line: _Line) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 
 import pytest
 
@@ -78,9 +79,40 @@ def test_many_threads_get_their_own_answers(fruit):
         keys = [random.Random(seed).randrange(200) for _ in range(30)]
         return [table.lookup_one(key) for key in keys] == [ROWS[key] for key in keys]
 
+    before = connection.metrics().connections
     with ThreadPoolExecutor(20) as threads:
         assert all(threads.map(ask, range(20)))
-    assert connection.metrics().connections <= 3 + 8
+    assert connection.metrics().connections <= before + 8
+
+
+def test_threads_that_come_at_the_same_time_make_no_more_connections_than_there_may_be(fruit, monkeypatch):
+    connection, table = fruit
+    before = connection.metrics().connections
+    begin = direct.socket.create_connection
+    begun = []
+    all_have_begun = threading.Event()
+
+    def connect_late(address, timeout):
+        begun.append(address)
+        assert all_have_begun.wait(60)
+        return begin(address, timeout)
+
+    def ask(key):
+        answers = [table.lookup_one(key)]
+        while len(begun) < 7:  # one connection is there
+            answers.append(table.lookup_one(key))
+        return set(map(str, answers))
+
+    monkeypatch.setattr(direct.socket, "create_connection", connect_late)
+    with ThreadPoolExecutor(20) as threads:
+        asked = [threads.submit(ask, key) for key in range(20)]
+        while sum(future.done() for future in asked) < 13:
+            sleep(0.01)
+        assert [table.lookup_one(key) for key in range(20)] == ROWS[:20]
+        all_have_begun.set()
+        assert [future.result(60) for future in asked] == [{str(row)} for row in ROWS[:20]]
+    assert len(begun) == 7
+    assert connection.metrics().connections == before + 7
 
 
 @pytest.mark.parametrize(
