@@ -10,13 +10,14 @@ import itertools
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from broker.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # what the tests share lies beside this file
@@ -48,7 +49,7 @@ class ServerProcess:
     def __init__(self, directory: Path, **settings: str) -> None:
         self.directory = directory
         self.settings = {**SETTINGS, **settings}
-        self.port = _free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
         self._log = directory / "server.log"
 
@@ -113,13 +114,6 @@ class ServerProcess:
         return self._log.read_text() if self._log.exists() else ""
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
@@ -129,9 +123,9 @@ def server_process_class():
     return ServerProcess
 
 
-@pytest.fixture(scope="session")
-def free_port():
-    return _free_port
+@pytest.fixture(scope="session", name="free_port")
+def _free_port():
+    return free_port
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,8 @@ from fault_load import CONNECTION
 from relays import Relays
 
 from broker.testing.histories import read_segment
-from broker.testing.zookeeper import ZooKeeperServer, free_port
+from broker.testing.ports import free_port
+from broker.testing.zookeeper import ZooKeeperServer
 from protocol.records.header import CRC_POSITION
 
 SESSION_MS = 5_000

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from broker.cluster.stores.zookeeper_server import answers, server_command, server_settings
+from broker.testing.ports import free_port
 
 TICK_MS = 200  # a session's timeout is between 2 and 20 ticks: tests want short ones
 READY_SECONDS = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class ZooKeeperServer:

@@ -15,8 +15,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from broker.testing.certificates import identity
-from broker.testing.zookeeper import free_port, running_zookeeper
-from conftest import ServerProcess, _free_port
+from broker.testing.ports import free_port
+from broker.testing.zookeeper import running_zookeeper
+from conftest import ServerProcess
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 DEADLINE_SECONDS = 60
@@ -37,7 +38,7 @@ class Member(ServerProcess):
     def __init__(self, folder, number: int, certificates, zookeeper: str, mechanism: str) -> None:
         """`mechanism`: how brokers log in to each other."""
         super().__init__(folder)
-        self.inside = _free_port()
+        self.inside = free_port()
         (folder / "server.properties").write_text(
             f"""
 node.id={number}

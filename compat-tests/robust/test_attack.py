@@ -44,7 +44,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from robust import attackers
 
 from broker.testing.certificates import identity
-from conftest import ROOT, ServerProcess, _environment, _free_port
+from broker.testing.ports import free_port
+from conftest import ROOT, ServerProcess, _environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attackers come from 127.0.0.2 and so on")
 
@@ -66,7 +67,7 @@ class Attacked(ServerProcess):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.tls_port, metrics_port = _free_port(), _free_port()
+        self.tls_port, metrics_port = free_port(), free_port()
         self.metrics = f"http://127.0.0.1:{metrics_port}/metrics"
         self._metrics_address = f"127.0.0.1:{metrics_port}"
         authority = identity("authority")

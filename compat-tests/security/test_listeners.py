@@ -24,7 +24,8 @@ from java_tools import JavaTools
 from kafka import KafkaConsumer, KafkaProducer
 
 from broker.testing.certificates import identity, trusted_pkcs12
-from conftest import ServerProcess, _free_port
+from broker.testing.ports import free_port
+from conftest import ServerProcess
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,7 +51,7 @@ class Secured(ServerProcess):
         super().__init__(folder)
         self.folder = folder
         self.protocols = {**LISTENERS, EXPIRED: "SSL", OTHER_HOST: "SSL"}
-        self.ports = {name: _free_port() for name in self.protocols}
+        self.ports = {name: free_port() for name in self.protocols}
         server = identity("localhost", AUTHORITY, rsa_bits=2048)
         server.write(folder, "server")
         identity("localhost", AUTHORITY, days=-1).write(folder, "expired")

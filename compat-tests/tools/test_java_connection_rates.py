@@ -10,7 +10,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from java_tools import JavaTools
 
-from conftest import ServerProcess, _free_port
+from broker.testing.ports import free_port
+from conftest import ServerProcess
 
 pytestmark = pytest.mark.timeout(300)
 CONFIGS = "kafka.admin.ConfigCommand"
@@ -21,7 +22,7 @@ BURST = 4
 
 @pytest.fixture
 def server(tmp_path):
-    inside, outside = _free_port(), _free_port()
+    inside, outside = free_port(), free_port()
     settings = {
         "listeners": f"PLAINTEXT://127.0.0.1:{inside},OUTSIDE://127.0.0.1:{outside}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OUTSIDE:PLAINTEXT",

@@ -2,10 +2,9 @@
 
 import os
 import re
-import socket
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ from broker.log.topic_configs import TOPIC_CONFIGS
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from broker.metrics.remote_log import REMOTE_METRICS
-from docsite import pictures, references
+from broker.testing.ports import free_port
+from docsite import links, pictures, references
 from docsite.blocks import Block, blocks_of, is_like
 from docsite.links import dead_links, markdown_files, slug
 from docsite.pages import DOCS, ROOT, assemble, written
@@ -35,15 +35,16 @@ def test_no_link_is_dead():
 
 
 def test_a_dead_link_is_found(tmp_path, monkeypatch):
-    page = DOCS / "no-such-page-of-a-test.md"
+    shutil.copy(ROOT / "README.md", tmp_path)
+    folder = shutil.copytree(DOCS, tmp_path / "docs")
+    monkeypatch.setattr(links, "ROOT", tmp_path)
+    monkeypatch.setattr(links, "DOCS", folder)
+    page = folder / "no-such-page-of-a-test.md"
     page.write_text(
         "[a](nowhere.md) [b](concepts.md#nowhere) [c](../README.md) [d](concepts.md#changelog) [e](cli.md)\n"
         "[f](#heading-of-it) [g](#none)\n\n# Heading of `it`\n\n```text\n[h](nowhere.md)\n```\n"
     )
-    try:
-        found = [line.split(": ", 2)[1] for line in dead_links(page)]
-    finally:
-        page.unlink()
+    found = [line.split(": ", 2)[1] for line in dead_links(page)]
     assert found == ["nowhere.md", "concepts.md#nowhere", "../README.md", "#none"]
     assert slug("headrace topics add-partitions") == "headrace-topics-add-partitions"
 
@@ -138,9 +139,7 @@ class Newcomer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.servers: list[subprocess.Popen[str]] = []
         commands = folder / "bin"
         commands.mkdir()
@@ -189,7 +188,6 @@ class Newcomer:
         for each in self.servers:
             each.terminate()
             each.communicate(timeout=30)
-        time.sleep(0)
 
 
 def follow(page: str, folder: Path, spark: bool) -> None:

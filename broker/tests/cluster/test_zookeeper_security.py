@@ -25,7 +25,8 @@ from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.ports import CreateNode, SetNode, StoreUnavailableError, SystemClock
 from broker.testing.certificates import Identity, identity
-from broker.testing.zookeeper import ZooKeeperServer, free_port, running_zookeeper
+from broker.testing.ports import free_port
+from broker.testing.zookeeper import ZooKeeperServer, running_zookeeper
 
 USER, PASSWORD, STORE_PASSWORD = "headrace", "zk-secret", "store-secret"
 SESSION_MS = 2_000

@@ -36,7 +36,7 @@ class Served:
         """(exit code, rest of stdout, stderr)"""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, err
 
 
@@ -77,7 +77,7 @@ def headrace(server: str) -> Callable[..., Result]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], Any]], Any]:
-    def wait(condition: Callable[[], Any], seconds: float = 10) -> Any:
+    def wait(condition: Callable[[], Any], seconds: float = 60) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, "it did not happen in time"

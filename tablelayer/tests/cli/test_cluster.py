@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
+from broker.testing.ports import free_port
 from tablelayer.tests.cli.test_serve import refused
 
 
@@ -20,9 +20,7 @@ def test_a_single_server_is_a_cluster_of_one(headrace, server) -> None:
 
 
 def test_a_member_of_a_cluster_that_cannot_be_says_why(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{probe.getsockname()[1]}"
+    nobody = f"127.0.0.1:{free_port()}"
     words = ("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
     quick = ("--set", "zookeeper.connection.timeout.ms=500")
     assert f"no ZooKeeper server answered at {nobody} within 0.5 s; is it running there?" in refused(
@@ -63,9 +61,7 @@ def test_adoption_says_what_it_needs_before_it_changes_anything(headrace, tmp_pa
         1,
         "say with --zookeeper where the cluster is to be, as in 127.0.0.1:2181/headrace\n",
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{probe.getsockname()[1]}/path"
+    nobody = f"127.0.0.1:{free_port()}/path"
     quick = ("--set", "zookeeper.connection.timeout.ms=500")
     silent = headrace("cluster", "adopt", "--data", str(tmp_path), "--zookeeper", nobody, *quick)
     assert silent.exit_code == 1

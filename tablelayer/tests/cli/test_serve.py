@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from broker.testing.ports import free_port
 from tablelayer.cli.main import app
 from tablelayer.client import ClientConfig, connect
 
@@ -27,7 +27,7 @@ def refused(*words: str) -> str:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 1, done.stderr
@@ -126,10 +126,7 @@ def test_a_missing_option_is_a_usage_error():
 
 def test_a_killed_server_keeps_what_was_acknowledged_and_clients_go_on(serve, tmp_path, eventually):
     """A writer that never notices: every row exactly once, although the server dies by `kill -9` under it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ("--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
+    words = ("--listen", f"127.0.0.1:{free_port()}", "--data", str(tmp_path / "data"))
     served = serve(*words)
     with connect(served.address) as connection:
         connection.execute(

@@ -4,7 +4,6 @@ import datetime as dt
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.testing.ports import free_port
 from tablelayer.client import ChangeType, DataError, TableError, TableErrorCode, connect
 from tablelayer.client.errors import ConnectionLost
 from tablelayer.model.messages import ScanSnapshotRequest
@@ -156,9 +156,7 @@ def serve(data, port):
 
 @pytest.mark.slow
 def test_r14_a_scan_goes_on_at_its_moment_over_a_kill_of_the_server(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = serve(tmp_path, port)
     try:
         with connect(f"127.0.0.1:{port}") as connection:
