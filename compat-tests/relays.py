@@ -15,7 +15,10 @@ import subprocess
 import sys
 import threading
 
+from broker.testing.ports import free_port
+
 FRAME_HEAD = struct.Struct(">ihhih")  # size, API key, version, correlation id, length of client_id
+FIRST_BYTES_MAX = FRAME_HEAD.size + 0x7FFF
 EVERYBODY = ""
 
 
@@ -42,7 +45,7 @@ class Relays:
 
     def add(self, name: str, target: int) -> int:
         """The port of 127.0.0.1 that stands for that one from now on."""
-        return self._ask("add", name, target)
+        return self._ask("add", name, target, free_port())
 
     def open(self, name: str) -> None:
         """After `close`, on the same port."""
@@ -62,12 +65,12 @@ class Relays:
 
 
 class _Relay:
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, port: int) -> None:
         self.target = target
+        self.port = port
         self.cut: set[str] = set()
         self.lines: set[_Line] = set()
         self.server: asyncio.Server | None = None
-        self.port = 0
 
     async def open(self) -> None:
         if self.server is None:
@@ -75,7 +78,6 @@ class _Relay:
             self.server = await loop.create_server(
                 lambda: _Line(self).client, "127.0.0.1", self.port, backlog=128
             )
-            self.port = self.server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
         server, self.server = self.server, None
@@ -100,6 +102,8 @@ class _Line:
 
     def __init__(self, relay: _Relay) -> None:
         self.relay = relay
+        self.first = b""
+        """Said by the client before it had said its name."""
         self.name: str | None = None
         self.client, self.server = _Side(self), _Side(self)
         self.client.other, self.server.other = self.server, self.client
@@ -148,8 +152,10 @@ class _Side(asyncio.Protocol):
             self.tell()
 
     def data_received(self, data: bytes) -> None:
-        if self is self.line.client and self.line.name is None:
-            self.line.name = client_of(data)
+        line = self.line
+        if self is line.client and line.name is None and len(line.first) < FIRST_BYTES_MAX:
+            line.first += data
+            line.name = client_of(line.first)
         self.other.held.append(data)
         self.other.tell()
 
@@ -194,10 +200,10 @@ async def _serve() -> None:
         verb, *words = json.loads(line)
         answer = None
         if verb == "add":
-            name, target = words
-            relays[name] = _Relay(target)
+            name, target, port = words
+            relays[name] = _Relay(target, port)
             await relays[name].open()
-            answer = relays[name].port
+            answer = port
         elif verb == "open":
             await relays[words[0]].open()
         elif verb == "close":

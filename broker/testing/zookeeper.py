@@ -13,7 +13,7 @@ from broker.cluster.stores.zookeeper_server import answers, server_command, serv
 from broker.testing.ports import free_port
 
 TICK_MS = 200  # a session's timeout is between 2 and 20 ticks: tests want short ones
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 
 
 class ZooKeeperServer:
