@@ -12,6 +12,7 @@ from broker.disk_errors import DISK_FULL, is_disk_full
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
+    from broker.cluster.hooks import PartitionHooks, ReplicaHooks
     from broker.log.partition_log import PartitionLog
 
 
@@ -49,6 +50,18 @@ async def close_log(
             await asyncio.get_running_loop().run_in_executor(executor, log.close, clean)
     except Exception as error:  # noqa: BLE001 - of one replica: told
         note_failed_close(holder, error, logger)
+
+
+async def delete_with(
+    hooks: PartitionHooks | ReplicaHooks | None, holder: LogHolder, logger: logging.Logger
+) -> None:
+    """Have the hooks of a deleted topic remove what is theirs. What they leave behind keeps nothing else from going."""
+    if hooks is None:
+        return
+    try:
+        await hooks.delete()
+    except Exception as error:
+        logger.error("what was kept of %s beside its log is not removed", holder.name, exc_info=error)
 
 
 def note_failed_close(holder: LogHolder, error: Exception, logger: logging.Logger) -> None:

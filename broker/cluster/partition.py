@@ -32,7 +32,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, ClassVar
 
 from broker import disk_errors
-from broker.cluster.log_closing import close_log, note_failed_close
+from broker.cluster.log_closing import close_log, delete_with, note_failed_close
 from broker.cluster.traffic import Traffic
 from broker.disk_errors import DISK_LOG, is_disk_full, is_out_of_descriptors
 from broker.log.errors import CorruptLogError, InRemoteStorage
@@ -554,8 +554,7 @@ class Partition:
         self.closed = True
         self.wake()
         hooks, self.hooks = self.hooks, None
-        if hooks is not None:
-            await hooks.delete()
+        await delete_with(hooks, self, logger)
         await self._close_log(clean=False)
 
     async def _close_log(self, *, clean: bool, executor: Executor | None = None) -> None:

@@ -334,14 +334,17 @@ class LocalReplicas:
         )
 
     async def _leader(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
-        """With what was copied here before, if it was followed."""
+        """With what was copied here before, if it was followed. The only replica opens its log anew."""
         replication = self._replication
+        follower = self._followers.pop((image.name, index), None)
+        if follower is not None and replication is not None:
+            replication.follows_no_longer(follower)
         if replication is None or not self._is_replicated(state):
+            if follower is not None:
+                await follower.close(self._executor)
             return self._partition(image, index, state)
         log, high_watermark, remote = None, 0, None
-        follower = self._followers.pop((image.name, index), None)
         if follower is not None:
-            replication.follows_no_longer(follower)
             log, high_watermark = await follower.release()
             remote = follower.partition.remote
         partition = ReplicatedPartition(

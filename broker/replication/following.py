@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from broker import disk_errors
 from broker.cluster.image import NO_LEADER
-from broker.cluster.log_closing import close_log
+from broker.cluster.log_closing import close_log, delete_with
 from broker.disk_errors import is_disk_full, is_out_of_descriptors
 from broker.log.errors import CorruptLogError
 from broker.replication.nearest import FollowedPartition
@@ -342,8 +342,7 @@ class Follower:
         try:
             await self.close(clean=False)
         finally:
-            if hooks is not None:
-                await hooks.delete()
+            await delete_with(hooks, self, logger)
 
     @property
     def is_copying(self) -> bool:

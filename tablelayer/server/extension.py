@@ -388,17 +388,26 @@ class TableExtension:
             await self._tend_buckets(context)
             if not context.metadata.is_loaded:
                 continue  # recovery takes its time: a table that is not known yet is not a dropped one
-            for forget, known in (
-                (self._lake.forget, self._lake.known_tables()),
-                (self.column_grants.forget, self.column_grants.tables()),
-            ):
-                for table_id in known:
-                    if context.metadata.topic_by_id(table_id) is None:
-                        try:
-                            await forget(table_id)
-                        except Exception as error:  # noqa: BLE001 - of one table: told
-                            context.background.failed(f"forgetting what was kept of {table_id}", error)
+            await self._forget_dropped(context)
             await self._look_after_staged(context)
+
+    async def _forget_dropped(self, context: BrokerContext) -> None:
+        """What is kept of tables that are gone. The controller does so: another broker may not know a table yet that
+        was just made.
+        """
+        assert self._lake is not None
+        if not context.metadata.is_controller:
+            return
+        for forget, known in (
+            (self._lake.forget, self._lake.known_tables()),
+            (self.column_grants.forget, self.column_grants.tables()),
+        ):
+            for table_id in known:
+                if context.metadata.topic_by_id(table_id) is None:
+                    try:
+                        await forget(table_id)
+                    except Exception as error:  # noqa: BLE001 - of one table: told
+                        context.background.failed(f"forgetting what was kept of {table_id}", error)
 
     async def _look_after_staged(self, context: BrokerContext) -> None:
         """Complete commits that a stop has interrupted; now and then forget what nobody will commit."""

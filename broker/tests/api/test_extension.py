@@ -251,6 +251,23 @@ async def test_transactions_do_not_include_topics_of_extensions(tmp_path) -> Non
         assert (await broker.produce("loud", [b"a"])).error_code == 0
 
 
+async def test_what_hooks_cannot_remove_with_a_topic_keeps_nothing_else_from_going(
+    tmp_path, monkeypatch
+) -> None:
+    async def fails(_: Shouting) -> None:
+        raise OSError("its files are busy")
+
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        await broker.create_topic("loud", shout="true")
+        assert (await broker.produce("loud", [b"a"])).error_code == 0
+        monkeypatch.setattr(Shouting, "delete", fails)
+        await broker.context.metadata.delete_topic("loud")
+        monkeypatch.undo()
+        await broker.create_topic("loud")
+        assert (await broker.produce("loud", [b"b"])).error_code == 0
+        assert values_of((await broker.fetch("loud")).records) == [(0, b"b")]
+
+
 async def test_record_errors_are_told_with_their_indexes(tmp_path) -> None:
     async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
         await broker.create_topic("loud", shout="true")

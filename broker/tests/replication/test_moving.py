@@ -124,6 +124,31 @@ async def test_a_replica_that_was_given_away_while_its_broker_was_down_is_set_as
         assert [path.name.partition(".")[0] for path in data.glob("*-stray")] == [f"{TOPIC}-0"]
 
 
+async def test_a_follower_that_is_the_only_one_from_now_on_has_one_log(tmp_path: Path) -> None:
+    """It leads and is alone by the same change, and follows again later: what it had open is not gone on with."""
+    async with direct_cluster(tmp_path, 3) as cluster:
+        await create(cluster.brokers[1], 3)
+        leader = await led(cluster, {1, 2, 3})
+        first, only, other = (await described(leader))[0].replica_nodes
+        assert leader is cluster.brokers[first]
+        assert (await produce(leader, [b"0"])).error_code == 0
+        assert (await move(leader, [only])).error_code == 0
+        alone = await moved(cluster, only)
+        assert alone.context.metadata.follower(TOPIC, 0) is None
+        assert (await produce(alone, [b"1"])).error_code == 0
+        assert (await move(alone, [other])).error_code == 0
+        assert (await produce(await moved(cluster, other), [b"2"])).error_code == 0
+        assert (await move(alone, [other, only])).error_code == 0
+        await moved(cluster, other, only)
+        await cluster.stop(only)
+        await led(cluster, {other})
+        await cluster.start(only)
+        await led(cluster, {only, other})
+        await cluster.stop(other)
+        found = await (await led(cluster, {only})).fetch(TOPIC)
+        assert [value for _, value in values_of(found.records)] == [b"0", b"1", b"2"]
+
+
 async def test_what_is_throttled_is_listed_and_can_be_cancelled_or_go_on(tmp_path: Path) -> None:
     async with direct_cluster(tmp_path, 3) as cluster:
         await create(cluster.brokers[1], 1)

@@ -112,13 +112,16 @@ class LakeSubjects:
         return found
 
     def describe_ends(self, wanted: Iterable[m.WantedEnd]) -> Iterator[m.FoundEnd]:
-        """What another broker asks by `ends`."""
+        """What another broker asks by `ends`. A new leader says nothing before it knows what was published."""
         for each in wanted:
             partition = self._catalog.context.metadata.find_partition(each.topic, each.partition)
             if partition is None or partition.closed:
                 yield m.FoundEnd()
                 continue
             end = _end(partition)
+            if not partition.is_end_known:
+                yield m.FoundEnd()
+                continue
             newest_ms = _newest_ms(partition, each.offset) if end > each.offset else -1
             yield m.FoundEnd(end=end, newest_ms=newest_ms)
 
@@ -198,13 +201,15 @@ class LakeSubjects:
 
     def has_more(self, subject: Subject, others: Ends) -> bool:
         """Whether there is anything that the lake does not have yet, and can be read: `others` as in `progress`, and of
-        a subject of which somebody leads nothing now, nothing can.
+        a subject of which a leader is missing, or does not know yet what was published, nothing can.
         """
         tiered = self._lake.state(subject.table_id).offsets
         has_more = False
         for place, partition in self.places(subject):
             if not partition.closed:
                 end = _end(partition)
+                if not partition.is_end_known:
+                    return False
             else:
                 told = others.get((partition.topic.name, partition.index))
                 if told is None:
@@ -233,7 +238,9 @@ class LakeSubjects:
         return self._lake.tiered_offset(whole, PartitionBucket(definition.path.partition, table_id, bucket))
 
     async def is_all_tiered(self, definition: TableDefinition, name: str) -> bool:
-        """Whether the lake has all that the partition `name` of a tiered table has; True if it is not tiered."""
+        """Whether the lake has all that the partition `name` of a tiered table has; True if it is not tiered. False
+        also while nobody knows: a leader is missing, or new.
+        """
         if not definition.settings.datalake_enabled:
             return True
         assert definition.table_id is not None
@@ -242,10 +249,15 @@ class LakeSubjects:
         for place, partition in self.places(of_table(definition)):
             if not isinstance(place, PartitionBucket) or place.partition != name:
                 continue
-            told = others.get((partition.topic.name, partition.index))
-            if partition.closed and told is None:
-                return False
-            end = told.end if partition.closed and told is not None else partition.high_watermark
+            if partition.closed:
+                told = others.get((partition.topic.name, partition.index))
+                if told is None:
+                    return False
+                end = told.end
+            else:
+                end = _end(partition)
+                if partition.failure is not None or not partition.is_end_known:
+                    return False
             if end > offsets.get(place, 0):
                 return False
         return True

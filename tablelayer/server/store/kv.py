@@ -516,8 +516,8 @@ class KeyValueStore:
             self._database.close()
 
     def destroy(self) -> None:
-        """Close and remove the files."""
-        self._close()
+        """Close and remove the files, whatever state they are in."""
+        self.abandon()
         self._memory.disk.remove_tree(self.path)
 
 
