@@ -48,7 +48,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await test()
 
     asyncio.run(bounded())
@@ -174,6 +174,7 @@ def test_a_flood_behind_a_waiting_request_is_not_taken_into_memory() -> None:
             writer.write(frame(b"wait"))
             flood = frame(b"z" * 100_000) * 500  # 50 MB, far above what sockets buffer
             writer.write(flood)
+            await until(lambda: waiting)
             await asyncio.sleep(0.2)
             assert writer.transport.get_write_buffer_size() > len(flood) // 2
             assert len(waiting) == 1
@@ -389,16 +390,18 @@ def test_a_file_shorter_than_its_region_ends_the_connection() -> None:
 
 
 def test_idle_connections_are_closed_and_waiting_ones_are_not() -> None:
+    polls = []
+
     def answerer(peer, body):
-        if body == b"poll":
-            return Pending(asyncio.get_running_loop().create_future(), lambda done: [b""])
-        return [b"ok"]
+        polls.append(asyncio.get_running_loop().create_future())
+        return Pending(polls[-1], lambda done: [b""])
 
     async def test() -> None:
         async with network(answerer, idle_seconds_max=0.2) as net:
             idle, idle_writer = await asyncio.open_connection("127.0.0.1", net.port)
             _polling, polling_writer = await asyncio.open_connection("127.0.0.1", net.port)
             polling_writer.write(frame(b"poll"))
+            await until(lambda: polls)
             reaper = asyncio.ensure_future(net.reap_idle())
             assert await idle.read() == b""
             await asyncio.sleep(0.2)
@@ -433,18 +436,24 @@ def test_connection_limits_refuse_at_the_door() -> None:
 
 
 def test_draining_waits_for_requests_under_way() -> None:
+    waiting: list[asyncio.Future] = []
+
     def answerer(peer, body):
-        future = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.1, future.set_result, b"late")
-        return Pending(future, lambda done: [done.result()])
+        waiting.append(asyncio.get_running_loop().create_future())
+        return Pending(waiting[-1], lambda done: [done.result()])
 
     async def test() -> None:
         async with network(answerer) as net:
             reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
             writer.write(frame(b"x"))
-            await asyncio.sleep(0.03)
+            await until(lambda: waiting)
             net.stop_listening()
-            await net.drain(5)
+            drained = asyncio.ensure_future(net.drain(60))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not drained.done()
+            waiting[0].set_result(b"late")
+            await drained
             net.close()
             assert await read_frame(reader) == b"late"
             await close(writer)
@@ -569,6 +578,20 @@ def test_what_files_need_is_left_to_them() -> None:
             os.close(descriptor)
 
     run(test)
+
+
+class Stood:
+    """An event loop whose time goes on when it is told to; all else is the loop's own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.now = loop.time()
+
+    def __getattr__(self, name: str):
+        return getattr(self._loop, name)
+
+    def time(self) -> float:
+        return self.now
 
 
 class Later:

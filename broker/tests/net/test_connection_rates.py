@@ -99,7 +99,7 @@ async def test_who_comes_too_fast_waits_and_is_served_when_the_rate_is_raised() 
             assert await reader.readexactly(5) == b"\0\0\0\1x"
         assert (clients.accepted, brokers.accepted) == (4, 8)
         net.set_rates(None, {})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for reader, writer in crowd:
                 writer.write(b"\0\0\0\1y")
                 assert await reader.readexactly(5) == b"\0\0\0\1y"

@@ -20,7 +20,9 @@ import pytest
 from broker.api import dispatch
 from broker.net.reply import CloseConnection, Peer, Pending
 from broker.security.principal import ANONYMOUS, Session
+from broker.testing.call_clock import counted_calls
 from broker.testing.direct import direct_broker
+from broker.tests.net.test_connection import Stood
 from protocol.budget import BudgetExceeded, DecodeBudget
 from protocol.compile import struct_minimum_size
 from protocol.errors import DecodeError
@@ -36,7 +38,7 @@ from protocol.varint import encode_unsigned_varint
 SEED = int(os.environ.get("HEADRACE_HOSTILE_SEED", "1"))
 FRAMES = int(os.environ.get("HEADRACE_HOSTILE_FRAMES", "150000"))
 PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
-CLOSED_WITHIN_SECONDS = 10
+CLOSED_WITHIN_SECONDS = 60
 """A hostile peer is hung up on by then, however loaded the machine is."""
 WAITING_KEYS = {11, 14}  # JoinGroup and SyncGroup may wait for other members for ever
 
@@ -105,11 +107,6 @@ def decode_all(routes, chance: random.Random, frames: list[tuple[int, int, bytes
         except DecodeError:
             refused += 1
     return refused
-
-
-async def answered(broker, frame: bytes) -> bytes | None:
-    async with asyncio.timeout(5):
-        return await broker.send_frame(frame)
 
 
 def test_f1_mutated_frames_of_every_api_and_version_decode_or_are_refused(tmp_path) -> None:
@@ -221,18 +218,20 @@ def test_f4_what_a_request_may_allocate_is_bounded_by_its_frame(tmp_path) -> Non
             bombs = refused = 0
             for declaration in dispatcher._declarations.values():
                 kind, version = declaration.request, declaration.max_version
-                frame = bomb_of(kind, version, 200_000)
+                frame = bomb_of(kind, version, 2_000)
                 if frame is None:
                     continue
                 position = decode_request_header(frame, kind.header_version(version))[1]
                 bombs += 1
-                most = 24 * len(frame) + (1 << 20)
+                a_hundredth = 24 * len(frame) + (1 << 20) // 100
                 try:
-                    kind.decode(frame, version, DecodeBudget(most), position, ignore_rest=True)
+                    kind.decode(frame, version, DecodeBudget(a_hundredth), position, ignore_rest=True)
                 except BudgetExceeded:
                     refused += 1
                 else:
-                    continue
+                    continue  # what is decoded is in proportion
+                frame = bomb_of(kind, version, 200_000)
+                most = 24 * len(frame) + (1 << 20)
                 tracemalloc.start()
                 try:
                     with pytest.raises(CloseConnection, match="budget"):
@@ -278,10 +277,9 @@ def test_f4_twenty_million_tags_are_refused_at_once(tmp_path) -> None:
                 head + count + b"\x01\x00" * 1000,
                 head + b"\0" + body[:-1] + count + b"\x01\x00" * 1000,
             ):
-                started = time.process_time()
-                with pytest.raises(CloseConnection):
+                with counted_calls() as count, pytest.raises(CloseConnection):
                     await broker.send_frame(frame)
-                assert time.process_time() - started < 0.1
+                assert count.calls < 10_000
 
     asyncio.run(test())
 
@@ -289,23 +287,25 @@ def test_f4_twenty_million_tags_are_refused_at_once(tmp_path) -> None:
 def check_that_decoding_is_linear(decode: Callable[[bytes, int], object], count: int) -> None:
     """`decode(frame, version)` of `count` partitions and of four times as many."""
 
-    def seconds(count: int) -> float:
+    def encoded(count: int) -> bytes:
         request = full(FetchRequest, 12, elements=1)
         request.topics[0].partitions *= count
-        frame = request.encode(12)
-        best = 1e9
-        for _ in range(3):
-            started = time.process_time()
-            decode(frame, 12)
-            best = min(best, time.process_time() - started)
-        return best
+        return request.encode(12)
 
-    seconds(10)
-    assert seconds(4 * count) < 12 * seconds(count) + 0.02  # four times as long, if linear
+    def seconds(frame: bytes) -> float:
+        started = time.thread_time()
+        decode(frame, 12)
+        return time.thread_time() - started
+
+    few, many = encoded(count), encoded(4 * count)
+    seconds(encoded(10))
+    rounds = [(seconds(few), seconds(many)) for _ in range(3)]
+    least_of_few, least_of_many = map(min, zip(*rounds, strict=True))
+    assert least_of_many < 12 * least_of_few + 0.02  # four times as long, if linear
 
 
 def test_f5_decoding_takes_time_in_proportion_to_the_frame() -> None:
-    check_that_decoding_is_linear(FetchRequest.decode, 10_000)
+    check_that_decoding_is_linear(FetchRequest.decode, 5_000)
 
 
 # -- over sockets ------------------------------------------------------------------------------------------
@@ -328,14 +328,16 @@ async def read_answer(reader) -> bytes:
 
 
 async def round_trips(broker, count: int) -> list[float]:
-    """Seconds that each of `count` requests of a well-behaved client took."""
+    """Seconds of the event loop's CPU that went by while each of `count` requests of a well-behaved client was
+    answered.
+    """
     reader, writer = await connect(broker)
     times = []
     for number in range(count):
-        started = time.perf_counter()
+        started = time.thread_time()
         writer.write(ask_versions(number))
         answer = await read_answer(reader)
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
         assert answer[:4] == struct.pack(">i", number)
     writer.close()
     return times
@@ -343,7 +345,7 @@ async def round_trips(broker, count: int) -> list[float]:
 
 def run(test) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await test()
 
     asyncio.run(bounded())
@@ -428,6 +430,7 @@ def test_f8_half_frames_and_silence_cost_no_memory_and_are_closed_in_the_end(tmp
     async def test() -> None:
         async with direct_broker(tmp_path, {"connections.max.idle.ms": "1500"}) as broker:
             network = broker.broker._network
+            clock = network.loop = Stood(network.loop)
             tracemalloc.start()
             peers = [await connect(broker) for _ in range(200)]
             for number, (_, writer) in enumerate(peers):
@@ -437,6 +440,8 @@ def test_f8_half_frames_and_silence_cost_no_memory_and_are_closed_in_the_end(tmp
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             assert peak < 32 << 20
+            assert network.connection_count >= 200
+            clock.now += 2
             async with asyncio.timeout(CLOSED_WITHIN_SECONDS):
                 for reader, _ in peers:
                     assert await reader.read() == b""
@@ -509,7 +514,7 @@ def test_f9_a_hostile_connection_does_not_make_others_wait(tmp_path) -> None:
                 attacked += await round_trips(broker, 20)
             stop = True
             await attacker
-            # Twice, and what a loaded machine adds: the attacker runs on this very event loop too.
+            # Twice, and what the attacker does: it runs on this very event loop too.
             assert sorted(attacked)[len(attacked) * 395 // 400] < 2 * quiet[395] + 0.05
 
     run(test)

@@ -65,12 +65,12 @@ def test_f2_answers_overtake_each_other_when_requests_come_together(monkeypatch)
 
 def test_f5_decoding_takes_ever_longer_for_each_element() -> None:
     def decode(frame: bytes, version: int) -> None:
-        until = time.process_time() + 0.2 * (len(frame) / 1e6) ** 3
-        while time.process_time() < until:
+        until = time.thread_time() + 1.6 * (len(frame) / 1e6) ** 3
+        while time.thread_time() < until:
             pass
 
     with pytest.raises(NOTICED):
-        test_hostile.check_that_decoding_is_linear(decode, 10_000)
+        test_hostile.check_that_decoding_is_linear(decode, 2_500)
 
 
 @pytest.mark.soak
@@ -101,7 +101,9 @@ def test_f6_an_unknown_version_of_api_versions_closes_the_connection(tmp_path, m
 def test_f7_a_bomb_is_opened_on_the_event_loop(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(produce, "Effort", lambda: None)
     with pytest.raises(NOTICED):
-        test_bombs.test_f7_a_bomb_for_a_compacted_topic_is_refused_and_the_loop_goes_on(tmp_path, "zstd")
+        test_bombs.test_f7_a_bomb_for_a_compacted_topic_is_refused_and_the_loop_goes_on(
+            tmp_path, monkeypatch, "zstd"
+        )
 
 
 @pytest.mark.soak
@@ -135,7 +137,9 @@ def test_f9_what_cannot_be_decoded_holds_up_the_event_loop(tmp_path, monkeypatch
         try:
             return original(self, peer, frame)
         except CloseConnection:
-            time.sleep(0.2)
+            until = time.thread_time() + 0.2
+            while time.thread_time() < until:
+                pass
             raise
 
     monkeypatch.setattr(dispatch.Dispatcher, "__call__", answer)

@@ -53,7 +53,7 @@ def with_pair(kind, test) -> None:
         ours.setblocking(False)
         watched = poller.make_poller(asyncio.get_running_loop())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await test(watched, Owner(ours), theirs)
         finally:
             if ours.fileno() in watched_by(watched):
@@ -141,7 +141,7 @@ def test_a_network_answers_through_either(kind) -> None:
         net.bind("127.0.0.1", 0)
         net.start_listening()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 reader, writer = await asyncio.open_connection("127.0.0.1", net.port, limit=1 << 20)
                 for body in bodies:
                     writer.write(struct.pack(">i", len(body)) + body)

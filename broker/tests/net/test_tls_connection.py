@@ -18,7 +18,7 @@ from broker.net.listener import Network
 from broker.net.tls import TlsError
 from broker.security.principal import ANONYMOUS, Principal, Session
 from broker.testing.certificates import identity
-from broker.tests.net.test_connection import close, frame, read_frame, run, until
+from broker.tests.net.test_connection import Stood, close, frame, read_frame, run, until
 
 AUTHORITY = identity("authority")
 SERVER = identity("localhost", AUTHORITY, rsa_bits=2048)
@@ -204,7 +204,7 @@ def test_a_broker_that_stops_waits_until_what_is_encrypted_has_left(encryption) 
             loop = asyncio.get_running_loop()
             sock = await loop.run_in_executor(None, connect_slowly, net.port)
             await asked.wait()
-            drained = asyncio.ensure_future(net.drain(10))
+            drained = asyncio.ensure_future(net.drain(60))
             await asyncio.sleep(0.05)
             assert not drained.done()
             assert await loop.run_in_executor(None, read_all, sock) == frame(body)
@@ -363,9 +363,15 @@ def test_authentication_has_a_deadline_with_tls_and_without(encryption, caplog) 
 
 
 def test_handshakes_beyond_the_allowance_wait_and_those_beyond_the_queue_are_refused(encryption) -> None:
+    limits = {
+        "handshakes_per_address_per_second_max": 2,
+        "handshakes_pending_per_address_max": 4,
+        "handshake_seconds_max": 60,
+    }
+
     async def test() -> None:
-        limits = {"handshakes_per_address_per_second_max": 2, "handshakes_pending_per_address_max": 4}
         async with network(echo, encryption, **limits) as net:
+            clock = net.loop = Stood(net.loop)
             waiting = []
             for _ in range(4):
                 sock = socket.create_connection(("127.0.0.1", net.port))
@@ -376,16 +382,20 @@ def test_handshakes_beyond_the_allowance_wait_and_those_beyond_the_queue_are_ref
             with suppress(ConnectionError):
                 assert await reader.read() == b""
             await close(writer)
-            loop = asyncio.get_running_loop()
-            started = loop.time()
-            first, *others = waiting
-            done = [
-                await asyncio.open_connection(sock=sock, ssl=client_context(), server_hostname="localhost")
-                for sock in (first, *others)
+            shaken = [
+                asyncio.ensure_future(
+                    asyncio.open_connection(sock=sock, ssl=client_context(), server_hostname="localhost")
+                )
+                for sock in waiting
             ]
-            assert loop.time() - started > 0.4  # the third and the fourth had to wait
-            for _, writer in done:
-                await close(writer)
+            for served in (2, 3, 4):
+                await asyncio.gather(*shaken[:served])
+                await until(lambda served=served: net.pending_handshakes == 4 - served)
+                await asyncio.sleep(0.1)
+                assert [each.done() for each in shaken] == [True] * served + [False] * (4 - served)
+                clock.now += 0.5
+            for each in shaken:
+                await close((await each)[1])
 
     run(test)
 
