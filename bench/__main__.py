@@ -112,7 +112,7 @@ def main() -> None:
     # Servers and workers are measured as they are installed: compiling their modules anew costs every start a second.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     samples, of_clusters, beside_fluss = Samples(), Samples(), Samples(FLUSS)
-    rows, rates, tiered = {}, {}, {}
+    rows, rates, tiered = {}, {}, Samples()
     if not arguments.what and shutil.which(java()) is None:
         console.print("There is no Java here: nothing is measured beside Kafka and Fluss.")
         what = ("tables", "transcode", "remote")
@@ -150,7 +150,7 @@ def main() -> None:
         show_rates(console, rates, transcode.GOALS)
     if "remote" in what:
         tiered = remote.measure((WORK / "remote").absolute(), rounds, scale)
-        show_tables(console, tiered, "Scans from the beginning, one partition")
+        show_comparison(console, tiered, "Scans from the beginning, one partition, Headrace beside")
     in_spark = measure_in_spark(console, [section for section in IN_SPARK if section in what], arguments)
     if arguments.json:
         found = {
@@ -159,7 +159,7 @@ def main() -> None:
             "fluss": beside_fluss.as_json(),
             "tables": rows,
             "transcode": rates,
-            "remote": tiered,
+            "remote": tiered.as_json(),
             **in_spark,
         }
         arguments.json.write_text(json.dumps(found, indent=1))

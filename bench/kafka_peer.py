@@ -45,6 +45,14 @@ def jars() -> Path:
     )
 
 
+def tiering_jars() -> Path:
+    """The folder with the remote storage that Kafka tests itself with, a directory; fetched on the first call."""
+    test = ("org.apache.kafka", "kafka-storage", KAFKA_VERSION, "test")
+    return fetch(
+        f"kafka-{KAFKA_VERSION}-tiering", [test], f"kafka-storage-{KAFKA_VERSION}-test.jar", needs=False
+    )
+
+
 def _java(folder: Path, *options: str) -> list[str]:
     """With the broker's classes, its log in `folder`."""
     logging = folder / "log4j2.yaml"
@@ -71,10 +79,12 @@ def server_command(folder: Path) -> list[str]:
     return [*_java(folder, *JVM_OPTIONS), "kafka.Kafka", str(folder / "server.properties")]
 
 
-def start_kafka(folder: Path, tls: Mapping[str, str] | None = None) -> Server:
+def start_kafka(
+    folder: Path, tls: Mapping[str, str] | None = None, settings: Mapping[str, str] | None = None
+) -> Server:
     """Format `folder` if it is new and start Kafka in it with the options of its own start script.
 
-    `tls`: the configurations of a second listener, with TLS.
+    `tls`: the configurations of a second listener, with TLS. `settings`: other configurations.
     """
     port, controller_port, tls_port = free_port(), free_port(), free_port()
     more = "" if tls is None else f",SSL://127.0.0.1:{tls_port}"
@@ -97,7 +107,7 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 """
-        + "".join(f"{name}={value}\n" for name, value in (tls or {}).items())
+        + "".join(f"{name}={value}\n" for name, value in {**(tls or {}), **(settings or {})}.items())
     )
     format_folder(folder, "--standalone")
     server = start(

@@ -24,8 +24,8 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
-def fetch(name: str, artifacts: Sequence[Coordinates], expected: str) -> Path:
-    """The folder with these (organisation, artifact, revision) and what they need at run time.
+def fetch(name: str, artifacts: Sequence[Coordinates], expected: str, *, needs: bool = True) -> Path:
+    """The folder with these, and with what they `need` at run time.
 
     `expected` is the file without which the rest is of no use. Who comes while another process fetches, waits for it.
     Raises RuntimeError with what the resolver said.
@@ -42,7 +42,7 @@ def fetch(name: str, artifacts: Sequence[Coordinates], expected: str) -> Path:
             return folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        said = retrieve(java(), ivy, folder, artifacts, into=".", cache=cache_root() / "ivy", needs=True)
+        said = retrieve(java(), ivy, folder, artifacts, into=".", cache=cache_root() / "ivy", needs=needs)
         if not (folder / expected).exists():
             raise RuntimeError(f"{name} could not be fetched:\n{said[-4000:]}")
         (folder / COMPLETE).touch()

@@ -1,7 +1,8 @@
 """A scan from the beginning: of what is local, and of what is in remote storage only, a directory on the same disk.
 
 So what is measured is what the remote log costs by itself: ranged reads in threads, chunks, and bytes that pass through
-the process instead of `sendfile`. A network comes on top of that. The server is started again before each scan.
+the process instead of `sendfile`. A network comes on top of that. Kafka's remote storage is the directory that its own
+tests use (`LocalTieredStorage`). The server is started again before each scan.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.kafka_peer import start_kafka, tiering_jars
+from bench.maven import java
+from bench.peers import HEADRACE, KAFKA
 from bench.processes import Server, free_port, start
+from bench.report import Goal, Samples
 
 BYTES = 256 << 20
 VALUE = b"x" * 1000
@@ -25,24 +30,37 @@ TIERED = {
     "file.delete.delay.ms": "0",
 }
 LOCAL = {"segment.bytes": str(32 << 20)}
+SETTINGS = {
+    "remote.log.storage.system.enable": "true",
+    "remote.log.manager.task.interval.ms": "200",
+    "log.retention.check.interval.ms": "200",
+    "log.initial.task.delay.ms": "0",
+    "group.initial.rebalance.delay.ms": "0",
+}
 
 
-def start_tiered(folder: Path, metrics: int) -> Server:
+def start_headrace(folder: Path, metrics: int) -> Server:
     """`metrics`: the port where it says what it has counted."""
     port = free_port()
     command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(folder / "data")]
-    settings = {
-        "remote.log.storage.system.enable": "true",
-        "remote.log.storage.directory": str(folder / "remote"),
-        "remote.log.manager.task.interval.ms": "200",
-        "log.retention.check.interval.ms": "200",
-        "log.initial.task.delay.ms": "0",
-        "group.initial.rebalance.delay.ms": "0",
-    }
-    for name, value in settings.items():
+    for name, value in {**SETTINGS, "remote.log.storage.directory": str(folder / "remote")}.items():
         command += ["--set", f"{name}={value}"]
     command += ["--metrics", f"127.0.0.1:{metrics}"]
-    return start("Headrace", [*command, "--listen", f"127.0.0.1:{port}"], port, folder / "headrace.out")
+    return start(HEADRACE, [*command, "--listen", f"127.0.0.1:{port}"], port, folder / "headrace.out")
+
+
+def start_tiering_kafka(folder: Path) -> Server:
+    (folder / "remote").mkdir(parents=True, exist_ok=True)
+    (jar,) = tiering_jars().glob("*.jar")
+    of_storage = {
+        "remote.log.storage.manager.class.name": "org.apache.kafka.server.log.remote.storage.LocalTieredStorage",
+        "remote.log.storage.manager.class.path": str(jar),
+        "rsm.config.dir": str(folder / "remote"),
+        "remote.log.metadata.manager.listener.name": "PLAINTEXT",
+        "rlmm.config.remote.log.metadata.topic.replication.factor": "1",
+        "rlmm.config.remote.log.metadata.topic.num.partitions": "1",
+    }
+    return start_kafka(folder, settings={**SETTINGS, **of_storage})
 
 
 def counted(metrics: int, name: str) -> float:
@@ -52,26 +70,27 @@ def counted(metrics: int, name: str) -> float:
     return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
 
-def fill(address: str, scale: float) -> int:
-    """How many records each topic has."""
+def fill(address: str, data: Path, scale: float) -> int:
+    """How many records each topic has. What can be is in remote storage only then: one segment is local."""
     from confluent_kafka import Producer
-
-    from tablelayer.client import connect
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     count = max(2_000, int(BYTES * scale) // len(VALUE))
-    with connect(address) as connection:
-        for topic, config in (("local", LOCAL), ("tiered", TIERED)):
-            connection.kafka.create_topic(topic, partitions=1, configs=config)
-            producer = Producer({"bootstrap.servers": address, "queue.buffering.max.messages": count + 1})
-            for _ in range(count):
-                producer.produce(topic, VALUE)
-            if producer.flush(PATIENCE_SECONDS):
-                raise RuntimeError("not everything was written")
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while connection.kafka.offsets("tiered", -4)[0] < count // 2:
-            if time.monotonic() > deadline:
-                raise RuntimeError("nothing was copied to remote storage")
-            time.sleep(0.2)
+    admin = AdminClient({"bootstrap.servers": address})
+    topics = [NewTopic(name, 1, 1, config=config) for name, config in (("local", LOCAL), ("tiered", TIERED))]
+    for created in admin.create_topics(topics).values():
+        created.result(PATIENCE_SECONDS)
+    for topic in ("local", "tiered"):
+        producer = Producer({"bootstrap.servers": address, "queue.buffering.max.messages": count + 1})
+        for _ in range(count):
+            producer.produce(topic, VALUE)
+        if producer.flush(PATIENCE_SECONDS):
+            raise RuntimeError("not everything was written")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(list(data.rglob("tiered-0/*.log"))) != 1:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not everything was moved to remote storage: see {data}")
+        time.sleep(0.2)
     return count
 
 
@@ -86,41 +105,56 @@ def scan(address: str, topic: str, count: int) -> float:
         consumer.assign([TopicPartition(topic, 0, 0)])
         began, seen = time.perf_counter(), 0
         while seen < count:
-            seen += len(consumer.consume(min(10_000, count - seen), PATIENCE_SECONDS))
+            got = len(consumer.consume(min(10_000, count - seen), PATIENCE_SECONDS))
+            if not got:
+                raise RuntimeError(f"{seen:,} of {count:,} records of {topic} came in {PATIENCE_SECONDS} s")
+            seen += got
         return time.perf_counter() - began
     finally:
         consumer.close()
 
 
-def measure(work: Path, rounds: int, scale: float) -> dict[str, list[float]]:
-    """MB a second, the server's CPU seconds a GB and its requests to the store a GB, by figure, one sample a round."""
+def measure(work: Path, rounds: int, scale: float) -> Samples:
+    """MB a second, the server's CPU seconds a GB and our requests to the store a GB. Kafka's where there is Java."""
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    figures: dict[str, list[float]] = {}
-    server = start_tiered(work, free_port())
-    try:
-        count = fill(server.address, scale)
-    finally:
-        server.stop()
-    for _ in range(rounds):
-        for figure, value in _round(work, count):
-            figures.setdefault(figure, []).append(value)
-    return figures
-
-
-def _round(work: Path, count: int) -> Iterator[tuple[str, float]]:
-    size = count * len(VALUE)
-    for topic in ("local", "tiered"):
-        metrics = free_port()
-        server = start_tiered(work, metrics)
+    names = [*([KAFKA] if shutil.which(java()) else []), HEADRACE]
+    counts = {}
+    for name in names:
+        folder = work / name.split()[-1].lower()
+        folder.mkdir(parents=True)
+        server = _start(name, folder, free_port())
         try:
-            before = server.cpu_seconds()
-            seconds = scan(server.address, topic, count)
-            yield f"scan of a {topic} topic, MB/s", size / seconds / 1e6
-            yield f"scan of a {topic} topic, server CPU s/GB", (server.cpu_seconds() - before) / size * 1e9
-            if topic == "tiered":
-                read = counted(metrics, "headrace_remote_store_read_bytes_total")
-                requests = counted(metrics, "headrace_remote_store_reads_total")
-                yield "requests for ranges of objects, per GB", requests / read * 1e9
+            counts[name] = fill(server.address, folder / "data", scale)
         finally:
             server.stop()
+    samples = Samples()
+    for _ in range(rounds):
+        for topic in ("local", "tiered"):
+            for name in names:
+                for figure, value, goal in _scanned(
+                    name, work / name.split()[-1].lower(), topic, counts[name]
+                ):
+                    samples.add(figure, name, value, goal)
+    return samples
+
+
+def _start(name: str, folder: Path, metrics: int) -> Server:
+    return start_headrace(folder, metrics) if name == HEADRACE else start_tiering_kafka(folder)
+
+
+def _scanned(name: str, folder: Path, topic: str, count: int) -> Iterator[tuple[str, float, Goal | None]]:
+    size, metrics = count * len(VALUE), free_port()
+    server = _start(name, folder, metrics)
+    try:
+        scan(server.address, "local", min(count, 2_000))  # not counted: classes, the first connection
+        before = server.cpu_seconds()
+        seconds = scan(server.address, topic, count)
+        yield f"scan of a {topic} topic, MB/s", size / seconds / 1e6, Goal(ratio_min=1.0)
+        used = server.cpu_seconds() - before
+        yield f"scan of a {topic} topic, server CPU s/GB", used / size * 1e9, Goal(ratio_max=1.0)
+        if topic == "tiered" and name == HEADRACE:
+            read = counted(metrics, "headrace_remote_store_read_bytes_total")
+            requests = counted(metrics, "headrace_remote_store_reads_total")
+            yield "requests for ranges of objects, per GB", requests / read * 1e9, None
+    finally:
+        server.stop()

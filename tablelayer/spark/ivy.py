@@ -20,8 +20,8 @@ MIRROR_VARIABLE: Final = "HEADRACE_MAVEN_ROOT"
 RESOLVE_TIMEOUT_S: Final = 600
 """Generous: 57 MB over a slow line; a resolver that is cut off leaves nothing behind."""
 
-Coordinates = tuple[str, str, str]
-"""Organisation, artifact and revision, or a range of revisions."""
+Coordinates = tuple[str, str, str] | tuple[str, str, str, str]
+"""Organisation, artifact and revision, or a range of revisions; the classifier of another jar of it, as `test`."""
 
 
 def ivy_jar() -> Path | None:
@@ -60,17 +60,15 @@ def retrieve(
         f'<ibiblio name="repository" m2compatible="true"{root}/></resolvers></ivysettings>\n'
     )
     which = 'conf="default->runtime,master"' if needs else 'transitive="false" conf="default->master"'
-    wanted = "".join(
-        f"<dependency org={quoteattr(organisation)} name={quoteattr(name)} rev={quoteattr(revision)} {which}/>"
-        for organisation, name, revision in artifacts
-    )
+    wanted = "".join(_dependency(*each, which=which) for each in artifacts)
     (work / "ivy.xml").write_text(
-        '<ivy-module version="2.0"><info organisation="headrace" module="jars"/>'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+        '<info organisation="headrace" module="jars"/>'
         '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{wanted}</dependencies></ivy-module>\n"
     )
     command = [java, "-jar", str(ivy), "-settings", "settings.xml", "-ivy", "ivy.xml", "-cache", str(cache)]
-    command += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+    command += ["-retrieve", f"{into}/[artifact]-[revision](-[classifier]).[ext]"]
     try:
         done = subprocess.run(
             command, cwd=work, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False
@@ -78,3 +76,12 @@ def retrieve(
     except subprocess.TimeoutExpired:
         return f"timeout: the resolver did not finish in {RESOLVE_TIMEOUT_S} s"
     return done.stdout + done.stderr
+
+
+def _dependency(organisation: str, name: str, revision: str, classifier: str = "", *, which: str) -> str:
+    start = (
+        f"<dependency org={quoteattr(organisation)} name={quoteattr(name)} rev={quoteattr(revision)} {which}"
+    )
+    if not classifier:
+        return f"{start}/>"
+    return f'{start}><artifact name={quoteattr(name)} type="jar" m:classifier={quoteattr(classifier)}/></dependency>'
