@@ -5,6 +5,7 @@ gave records. Leaves the group on SIGTERM.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -131,6 +132,7 @@ def resume_rebalance(consumer):
 
 def run_kafka_python(address, group, topic, instance, **options):
     from kafka import ConsumerRebalanceListener, KafkaConsumer
+    from kafka.errors import CommitFailedError, RebalanceInProgressError
 
     class Listener(ConsumerRebalanceListener):
         def on_partitions_revoked(self, revoked):
@@ -140,7 +142,7 @@ def run_kafka_python(address, group, topic, instance, **options):
             if not cooperates:
                 assigned(part.partition for part in parts)
 
-    stop, cooperates, said = Stop(), bool(options), None
+    stop, cooperates, said, is_committed = Stop(), bool(options), None, True
     if instance:
         options["group_instance_id"] = instance
     consumer = KafkaConsumer(
@@ -162,13 +164,20 @@ def run_kafka_python(address, group, topic, instance, **options):
         for records in polled.values():
             for record in records:
                 say("got", record.partition, record.offset, record.value.decode())
-            consumer.commit()
+            is_committed = False
+        if not is_committed:
+            try:
+                consumer.commit()
+            except (CommitFailedError, RebalanceInProgressError):
+                continue  # after the rebalance, if the partition was kept
+            is_committed = True
             say("committed")
     consumer.close()
 
 
 def run_aiokafka(address, group, topic, instance):
     from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+    from aiokafka.errors import CommitFailedError
 
     class Listener(ConsumerRebalanceListener):
         def on_partitions_revoked(self, revoked):
@@ -190,12 +199,17 @@ def run_aiokafka(address, group, topic, instance):
         )
         consumer.subscribe([topic], listener=Listener())
         await consumer.start()
+        is_committed = True
         while not stop.wanted:
             for records in (await consumer.getmany(timeout_ms=100)).values():
                 for record in records:
                     say("got", record.partition, record.offset, record.value.decode())
-                await consumer.commit()
-                say("committed")
+                is_committed = False
+            if not is_committed:
+                with contextlib.suppress(CommitFailedError):  # after the rebalance, if the partition was kept
+                    await consumer.commit()
+                    is_committed = True
+                    say("committed")
         await consumer.stop()
 
     asyncio.run(main())
