@@ -167,7 +167,8 @@ class KeyValueStore:
         """The applied offset that is in files: what a crash cannot take away."""
         self.visible_offset = 0
         """What a read may have seen: ahead of the applied offset while a write is under way."""
-        self.bytes_since_flush = 0
+        self._written_bytes = 0
+        self._flushed_bytes = 0
         self._database = database
         self._make = make
         self._write_options = WriteOptions()
@@ -186,6 +187,11 @@ class KeyValueStore:
     @property
     def row_count(self) -> int:
         return self.applied[1]
+
+    @property
+    def bytes_since_flush(self) -> int:
+        """0: all that is applied is durable, or will be by the flush that is under way."""
+        return self._written_bytes - self._flushed_bytes
 
     @classmethod
     def open(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
@@ -351,7 +357,7 @@ class KeyValueStore:
             self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
             raise
         self.applied = applied_offset, row_count
-        self.bytes_since_flush += size
+        self._written_bytes += size  # after the offset: see `flush`
 
     def _write(self, fill: Callable[[WriteBatch], object], patience_seconds: float) -> int:
         """Write a batch, as often as RocksDB holds writes back; its bytes. Raises what `write` does.
@@ -391,12 +397,13 @@ class KeyValueStore:
         """Put what is in memory into files. Raises DiskFullError; what is in memory stays there then."""
         if self._database is None:
             return
-        offset, size = self.applied_offset, self.bytes_since_flush
-        self.bytes_since_flush = 0
+        before, written = self._flushed_bytes, self._written_bytes
+        offset = self.applied_offset  # read last: it is of all that is counted, or of more
+        self._flushed_bytes = written
         try:
             self._database.flush(True)
         except Exception as error:
-            self.bytes_since_flush += size
+            self._flushed_bytes = before
             _raise_disk_full(error)
             raise
         self.durable_offset = max(self.durable_offset, offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker.net.reply import Peer
+from broker.ports import SystemClock
 from broker.security.principal import ANONYMOUS, Session
 from broker.testing.direct import DirectBroker, direct_broker
 from broker.testing.files import copy_as_killed as copy_as_killed
@@ -28,6 +30,22 @@ from tablelayer.server.limits import Limits
 
 Row = dict[str, Any]
 Change = tuple[str, Row]
+TIMEOUT_MS = 60_000
+"""Of requests that no test wants to time out."""
+DEADLINE_SECONDS = 60.0
+
+
+class MovableClock(SystemClock):
+    """The system's clock, ahead by `ahead_ms`; the one that only counts by `waited_seconds`."""
+
+    ahead_ms = 0
+    waited_seconds = 0.0
+
+    def time_ms(self) -> int:
+        return super().time_ms() + self.ahead_ms
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.waited_seconds
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -39,6 +57,19 @@ def coming_from(broker: DirectBroker, host: str) -> DirectBroker:
     other = copy.copy(broker)
     other.peer = Peer(2, host, 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
     return other
+
+
+async def until(holds: Callable[[], Any], because: str = "") -> None:
+    """Wait until it holds, what a coroutine function gives too."""
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while True:
+                answer = holds()
+                if await answer if inspect.isawaitable(answer) else answer:
+                    return
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(because or "what is waited for has not come") from None
 
 
 @asynccontextmanager
@@ -161,7 +192,7 @@ class Table:
         mode = m.WRITE_MODE_OVERWRITE if overwrite else m.WRITE_MODE_MERGE
         answer = await self.broker.send(
             m.PutRowsRequest(
-                table_id=self.table_id, acks=acks, timeout_ms=5000, target_columns=target_columns,
+                table_id=self.table_id, acks=acks, timeout_ms=TIMEOUT_MS, target_columns=target_columns,
                 write_mode=m.WRITE_MODE_UPDATE if update else mode,
                 buckets=[m.WriteBucket(bucket=bucket, batch=batch)],
             )
@@ -187,7 +218,7 @@ class Table:
     async def append(self, rows: Sequence[Row], *, bucket: int = 0, acks: int = -1, **options: Any) -> Any:
         answer = await self.broker.send(
             m.AppendRowsRequest(
-                table_id=self.table_id, acks=acks, timeout_ms=5000,
+                table_id=self.table_id, acks=acks, timeout_ms=TIMEOUT_MS,
                 buckets=[m.WriteBucket(bucket=bucket, batch=self.batch(rows, **options))],
             )
         )  # fmt: skip
@@ -249,7 +280,7 @@ class Table:
                 buckets=[m.LookupBucket(
                     bucket=bucket, keys=encode_ipc(pa.RecordBatch.from_pylist(list(keys), schema=key_schema))
                 )],
-                insert_if_absent=insert_if_absent, timeout_ms=5000,
+                insert_if_absent=insert_if_absent, timeout_ms=TIMEOUT_MS,
                 schema_id=schema.schema_id,
             )
         )  # fmt: skip

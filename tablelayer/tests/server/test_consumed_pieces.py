@@ -20,7 +20,7 @@ from tablelayer.model.filters.filters import encode_filter
 from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.server.limits import Limits
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, with_field
-from tablelayer.tests.server.tables import Table, tables
+from tablelayer.tests.server.tables import Table, tables, until
 
 PIECE = 1 << 20
 
@@ -128,8 +128,12 @@ async def test_what_consumers_hold_is_counted_and_beyond_the_bound_they_get_a_pi
         assert [len((await bucket.fetch(0, 50 * PIECE, True)).parts) for _ in range(2)] == [1, 1]
         assert (await bucket.fetch(0, 50 * PIECE, False)).parts == ()
         del held
-        gc.collect()
-        assert consumed.used == 0
+
+        def is_let_go() -> bool:
+            gc.collect()
+            return bool(consumed.used == 0)
+
+        await until(is_let_go, "threads too let go of what they have handed over")
         assert len((await bucket.fetch(0, 50 * PIECE, True)).parts) > 1
 
 

@@ -25,7 +25,7 @@ from tablelayer.server.store.kv import (
     StalledStoreError,
     is_damage,
 )
-from tablelayer.tests.server.tables import tables
+from tablelayer.tests.server.tables import TIMEOUT_MS, tables
 
 NO_SPACE = Exception("IO error: No space left on device: While appending to file: 000009.sst")
 
@@ -135,6 +135,60 @@ def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(st
     assert seen == {(1, 5), (2, 9)}
 
 
+@pytest.mark.parametrize("interrupted", [KeyValueStore.flush, KeyValueStore.write])
+def test_what_is_not_durable_is_due_whatever_a_flush_and_a_write_do_beside_each_other(
+    tmp_path: Path, interrupted: Callable[..., None]
+) -> None:
+    """At every step of the one the other comes between as a whole."""
+
+    def write(store: KeyValueStore) -> None:
+        store.write([([b"k"], [b"v"])], store.applied_offset + 1, 1)
+
+    flush = KeyValueStore.flush
+    work, between = (flush, write) if interrupted is flush else (write, flush)
+    steps = 0
+    while True:
+        store = KeyValueStore(Database(), tmp_path, SharedMemory(Limits()))
+        write(store)
+        came_between = interrupt(
+            interrupted, steps, lambda store=store: between(store), lambda store=store: work(store)
+        )
+        assert store.bytes_since_flush or store.durable_offset == store.applied_offset, steps
+        store.flush()
+        assert (store.bytes_since_flush, store.durable_offset) == (0, store.applied_offset), steps
+        if not came_between:
+            break
+        steps += 1
+    assert steps > 10
+
+
+def interrupt(
+    where: Callable[..., None], step: int, between: Callable[[], None], work: Callable[[], None]
+) -> bool:
+    """`work`, and `between` once at so many steps into the function `where`. Whether it came to that."""
+    steps, came = 0, False
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal steps, came
+        if frame.f_code is where.__code__:
+            frame.f_trace_opcodes = True
+            if event == "opcode" and not came:
+                steps += 1
+                if steps > step:
+                    came = True
+                    sys.settrace(None)
+                    between()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return came
+
+
 def test_a_store_that_cannot_be_flushed_is_closed_all_the_same(
     store: KeyValueStore, database: Database
 ) -> None:
@@ -175,7 +229,9 @@ async def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
         second = table.batch([{"k": 1, "v": 2}], [ChangeType.UPDATE_AFTER])
         with monkeypatch.context() as patched:
             patched.setattr(KeyValueStore, "write", full)
-            async with asyncio.timeout(4):  # the requests themselves would wait for 5 s
+            async with asyncio.timeout(
+                TIMEOUT_MS / 2000
+            ):  # the requests themselves would wait for twice as long
                 for _ in range(2):
                     answer = await table.put_batch(first)
                     assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT

@@ -20,7 +20,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
 from tablelayer.server.merge import writes
 from tablelayer.server.read import extremes as server_extremes
-from tablelayer.tests.server.tables import Table, tables
+from tablelayer.tests.server.tables import TIMEOUT_MS, Table, tables
 
 COLUMNS = (
     "id INT, big BIGINT, f FLOAT, d DOUBLE, dec DECIMAL(30, 5), s STRING, b BOOLEAN, day DATE, at TIMESTAMP(6),"
@@ -95,7 +95,10 @@ async def append(table: Table, rows: pa.RecordBatch) -> None:
     )
     answer = await table.broker.send(
         m.AppendRowsRequest(
-            table_id=table.table_id, acks=-1, timeout_ms=5000, buckets=[m.WriteBucket(bucket=0, batch=batch)]
+            table_id=table.table_id,
+            acks=-1,
+            timeout_ms=TIMEOUT_MS,
+            buckets=[m.WriteBucket(bucket=0, batch=batch)],
         )
     )
     assert answer.buckets[0].error_code == 0, answer.buckets[0].error_message

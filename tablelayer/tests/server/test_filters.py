@@ -26,7 +26,7 @@ from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.server.merge import writes
 from tablelayer.server.read import batch_filter, scan_log
 from tablelayer.server.read import bucket_state as reads
-from tablelayer.tests.server.tables import Table, Tables, run, tables
+from tablelayer.tests.server.tables import DEADLINE_SECONDS, TIMEOUT_MS, Table, Tables, run, tables
 
 Found = tuple[int, str, dict[str, Any]]
 
@@ -295,7 +295,7 @@ async def test_a_writer_cannot_hide_rows_by_wrong_statistics(tmp_path: Path) -> 
         write_crc(batch)
         answer = await table.broker.send(
             m.AppendRowsRequest(
-                table_id=table.table_id, timeout_ms=5000,
+                table_id=table.table_id, timeout_ms=TIMEOUT_MS,
                 buckets=[m.WriteBucket(bucket=0, batch=bytes(batch))],
             )
         )  # fmt: skip
@@ -362,7 +362,7 @@ async def test_readers_of_few_rows_get_on(tmp_path: Path, monkeypatch: pytest.Mo
         for n in range(5):
             await table.append([{"id": n}])
         nothing = pc.field("id") == pa.scalar(99, pa.int32())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             ends = [
                 result.filtered_end_offset async for result in answers(table, 0, nothing, None, max_bytes=1)
             ]
@@ -372,7 +372,9 @@ async def test_readers_of_few_rows_get_on(tmp_path: Path, monkeypatch: pytest.Mo
     async with tables(tmp_path / "waiting") as all_tables:
         table = await all_tables.create(COLUMNS)
         waiting = asyncio.ensure_future(
-            anext(answers(table, 0, pc.field("id") == pa.scalar(50, pa.int32()), None, max_wait_ms=20_000))
+            anext(
+                answers(table, 0, pc.field("id") == pa.scalar(50, pa.int32()), None, max_wait_ms=TIMEOUT_MS)
+            )
         )
         for n in (6, 7, 50):  # what does not match is no reason to answer
             await asyncio.sleep(0.05)

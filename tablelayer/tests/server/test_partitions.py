@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from broker.ports import SetNode, SystemClock
+from broker.ports import SetNode
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
@@ -25,9 +24,15 @@ from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.evolution import changes_to_json
 from tablelayer.model.table.partitions import PartitionPlan, check_rows_of_partition, plan_partitions
 from tablelayer.server.partitions import automatic as auto_partitions
-from tablelayer.tests.server.tables import Table, Tables, run, tables
+from tablelayer.tests.server.tables import MovableClock, Table, Tables, run, tables, until
 
 PK = "CREATE TABLE t (dt STRING, id INT, v INT, PRIMARY KEY (id, dt) NOT ENFORCED) PARTITIONED BY (dt)"
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server looks after its tables often."""
+    monkeypatch.setattr("tablelayer.server.extension._CHECK_SECONDS", 0.02)
 
 
 async def create(all_tables: Tables, sql: str) -> Table:
@@ -190,9 +195,7 @@ async def test_r18_2_a_partition_goes_with_its_rows_and_its_log_and_its_name_is_
         assert [row for _, row in await new.changelog()] == [{"dt": "a", "id": 4, "v": 8}]
         kept = await all_tables.open("t.b")
         assert [row for _, row in await kept.changelog()] == [{"dt": "b", "id": 1, "v": 6}]
-        async with asyncio.timeout(10):
-            while list(tmp_path.rglob(f"*{old.table_id}*")):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until(lambda: not list(tmp_path.rglob(f"*{old.table_id}*")))
 
 
 async def test_r18_5_an_alter_holds_for_all_partitions_at_once(tmp_path: Path) -> None:
@@ -216,7 +219,7 @@ async def test_r18_5_an_alter_holds_for_all_partitions_at_once(tmp_path: Path) -
             assert one.definition.schema == table.definition.schema
 
 
-async def test_a_table_dropped_through_kafka_takes_its_partitions_along(tmp_path: Path) -> None:
+async def test_a_table_dropped_through_kafka_takes_its_partitions_along(tmp_path: Path, often: None) -> None:
     async with tables(tmp_path) as all_tables:
         table = await create(all_tables, PK)
         await produce(table, {"dt": "a", "id": 1, "v": 5})
@@ -228,10 +231,9 @@ async def test_a_table_dropped_through_kafka_takes_its_partitions_along(tmp_path
         assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
     async with tables(tmp_path) as all_tables:  # not deleted yet: the server stopped first
         again = await create(all_tables, PK)
-        await asyncio.sleep(1.3)
-        assert again.broker.context.metadata.topic("default.t.a") is None
+        await until(lambda: again.broker.context.metadata.topic("default.t.a") is None)
         assert await names(again) == []
-    assert not folder.exists()
+        await until(lambda: not folder.exists())
 
 
 async def test_plain_topics_and_others_partitions_do_not_stand_where_a_partition_would(
@@ -326,16 +328,16 @@ async def test_r18_random_lives_against_a_dict(tmp_path: Path) -> None:
                     assert len(state) == len(rows) == await one.count(0) + await one.count(1)
 
 
-class MovableClock(SystemClock):
-    """The system's clock, ahead by `ahead_ms`."""
+async def has(table: Table, expected: list[str]) -> None:
+    """Wait until the table has these partitions."""
 
-    ahead_ms = 0
+    async def are_there() -> bool:
+        return await names(table) == expected
 
-    def time_ms(self) -> int:
-        return super().time_ms() + self.ahead_ms
+    await until(are_there)
 
 
-async def test_r18_4_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path) -> None:
+async def test_r18_4_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path, often: None) -> None:
     clock = MovableClock()
     config = {"auto-partition.check.interval.ms": "200"}
     async with tables(tmp_path, config, clock=clock) as all_tables:
@@ -345,44 +347,37 @@ async def test_r18_4_automatic_partitions_come_and_go_with_the_clock(tmp_path: P
             PK + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
             " 'table.auto-partition.time-zone' = 'UTC')",
         )
-
-        async def wait_for(expected: list[str]) -> None:
-            async with asyncio.timeout(10):
-                while True:
-                    if await names(table) == expected:
-                        return
-                    await asyncio.sleep(0.05)
-
-        await wait_for(["20231114", "20231115"])
+        await has(table, ["20231114", "20231115"])
         assert (await add(table, "other")).error_code == 0
         await produce(table, {"dt": "20231114", "id": 1})
         clock.ahead_ms += 86_400_000
-        await wait_for(["20231114", "20231115", "20231116", "other"])
+        await has(table, ["20231114", "20231115", "20231116", "other"])
         clock.ahead_ms += 86_400_000
-        await wait_for(["20231115", "20231116", "20231117", "other"])
+        await has(table, ["20231115", "20231116", "20231117", "other"])
         assert (await produce(table, {"dt": "20231115", "id": 1})).error_code == 0
 
 
-async def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path) -> None:
+async def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path, often: None) -> None:
     clock = MovableClock()
-    config = {"auto-partition.check.interval.ms": "50", "datalake.iceberg.warehouse": "/tmp/somewhere"}
+    config = {
+        "auto-partition.check.interval.ms": "60000",
+        "datalake.iceberg.warehouse": str(tmp_path / "lake"),
+    }
     async with tables(tmp_path, config, clock=clock) as all_tables:
+        clock.ahead_ms = 1_700_000_000_000 - clock.time_ms()  # 2023-11-14
         table = await create(
             all_tables,
             PK + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
-            " 'table.auto-partition.num-precreate' = '0', 'table.datalake.enabled' = 'true')",
+            " 'table.auto-partition.num-precreate' = '1', 'table.auto-partition.time-zone' = 'UTC',"
+            " 'table.datalake.enabled' = 'true')",
         )
+        await has(table, ["20231114"])  # it was looked after, and is again in a minute
         for name in ("20200101", "20200102"):
             assert (await produce(table, {"dt": name, "id": 1})).error_code == 0
         empty = await add(table, "20200103")
         assert empty.error_code == 0
-
-        async def wait_for(expected: list[str]) -> None:
-            async with asyncio.timeout(20):
-                while await names(table) != expected:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-
-        await wait_for(["20200101", "20200102"])  # in which there was nothing went
+        clock.waited_seconds += 61
+        await has(table, ["20200101", "20200102", "20231114"])  # in which there was nothing went
         granted = await table.broker.send(m.LakeBeginRequest(worker="w"))
         listed = (await table.broker.send(m.ListPartitionsRequest(table_id=table.table_id))).partitions
         ids = {each.name: each.partition_id for each in listed}
@@ -392,7 +387,8 @@ async def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path) -> Non
         )
         answer = await table.broker.send(commit)
         assert answer.error_code == 0, answer.error_message
-        await wait_for(["20200102"])
+        clock.waited_seconds += 61
+        await has(table, ["20200102", "20231114"])
 
 
 def test_r18_1_a_partition_takes_its_own_rows_alone() -> None:
@@ -487,7 +483,7 @@ async def test_no_more_partitions_ahead_than_a_table_may_have(tmp_path: Path) ->
 
 
 def test_what_goes_wrong_with_one_table_is_told_and_the_others_are_looked_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, often: None
 ) -> None:
     def plan(definition: TableDefinition, *arguments: Any) -> PartitionPlan:
         if definition.path.table == "bad":
@@ -501,11 +497,15 @@ def test_what_goes_wrong_with_one_table_is_told_and_the_others_are_looked_after(
             auto = f"{PK} WITH ('table.auto-partition.enabled' = 'true')"
             bad = await create(all_tables, auto.replace("TABLE t ", "TABLE bad "))
             good = await create(all_tables, auto)
-            async with asyncio.timeout(10):
-                while len(await names(good)) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+
+            background = all_tables.broker.context.background
+
+            async def are_looked_after() -> bool:
+                return background.failures > 0 and len(await names(good)) >= 2
+
+            await until(are_looked_after)
             assert await names(bad) == []
-            assert all_tables.broker.context.background.failures == 1
+            assert background.failures == 1
 
     run(work)
     assert "the partitions of table default.bad" in caplog.text

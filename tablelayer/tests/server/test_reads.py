@@ -19,7 +19,7 @@ from tablelayer.server import stored_message
 from tablelayer.server.limits import Limits
 from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
-from tablelayer.tests.server.tables import coming_from, tables
+from tablelayer.tests.server.tables import DEADLINE_SECONDS, TIMEOUT_MS, MovableClock, coming_from, tables
 
 LOG = "id BIGINT, name STRING, price DECIMAL(10, 2), at TIMESTAMP(3)"
 KEYED = "id BIGINT, name STRING, n INT, PRIMARY KEY (id) NOT ENFORCED"
@@ -161,7 +161,7 @@ async def test_scans_wait_for_rows_and_no_longer_than_asked(tmp_path: Path) -> N
         table = await all_tables.create(LOG, buckets=2)
         loop = asyncio.get_running_loop()
         request = m.ScanLogRequest(
-            table_id=table.table_id, max_wait_ms=10_000, min_bytes=1,
+            table_id=table.table_id, max_wait_ms=TIMEOUT_MS, min_bytes=1,
             buckets=[m.ScanLogBucket(bucket=index, offset=0) for index in (0, 1)],
         )  # fmt: skip
         waiting = asyncio.ensure_future(all_tables.broker.send(request))
@@ -174,7 +174,7 @@ async def test_scans_wait_for_rows_and_no_longer_than_asked(tmp_path: Path) -> N
         request.buckets[1].offset, request.max_wait_ms = 1, 80
         began = loop.time()
         answer = await all_tables.broker.send(request)
-        assert 0.07 < loop.time() - began < 5
+        assert 0.07 < loop.time() - began < DEADLINE_SECONDS
         assert not any(each.records for each in answer.buckets)
 
 
@@ -247,7 +247,10 @@ async def test_log_rows_are_counted_from_the_logs_start(tmp_path: Path) -> None:
 
 
 async def test_snapshot_scans_end_with_their_lease_and_their_table(tmp_path: Path) -> None:
-    async with tables(tmp_path, limits=Limits(scan_lease_seconds=0.05, scans_open_max=2)) as all_tables:
+    clock = MovableClock()
+    async with tables(
+        tmp_path, limits=Limits(scans_open_max=2, scan_idle_seconds=3600.0), clock=clock
+    ) as all_tables:
         table = await all_tables.create(KEYED)
         await table.put(*(("+", {"id": n, "name": None, "n": n}) for n in range(3000)))
         request = m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, max_bytes=1)
@@ -258,7 +261,7 @@ async def test_snapshot_scans_end_with_their_lease_and_their_table(tmp_path: Pat
         close = m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, scan_id=second.scan_id, close=True)
         assert (await all_tables.broker.send(close)).error_code == 0
         assert (await all_tables.broker.send(request)).error_code == 0
-        await asyncio.sleep(0.1)
+        clock.waited_seconds += Limits().scan_lease_seconds
         request.scan_id = first.scan_id
         assert (await all_tables.broker.send(request)).error_code == TableErrorCode.SCAN_EXPIRED
         request.scan_id = m.OPEN_SCAN

@@ -13,7 +13,7 @@ from broker.ports import SystemClock
 from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Table, Tables, replay, tables
+from tablelayer.tests.server.tables import DEADLINE_SECONDS, Table, Tables, replay, tables, until
 from tablelayer.tests.server.test_writes import hold_stores
 
 HOUR = 3_600_000
@@ -79,7 +79,7 @@ async def test_a_row_that_is_being_renewed_is_left_to_the_next_time(tmp_path: Pa
         clock.now_ms += HOUR
         release = hold_stores(table)
         assert (await table.put_batch(table.batch([row(1, 5)]), acks=1)).error_code == 0
-        async with asyncio.timeout(10):  # a deletion would wait to be stored
+        async with asyncio.timeout(DEADLINE_SECONDS):  # a deletion would wait to be stored
             assert await expire(table) == 0
         release.set()
         await table.put(("+", row(2)))
@@ -225,9 +225,9 @@ async def test_the_server_looks_after_rows_by_itself(tmp_path: Path) -> None:
         table = await create(all_tables)
         await table.put(*(("+", row(key)) for key in range(50)))
         clock.now_ms += HOUR
-        async with asyncio.timeout(10):
-            while True:
-                if not await table.count():
-                    break
-                await asyncio.sleep(0.02)
+
+        async def are_gone() -> bool:
+            return not await table.count()
+
+        await until(are_gone)
         assert [change for change, _ in await table.changelog()] == ["+I"] * 50 + ["-D"] * 50

@@ -24,7 +24,7 @@ from tablelayer.server.store.snapshots import (
     SnapshotSchedule,
     SnapshotStoppedError,
 )
-from tablelayer.tests.server.tables import Row, Table, tables
+from tablelayer.tests.server.tables import Row, Table, tables, until
 
 NEVER = {"kv.snapshot.interval": "1 d"}
 COLUMNS = "k INT, v STRING, PRIMARY KEY (k)"
@@ -428,13 +428,17 @@ async def test_r12_damage_found_by_a_read_is_repaired_while_the_server_runs(tmp_
         file.write_bytes(damaged)
     async with tables(data, NEVER) as all_tables:
         table = await all_tables.open()
-        for _ in range(500):
+        found: list[Row | None] = []
+
+        async def is_rebuilt() -> bool:
             try:
-                found = await table.lookup(*({"k": number} for number in range(2000)))
-                break
+                found[:] = await table.lookup(*({"k": number} for number in range(2000)))
             except AssertionError as error:
                 assert "rebuilt" in str(error) or "starting" in str(error)  # noqa: PT017
-                await asyncio.sleep(0.02)
+                return False
+            return True
+
+        await until(is_rebuilt)
         assert found == expected
         assert await table.state() == expected
         await table.put(*rows(range(1), "later"))
@@ -467,11 +471,7 @@ async def test_snapshots_go_with_their_table_and_can_be_switched_off(tmp_path: P
         await snapshot_now(table)
         assert list(kept.rglob("*.json"))
         await all_tables.broker.context.metadata.delete_topic(table.definition.path.topic)
-        for _ in range(200):
-            if not list(kept.rglob("*.json")):
-                break
-            await asyncio.sleep(0.01)
-        assert not list(kept.rglob("*.json"))
+        await until(lambda: not list(kept.rglob("*.json")))
     async with tables(tmp_path / "off", {"kv.snapshot.interval": "0"}) as all_tables:
         table = await all_tables.create(COLUMNS)
         await table.put(*rows(range(100), "a"))
@@ -492,11 +492,7 @@ async def test_a_bucket_is_looked_after_until_it_is_at_rest_and_again_after_the_
         for number in range(2):
             await table.put(*rows(range(100), str(number)))
             assert bucket in restless
-            for _ in range(500):
-                if not bucket.tend() and not restless:
-                    break
-                await asyncio.sleep(0.01)
-            assert not restless, "neither this one nor the idle one"
+            await until(lambda: not bucket.tend() and not restless, "neither this one nor the idle one")
             assert bucket._tablet.kv.bytes_since_flush == 0
             assert bucket.snapshots.newest_offset == bucket.partition.high_watermark
 
@@ -507,15 +503,16 @@ async def test_a_bucket_is_looked_after_until_its_snapshot_is_taken_however_late
         table = await all_tables.create(COLUMNS)
         await table.put(*rows(range(100), "a"))
         bucket = table.partition.hooks
-        for _ in range(500):
+
+        def is_flushed() -> bool:
             assert bucket.tend()
-            if (
+            return (
                 bucket._schedule is not None
                 and not bucket._tablet.kv.bytes_since_flush
                 and not bucket._flushing
-            ):
-                break
-            await asyncio.sleep(0.01)
+            )
+
+        await until(is_flushed)
         assert bucket.tend()
         assert bucket in bucket.services.restless
 
@@ -525,12 +522,12 @@ async def test_the_schedule_takes_snapshots_by_itself(tmp_path: Path) -> None:
         table = await all_tables.create(COLUMNS)
         await table.put(*rows(range(100), "a"))
         bucket = table.partition.hooks
-        for _ in range(500):
+
+        def is_taken() -> bool:
             bucket.tend()
-            if bucket.snapshots.newest_offset == 100:
-                break
-            await asyncio.sleep(0.01)
-        assert bucket.snapshots.newest_offset == 100
+            return bool(bucket.snapshots.newest_offset == 100)
+
+        await until(is_taken)
         first = bucket.snapshots.known
         for _ in range(20):
             bucket.tend()

@@ -28,7 +28,7 @@ from tablelayer.server.limits import Limits
 from tablelayer.server.staged import space as staged_space
 from tablelayer.server.staged.commits import Ledger, StagedCommits, following
 from tablelayer.server.staged.staging import Chunk, StagingArea, writer_key
-from tablelayer.tests.server.tables import Row, Table, coming_from, tables
+from tablelayer.tests.server.tables import Row, Table, coming_from, tables, until
 from tablelayer.tests.server.test_row_ttl import StandingClock
 
 UPSERT = ChangeType.UPDATE_AFTER
@@ -62,12 +62,11 @@ async def stage(
 
 async def comes_to(table: Table, row: Row) -> None:
     """Wait until the row of this key is this one: rows that nobody waited for become visible a little later."""
-    for _ in range(100):
-        found = await table.lookup({"k": row["k"]})
-        if found == [row]:
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"{found} has not become {row}")
+
+    async def is_it() -> bool:
+        return await table.lookup({"k": row["k"]}) == [row]
+
+    await until(is_it, f"there is no {row}")
 
 
 async def commit(table: Table, batch_id: int, attempts: dict[str, Chunks], *, writer: str = "w") -> Any:
@@ -319,11 +318,7 @@ async def test_r3_5_decided_rows_that_do_not_fit_are_their_writers_mistake_until
         assert "does not fit into TINYINT" in answer.error_message
     async with tables(tmp_path) as all_tables:
         table = await all_tables.open()
-        for _ in range(1000):
-            if "cannot be written" in caplog.text:
-                break
-            await asyncio.sleep(0.01)
-        assert "cannot be written" in caplog.text
+        await until(lambda: "cannot be written" in caplog.text)
         assert (await table.put(("+", {"k": 1, "total": -80}))).error_code == 0
         assert (await commit(table, 0, {"a": chunks})).error_code == 0
         assert await table.lookup({"k": 1}) == [{"k": 1, "total": 120}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import shutil
@@ -24,7 +23,7 @@ from tablelayer.server.store.kv import successor
 from tablelayer.server.store.snapshots import Snapshot
 from tablelayer.tests.server.oracle import Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import random_batch, random_definition
-from tablelayer.tests.server.tables import Row, Table, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, replay, run, tables, until
 from tablelayer.tests.server.test_snapshots import NEVER, cut_log, rows, snapshot_now
 
 COLUMNS = "a INT, b STRING, v STRING, PRIMARY KEY (a, b)"
@@ -220,15 +219,13 @@ async def test_an_offset_outside_retention_is_an_error_that_says_what_there_is(t
             assert answer.error_code == TableErrorCode.OUTSIDE_RETENTION
             assert words in answer.error_message
         folder = table.partition.hooks.directory.parent
-        for _ in range(100):
-            if not list(folder.glob("*as-of*")):
-                break
-            await asyncio.sleep(0.01)
-        assert not list(folder.glob("*as-of*"))
+        await until(lambda: not list(folder.glob("*as-of*")))
 
 
 async def test_past_states_have_a_limit(tmp_path: Path) -> None:
-    async with tables(tmp_path / "data", NEVER, limits=Limits(past_states_max=1)) as all_tables:
+    async with tables(
+        tmp_path / "data", NEVER, limits=Limits(past_states_max=1, scan_idle_seconds=3600.0)
+    ) as all_tables:
         table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)")
         await table.put(*rows(range(10), "a"))
 
