@@ -76,7 +76,8 @@ async def until(holds: Callable[[], Any], because: str = "") -> None:
 async def tables(
     data_dir: Path, config: Mapping[str, str] | None = None, limits: Limits | None = None, **options: Any
 ) -> AsyncIterator[Tables]:
-    extension = TableExtension(limits)
+    """Without `limits` nothing goes into files by itself, however long a test takes."""
+    extension = TableExtension(limits or Limits(flush_seconds=3600.0))
     async with direct_broker(data_dir, config, extensions=[extension], **options) as broker:
         yield Tables(broker, extension)
 

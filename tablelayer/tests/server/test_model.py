@@ -11,7 +11,7 @@ import pytest
 
 from broker.testing.files import copy_as_killed
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Row, Table, replay, tables
+from tablelayer.tests.server.tables import Row, Table, replay, tables, until
 
 COLUMNS = (
     "k1 INT, k2 STRING, a INT, b DECIMAL(10, 2), c STRING, d TIMESTAMP(3), PRIMARY KEY (k1, k2) NOT ENFORCED"
@@ -147,13 +147,15 @@ async def test_r14_restart_replays_only_the_tail_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [{"id": n, "v": n} for n in range(100)]
-    async with tables(tmp_path / "a", limits=Limits(flush_bytes=1)) as all_tables:
+    async with tables(tmp_path / "a", limits=Limits(flush_bytes=1, flush_seconds=3600.0)) as all_tables:
         table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
         await table.put(*(("+", row) for row in rows[:60]))
-        while table.partition.hooks.tablet.kv.durable_offset < 60:
+        bucket = table.partition.hooks
+        while bucket.tablet.kv.durable_offset < 60:
             await table.put(("-", {"id": 1000, "v": 0}))
-        durable = table.partition.hooks.tablet.kv.durable_offset
-        table.partition.hooks.services.limits = Limits()
+        bucket.services.limits = Limits(flush_seconds=3600.0)
+        await until(lambda: bucket._flushing is None)
+        durable = bucket.tablet.kv.durable_offset
         await table.put(*(("+", row) for row in rows[60:]))
         end = table.partition.log.log_end_offset
         copy_as_killed(tmp_path / "a", tmp_path / "b")
