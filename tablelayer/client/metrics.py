@@ -77,8 +77,8 @@ class Counters:
     def answered(self, kind: str, seconds: float, sent: int, received: int | None) -> None:
         """A request of this kind ended; `received` None: without a usable answer."""
         found = self.requests.get(kind)
-        if found is None:
-            found = self.requests[kind] = _Request()
+        if found is None:  # two threads may see that
+            found = self.requests.setdefault(kind, _Request())
         found.count += 1
         found.seconds += seconds
         found.bytes_sent += sent

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -22,6 +23,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-client", daemon=True)
         self._thread.start()
         self._stopped = False
+        self._lock = threading.RLock()  # what the garbage collector ends comes amid anything, and by this way
+        """What is given to the loop is given before it begins to stop, so that its end is told."""
 
     @property
     def is_ours(self) -> bool:
@@ -36,32 +39,46 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end in the loop and wait; an interrupt (Ctrl-C) of the caller cancels it."""
-        if self._stopped or self._pid != os.getpid():
+        if self._pid != os.getpid():
             coroutine.close()
-            if self._stopped:
-                raise RuntimeError("the connection is closed")
             raise RuntimeError("this connection was made before a fork: make a new one in each process")
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("the blocking client cannot be used inside its own event loop")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self._give(coroutine)
+        if future is None:
+            raise RuntimeError("the connection is closed")
         try:
             return future.result()
+        except CancelledError:
+            if self._stopped:
+                raise RuntimeError("the connection is closed") from None
+            raise
         except BaseException:
             future.cancel()
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run without waiting; not at all if the loop has stopped or belongs to another process."""
-        if self._stopped or self._pid != os.getpid():
+        if self._pid != os.getpid():
             coroutine.close()
         else:
-            asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._give(coroutine)
+
+    def _give(self, coroutine: Coroutine[Any, Any, T]) -> Future[T] | None:
+        with self._lock:
+            if not self._stopped:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        return None
 
     def stop(self) -> None:
-        if self._stopped or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        self._stopped = True
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)

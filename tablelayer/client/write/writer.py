@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -456,7 +457,7 @@ class Writer:
     def _warn(self, batch: Batch, error: Exception) -> None:
         """Say why rows wait, when they have done so for a while."""
         now = self._now()
-        since, told = self._failing.setdefault(batch.bucket, (now, 0.0))
+        since, told = self._failing.setdefault(batch.bucket, (now, -math.inf))
         if now - since < _WARN_AFTER_SECONDS or now - told < _WARN_EVERY_SECONDS:
             return
         self._failing[batch.bucket] = since, now

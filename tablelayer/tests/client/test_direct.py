@@ -11,6 +11,7 @@ import pytest
 
 from protocol.errors import DecodeError, ErrorCode
 from tablelayer.client import ClientConfig, TableError, TableErrorCode, connect
+from tablelayer.client.blocking import waiting
 from tablelayer.client.blocking.waiting import LoopThread
 from tablelayer.client.wire import direct
 from tablelayer.model.messages.read import LookupRequest, LookupResponse, LookupResult
@@ -20,7 +21,7 @@ from tablelayer.model.types.text import parse_type
 
 FRUIT = "(id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '3')"
 ROWS = [{"id": n, "name": f"fruit {n}"} for n in range(200)]
-PATIENT = ClientConfig(request_timeout_ms=60_000)
+PATIENT = ClientConfig(request_timeout_ms=60_000, retry_backoff_ms=1, retry_backoff_max_ms=10)
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def use(fake, tools, config, scenario, work):
     return tools.run(test())
 
 
-def test_errors_that_pass_are_waited_for_in_the_loop(fake, tools, impatient):
+def test_errors_that_pass_are_waited_for_in_the_loop(fake, tools):
     def moved(request):
         return looked_up(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -199,12 +200,12 @@ def test_errors_that_pass_are_waited_for_in_the_loop(fake, tools, impatient):
         found = [table.lookup_one(key) for key in (1, 2, 3, 4)]
         return found, connection.metrics().retries
 
-    (found, retries), connections = use(fake, tools, impatient, scenario, work)
+    (found, retries), connections = use(fake, tools, PATIENT, scenario, work)
     assert found == [{"id": key} for key in (1, 2, 3, 4)]
     assert (scenario.lookups, retries, connections) == (6, 1, 2)
 
 
-def test_an_error_for_good_is_raised_at_once(fake, tools, impatient):
+def test_an_error_for_good_is_raised_at_once(fake, tools):
     def refused(request):
         return looked_up(request, TableErrorCode.INVALID_KEY, "no such key")
 
@@ -216,21 +217,51 @@ def test_an_error_for_good_is_raised_at_once(fake, tools, impatient):
             table.lookup_one(2)
         return caught.value.code
 
-    assert use(fake, tools, impatient, scenario, work)[0] is TableErrorCode.INVALID_KEY
+    assert use(fake, tools, PATIENT, scenario, work)[0] is TableErrorCode.INVALID_KEY
     assert scenario.lookups == 2
 
 
 @pytest.mark.parametrize("failure", ["hangs up", "is silent"])
-def test_a_server_that_does_not_answer_there_is_asked_again(fake, tools, impatient, failure):
+def test_a_server_that_does_not_answer_there_is_asked_again(fake, tools, monkeypatch, failure):
     def fail(_):
         raise tools.HangUp if failure == "hangs up" else tools.Silence
 
+    def exchange(line, message, response, client_id, timeout_ms):
+        monkeypatch.setattr(direct._Line, "exchange", patient)
+        return patient(line, message, response, client_id, 100 if failure == "is silent" else timeout_ms)
+
+    patient = direct._Line.exchange
+    monkeypatch.setattr(direct._Line, "exchange", exchange)
+    monkeypatch.setattr(direct, "monotonic", lambda: 1.0)  # the loop is asked from then on
     scenario = Scenario(looked_up, fail)
     found, connections = use(
-        fake, tools, impatient, scenario, lambda table, _: [table.lookup_one(key) for key in (1, 2, 3)]
+        fake, tools, PATIENT, scenario, lambda table, _: [table.lookup_one(key) for key in (1, 2, 3)]
     )
     assert found == [{"id": key} for key in (1, 2, 3)]
     assert (scenario.lookups, connections) == (4, 2)
+
+
+def test_a_call_that_comes_while_the_client_is_closed_is_ended(monkeypatch):
+    loop = LoopThread()
+    give, begun, stopped = asyncio.run_coroutine_threadsafe, threading.Event(), threading.Event()
+
+    async def for_ever():
+        await asyncio.Event().wait()
+
+    def give_late(coroutine, to):
+        if coroutine.__name__ == "for_ever":
+            begun.set()
+            stopped.wait(0.5)  # it is not, since it waits for us
+        return give(coroutine, to)
+
+    monkeypatch.setattr(waiting.asyncio, "run_coroutine_threadsafe", give_late)
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(loop.run, for_ever())
+        assert begun.wait(60)
+        loop.stop()
+        stopped.set()
+        with pytest.raises(RuntimeError, match="the connection is closed"):
+            call.result(60)
 
 
 def test_closing_ends_a_read_that_waits(fake, tools):
@@ -243,10 +274,10 @@ def test_closing_ends_a_read_that_waits(fake, tools):
     def work(table, connection):
         table.lookup_one(1)
         with ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(table.lookup_one, 2)
-            assert asked.wait(10)
+            reading = thread.submit(table.lookup_one, 2)
+            assert asked.wait(60)
             connection.close()
             with pytest.raises(RuntimeError, match="the connection is closed"):
-                waiting.result(10)
+                reading.result(60)
 
     use(fake, tools, PATIENT, Scenario(looked_up, silent), work)

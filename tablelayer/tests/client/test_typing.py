@@ -43,6 +43,7 @@ def test_blocking_and_asynchronous_tables_have_the_same_methods():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_mypy_strict_finds_nothing_in_it_and_finds_a_mistake(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
@@ -61,7 +62,7 @@ def test_mypy_strict_finds_nothing_in_it_and_finds_a_mistake(tmp_path):
             sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(tmp_path / "cache"),
             "--follow-imports", "silent", str(PROGRAM), str(wrong),
         ],
-        capture_output=True, text=True, cwd=tmp_path, check=False, timeout=110,
+        capture_output=True, text=True, cwd=tmp_path, check=False,
         env={**os.environ, "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if ": error:" in line]

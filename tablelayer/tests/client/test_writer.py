@@ -162,7 +162,7 @@ def test_a_pause_that_ends_while_lanes_are_asked_is_over(fake, tools, monkeypatc
             assert result.end_offsets == {0: 4}
             assert log.all_rows == [0, 1, 2, 3]
 
-    tools.run(scenario())
+    tools.run(scenario(), asyncio.SelectorEventLoop)
 
 
 def test_a_refused_batch_fails_its_call_only(fake, tools, impatient):
