@@ -141,10 +141,14 @@ class _Waits(selectors.DefaultSelector):
         self.seconds = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
+        self.seconds += 1e-6
+        found = super().select(0)
+        if found or (timeout is not None and timeout <= 0):
+            return found
         wait = self.SLICE_SECONDS if timeout is None else min(timeout, self.SLICE_SECONDS)
         began = time.monotonic()
         found = super().select(wait)
-        self.seconds += min(time.monotonic() - began, max(wait, 0)) + 1e-6
+        self.seconds += min(time.monotonic() - began, wait)
         return found
 
 
