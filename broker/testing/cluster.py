@@ -19,7 +19,7 @@ from broker.testing.coordination import SimulatedEnsemble, SimulatedStore
 from broker.testing.direct import QUICK, DirectBroker
 from broker.testing.transactional_client import coordinated_by, place_of
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 JOURNALS = ("__consumer_offsets", "__transaction_state")
 """By the type of a coordinator's key."""
 

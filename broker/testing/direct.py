@@ -87,7 +87,7 @@ class DirectBroker:
         )
         if image is not None:
             data.topic_id = image.topic_id
-        request = ProduceRequest(acks=acks, timeout_ms=5000, topic_data=[data])
+        request = ProduceRequest(acks=acks, timeout_ms=60_000, topic_data=[data])
         response = await self.send(request, version)
         answer: PartitionProduceResponse = response.responses[0].partition_responses[0]
         return answer

@@ -25,7 +25,7 @@ from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.bucket.remote_bucket import RemoteBucket
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.staged.others import OtherBrokers
-from tablelayer.tests.server.tables import Row, Table, Tables
+from tablelayer.tests.server.tables import DEADLINE_SECONDS, Row, Table, Tables, until
 from tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
 
 BUCKETS = 4
@@ -175,7 +175,7 @@ async def test_rows_that_are_lost_with_a_bucket_s_leader_come_with_the_batch_s_r
         else:
             await copied(self, *arguments)
 
-    async with direct_cluster(tmp_path, 3, extensions) as cluster, asyncio.timeout(120):
+    async with direct_cluster(tmp_path, 3, extensions) as cluster, asyncio.timeout(DEADLINE_SECONDS):
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         await tables_at(cluster, 1).create_as(definition)
         broker = cluster.brokers[1]
@@ -229,9 +229,12 @@ async def test_a_batch_waits_for_no_broker_that_is_away_and_leaves_nothing_behin
         await cluster.start(2)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         opened[2] = await tables_at(cluster, 2).open()
-        async with asyncio.timeout(20):
-            while (await table.broker.produce("default.t", identified(rows, 0), partition=mine)).error_code:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+
+        async def is_taken() -> bool:
+            again = await table.broker.produce("default.t", identified(rows, 0), partition=mine)
+            return not again.error_code
+
+        await until(is_taken)
         assert await all_rows(opened) == rows
 
 
@@ -306,9 +309,11 @@ async def test_columns_that_one_broker_grants_and_takes_back_are_so_at_all_of_th
             request = m.LimitScanRequest(
                 table_id=second.table_id, columns=[schema.column(column).id], limit=5, buckets=[elsewhere]
             )
-            async with asyncio.timeout(20):
-                while (await ann.send(request)).error_code != code:  # noqa: ASYNC110 - another broker's
-                    await asyncio.sleep(0.005)
+
+            async def is_so() -> bool:
+                return bool((await ann.send(request)).error_code == code)
+
+            await until(is_so)
 
         await allow(first.broker, Operation.DESCRIBE, ResourceType.TOPIC, "default.t")
         await is_answered_with(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -428,9 +433,11 @@ async def test_what_was_decided_is_completed_when_the_broker_that_decided_is_bac
         await cluster.start(decided_by)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         spread.opened[decided_by] = await tables_at(cluster, decided_by).open()
-        async with asyncio.timeout(20):
-            while await spread.rows() != ALL:  # noqa: ASYNC110 - a task of a broker writes them
-                await asyncio.sleep(0.05)
+
+        async def are_written() -> bool:  # by a task of the broker
+            return await spread.rows() == ALL
+
+        await until(are_written)
 
 
 async def test_nothing_is_decided_while_a_leader_is_away(tmp_path) -> None:
@@ -501,10 +508,14 @@ async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(
         controller = cluster.brokers[cluster.brokers[3].context.metadata.image.controller_id]
         await cluster.start(1)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
-        again = await controller.send(
-            m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
-        )
-        assert (again.granted, again.epoch) == (True, 2)
+        forced = m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
+
+        async def is_granted() -> bool:
+            """Once it knows how far the brokers are that lead the buckets."""
+            again = await controller.send(forced)
+            return bool(again.granted and again.epoch == 2)
+
+        await until(is_granted)
         assert (await cluster.brokers[1].send(commit)).error_code == ErrorCode.NOT_CONTROLLER
         fenced = await controller.send(commit)
         assert fenced.error_code == TableErrorCode.FENCED_TIERING_EPOCH

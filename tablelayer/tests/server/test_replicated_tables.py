@@ -15,7 +15,7 @@ import pytest
 from broker.ports import SetNode
 from broker.replication.leading import ReplicatedPartition
 from broker.replication.progress import Progress
-from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
+from broker.testing.cluster import DirectCluster, direct_cluster
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -26,13 +26,14 @@ from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.server.bucket import key_bucket
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.staged.commits import Ledger, StagedCommits, following
 from tablelayer.server.staged.staging import writer_key
 from tablelayer.server.store.copies import copy_store
-from tablelayer.tests.server.tables import Row, Table, Tables
+from tablelayer.tests.server.tables import DEADLINE_SECONDS, Row, Table, Tables, until
 from tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
 
 TOPIC = "default.t"
@@ -49,6 +50,18 @@ MOVING = {
 
 NEEDED = {"min.insync.replicas": "2"}
 THREE = {"table.replication.factor": "3"}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait for a bucket that is about to be led, however slow the machine is."""
+    monkeypatch.setattr(key_bucket, "_STARTING_SECONDS", DEADLINE_SECONDS)
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch, patience: None) -> Callable[[], None]:
+    """Called before requests that nobody can answer yet."""
+    return lambda: monkeypatch.setattr(key_bucket, "_STARTING_SECONDS", 0.1)
 
 
 def extensions() -> list[TableExtension]:
@@ -87,15 +100,18 @@ async def in_sync(cluster: DirectCluster, isr: set[int], topic: str = TOPIC) -> 
 
 
 async def led(cluster: DirectCluster, table: Table, isr: set[int]) -> Table:
-    """The table at the leader of its first bucket."""
+    """The table at the leader of its first bucket, which serves it."""
     leader = await in_sync(cluster, isr, table.definition.path.topic)
-    return Table(cluster.brokers[leader], table.definition)
+    found = Table(cluster.brokers[leader], table.definition)
+    await until(lambda: serves(found), f"broker {leader} does not serve what it leads")
+    return found
 
 
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is waited for is another's
-            await asyncio.sleep(0.005)
+def serves(table: Table) -> bool:
+    """Whether its broker has begun to lead its first bucket."""
+    listed = table.broker.context.metadata.partitions(table.definition.path.topic)
+    hooks = next((each.hooks for each in listed if each.index == 0 and not each.closed), None)
+    return hooks is not None and (not isinstance(hooks, KeyBucket) or hooks.store is not None)
 
 
 async def patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -210,7 +226,9 @@ async def test_r13_1_the_next_leader_of_a_primary_key_table_has_its_rows_and_its
         assert await table.count() == 2
 
 
-async def test_r13_3_what_not_all_replicas_have_is_in_no_store(tmp_path: Path) -> None:
+async def test_r13_3_what_not_all_replicas_have_is_in_no_store(
+    tmp_path: Path, impatience: Callable[[], None]
+) -> None:
     async with direct_cluster(tmp_path, 3, extensions, config=NEEDED) as cluster:
         table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
         assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
@@ -230,6 +248,7 @@ async def test_r13_3_what_not_all_replicas_have_is_in_no_store(tmp_path: Path) -
         table = Table(await cluster.start(own, NEEDED), table.definition)
         await in_sync(cluster, {own})
         await until(lambda: table.partition.is_open)
+        impatience()
         assert (await table.broker.send(lookup_of(table, 1))).buckets[0].error_code in MOVING
         assert table.partition.failure is None
         other = ({1, 2, 3} - {own}).pop()
@@ -263,7 +282,9 @@ async def test_r13_3_a_leader_stores_what_is_replicated_and_nothing_else(
         assert await found(table, 1, 2, 3) == [{"k": key, "v": 1} for key in (1, 2, 3)]
 
 
-async def test_r13_2_who_has_everything_waits_for_its_replicas_all_the_same(tmp_path: Path) -> None:
+async def test_r13_2_who_has_everything_waits_for_its_replicas_all_the_same(
+    tmp_path: Path, impatience: Callable[[], None]
+) -> None:
     async with direct_cluster(tmp_path, 3, extensions, config=NEEDED) as cluster:
         table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
         assert (await table.put(("+", {"k": 1, "v": 1}))).error_code == 0
@@ -274,6 +295,7 @@ async def test_r13_2_who_has_everything_waits_for_its_replicas_all_the_same(tmp_
         table = Table(await cluster.start(own, NEEDED), table.definition)
         await in_sync(cluster, {own})
         await until(lambda: table.partition.is_open)
+        impatience()
         assert (await table.broker.send(lookup_of(table, 1))).buckets[0].error_code in MOVING
         assert table.partition.failure is None
         await cluster.start(one, NEEDED)
@@ -465,8 +487,9 @@ async def test_a_bucket_moves_to_another_broker_with_its_store(tmp_path: Path) -
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
         made = await tables_at(cluster, 1).create("k INT, v INT, PRIMARY KEY (k)")
+        await until(lambda: state_of(cluster) is not None)
         (before,) = state_of(cluster).replicas
-        table = Table(cluster.brokers[before], made.definition)
+        table = await led(cluster, made, {before})
         for number in range(4):
             assert (await table.put(("+", {"k": number, "v": 1}))).error_code == 0
         table.partition.log.delete_records(3)
@@ -554,8 +577,7 @@ async def test_what_is_decided_waits_for_a_broker_that_may_have_it(
         await cluster.stop(first)
         await in_sync(cluster, {away, stays})
         await cluster.stop(stays)
-        await in_sync(cluster, {away})
-        table = Table(cluster.brokers[away], made.definition)
+        table = await led(cluster, made, {away})
         refused = await commit(table, 0, {"a": staged})
         assert (refused.error_code, "is away" in refused.error_message) == (
             ErrorCode.LEADER_NOT_AVAILABLE,
