@@ -26,7 +26,7 @@ class Group(TyperGroup):
         super().__init__(*arguments, **named)
         self.params.extend((version_option(), config_option(of_all=True)))
         for command in self.commands.values():
-            _give_config(command)
+            give_config(command)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,9 +43,10 @@ class Group(TyperGroup):
             raise typer.Exit(1) from None
 
 
-def _give_config(command: Any) -> None:
+def give_config(command: Any) -> None:
+    """`--config` for a command that connects to a server, or for all such of a group."""
     for each in getattr(command, "commands", {}).values():
-        _give_config(each)
+        give_config(each)
     if any(parameter.name == "server" for parameter in command.params):
         command.params.append(config_option())
 

@@ -14,7 +14,8 @@ import typer
 from tablelayer.cli import STARTED
 from tablelayer.cli.cluster import cluster
 from tablelayer.cli.configs import configs
-from tablelayer.cli.errors import CommandError, Group
+from tablelayer.cli.deferred import deferred
+from tablelayer.cli.errors import CommandError, Group, give_config
 from tablelayer.cli.groups import groups
 from tablelayer.cli.options import (
     DEFAULT_SERVER,
@@ -514,7 +515,7 @@ def main() -> None:
         completion_init()
     code = 1
     try:
-        app(prog_name="headrace", complete_var=COMPLETE_VARIABLE)
+        deferred(app, give_config)(prog_name="headrace", complete_var=COMPLETE_VARIABLE)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except OSError:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +66,9 @@ class ClientCredentials:
         return self._token
 
     def _ask(self) -> tuple[str, float]:
+        import urllib.error  # with http.client and email: nobody else needs them
+        import urllib.request
+
         form, headers = credentials_request(self.client_id, self.secret, self.scope)
         request = urllib.request.Request(self.url, form, dict(headers))
         try:
