@@ -101,7 +101,7 @@ class ServerProcess:
     def _reap(self) -> int:
         assert self.process is not None
         process, self.process = self.process, None
-        code = process.wait(30)
+        code = process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
         return code

@@ -37,10 +37,13 @@ from joserfc import jwk, jwt
 from tablelayer import client as headrace
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.xdist_group("sasl")  # they share a server, whose users Kafka's tools make
 SECURITY = "org.apache.kafka.common.security"
 PASSWORDS = {"ann": "pass-of-ann-1", "carl": "pass-of-carl-2"}
 USERS = {"PLAIN": "ann", "SCRAM-SHA-256": "carl", "SCRAM-SHA-512": "carl"}
 PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL")
+SESSION_SECONDS = 20
+"""A client authenticates itself again after nine tenths of it: it may be held up for the last."""
 MECHANISMS = (*USERS, "OAUTHBEARER")
 MODULES = {
     "PLAIN": f"{SECURITY}.plain.PlainLoginModule",
@@ -122,7 +125,7 @@ sasl.oauthbearer.expected.issuer=https://issuer
 sasl.oauthbearer.expected.audience=kafka
 delegation.token.secret.key=of-all-brokers
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL,SHORT:SASL_PLAINTEXT
-listener.name.short.connections.max.reauth.ms=2000
+listener.name.short.connections.max.reauth.ms={SESSION_SECONDS * 1000}
 group.initial.rebalance.delay.ms=0
 """
         )
@@ -175,7 +178,7 @@ def secured(tmp_path_factory, free_port):
         yield one
     finally:
         one.process.terminate()
-        code = one.process.wait(30)
+        code = one.process.wait(60)
         one.process.stdout.close()
     log = one.log.read_text()
     assert code == 0, log
@@ -193,7 +196,7 @@ def librdkafka(secured: Secured, protocol: str, mechanism: str, name: str, passw
         "security.protocol": protocol,
         "sasl.mechanism": mechanism,
         "ssl.ca.location": str(secured.directory / "ca.pem"),
-        "message.timeout.ms": 8000,
+        "message.timeout.ms": 60_000,
         "error_cb": lambda error: problems.append(error.str()),
     }
     if mechanism == "OAUTHBEARER":
@@ -203,7 +206,7 @@ def librdkafka(secured: Secured, protocol: str, mechanism: str, name: str, passw
     producer = confluent_kafka.Producer(config)
     delivered = []
     producer.produce("logged-in", b"x", callback=lambda error, _: delivered.append(error))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not delivered and not problems and time.monotonic() < deadline:
         producer.poll(0.1)
     producer.purge()
@@ -220,6 +223,7 @@ class Provider(kafka.net.sasl.oauth.AbstractTokenProvider):
 
 
 def kafka_python(secured: Secured, protocol: str, mechanism: str, name: str, password: str) -> list[str]:
+    is_known = password in (*PASSWORDS.values(), secured.token)
     options = {"sasl_plain_username": name, "sasl_plain_password": password}
     if mechanism == "OAUTHBEARER":
         options = {"sasl_oauth_token_provider": Provider(password)}
@@ -229,12 +233,12 @@ def kafka_python(secured: Secured, protocol: str, mechanism: str, name: str, pas
             security_protocol=protocol,
             sasl_mechanism=mechanism,
             ssl_cafile=str(secured.directory / "ca.pem"),
-            bootstrap_timeout_ms=4000,
+            bootstrap_timeout_ms=60_000 if is_known else 4_000,  # it tries again when it is refused
             **options,
         )
     except kafka.errors.KafkaError as error:
         return [str(error)]
-    producer.send("logged-in", b"y").get(10)
+    producer.send("logged-in", b"y").get(60)
     producer.close()
     return []
 
@@ -540,7 +544,7 @@ def test_delegation_tokens_by_kafkas_tool(secured) -> None:
 
 
 def test_a_producer_outlives_its_sessions(secured) -> None:
-    """It authenticates itself again before each session of two seconds ends, and is never hung up on (KIP-368)."""
+    """It authenticates itself again before its session ends, and is never hung up on (KIP-368)."""
     problems: list[str] = []
     producer = confluent_kafka.Producer(
         {
@@ -553,11 +557,10 @@ def test_a_producer_outlives_its_sessions(secured) -> None:
         }
     )
     delivered = []
-    ends = time.monotonic() + 6
+    ends = time.monotonic() + SESSION_SECONDS + 2
     while time.monotonic() < ends:
         producer.produce("sessions", b"x", callback=lambda error, _: delivered.append(error))
-        producer.flush(5)
-        time.sleep(0.05)
+        assert producer.flush(60) == 0
+        time.sleep(0.1)
     assert problems == []
-    assert len(delivered) > 50
     assert set(delivered) == {None}

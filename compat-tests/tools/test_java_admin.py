@@ -48,11 +48,11 @@ def topic(server, unique):
     """A topic of three partitions with 300 records."""
     name = unique("java")
     admin = AdminClient({"bootstrap.servers": server.address})
-    admin.create_topics([NewTopic(name, 3, 1)])[name].result(10)
+    admin.create_topics([NewTopic(name, 3, 1)])[name].result(60)
     producer = Producer({"bootstrap.servers": server.address})
     for number in range(300):
         producer.produce(name, b"x" * 100, partition=number % 3)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     return name
 
 
@@ -125,14 +125,14 @@ def test_a_java_consumer_reads_everything_through_a_fetch_session(own_server, ja
     try:
         address = f"127.0.0.1:{recorder.port}"
         admin = AdminClient({"bootstrap.servers": address})
-        admin.create_topics([NewTopic("t", 6, 1)])["t"].result(10)
+        admin.create_topics([NewTopic("t", 6, 1)])["t"].result(60)
         producer = Producer({"bootstrap.servers": address})
         for number in range(6000):
             producer.produce("t", b"y" * 500, partition=number % 6)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         printed = java.run(
             "ConsumerPerformance", "--bootstrap-server", address, "--topic", "t", "--num-records", "6000",
-            "--group", "g", "--timeout", "20000", "--fetch-size", "20000",
+            "--group", "g", "--timeout", "60000", "--fetch-size", "20000",
         )  # fmt: skip
         read = int(printed.strip().splitlines()[-1].split(",")[4])
         assert read == 6000

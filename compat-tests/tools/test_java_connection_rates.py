@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from conftest import ServerProcess
 pytestmark = pytest.mark.timeout(300)
 CONFIGS = "kafka.admin.ConfigCommand"
 RATE = "max.connection.creation.rate"
+API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 BURST = 4
 """Of a rate of one: 2.2 seconds' worth, and those two that find something left."""
 
@@ -42,12 +44,13 @@ def ask(port: int) -> None:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server hangs up instead of waiting for a request."""
-    connection.settimeout(2)
+    """Whether the server hangs up instead of answering a request."""
+    connection.settimeout(60)
     try:
+        connection.sendall(API_VERSIONS)
         return connection.recv(1) == b""
-    except TimeoutError:
-        return False
+    except ConnectionError:
+        return True
     finally:
         connection.close()
 
