@@ -26,7 +26,7 @@ from broker.ports import (
     StoreError,
 )
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:

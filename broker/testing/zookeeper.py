@@ -13,6 +13,8 @@ from broker.cluster.stores.zookeeper_server import answers, server_command, serv
 from broker.testing.ports import free_port
 
 TICK_MS = 200  # a session's timeout is between 2 and 20 ticks: tests want short ones
+LONG_SESSIONS = "maxSessionTimeout=60000\n"
+"""For tests in which none shall end: a machine with other work stops this server, or who asks it, for seconds."""
 READY_SECONDS = 60.0
 
 

@@ -40,7 +40,7 @@ async def test_it_rests_from_the_first_slice_that_was_not_enough_until_after_the
     while not running.done():
         await asyncio.sleep(0)
         assert running.done() or not gc.isenabled()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not gc.isenabled():  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.005)
 
@@ -50,7 +50,7 @@ async def test_it_does_not_rest_for_ever_while_there_is_always_work(monkeypatch)
     monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS_MAX", 0.05)
     work = clock_of_ticks()
     running = asyncio.ensure_future(work.run(counting(10**9)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.sleep(0)
         assert not gc.isenabled()
         while not gc.isenabled():  # noqa: ASYNC110 - nobody is told
@@ -82,7 +82,7 @@ async def test_it_rests_during_a_block_that_is_no_work_in_slices(monkeypatch) ->
     with collector.during():
         await asyncio.sleep(0.03)
         assert not gc.isenabled()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not gc.isenabled():  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.005)
 
@@ -116,7 +116,14 @@ async def test_topics_that_are_deleted_are_freed_without_the_collector(tmp_path)
         gc.disable()
         await metadata.delete_topic("deleted")
         await asyncio.sleep(0)
-        left = [
-            each for each in gc.get_objects() if isinstance(each, Partition) and each.topic.name == "deleted"
-        ]
-        assert not left
+
+        def left() -> list[Partition]:
+            return [
+                each
+                for each in gc.get_objects()
+                if isinstance(each, Partition) and each.topic.name == "deleted"
+            ]
+
+        async with asyncio.timeout(60):
+            while left():  # noqa: ASYNC110 - a thread lets go of its last work when it comes to it
+                await asyncio.sleep(0.01)

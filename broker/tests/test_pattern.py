@@ -128,10 +128,13 @@ def test_what_re2_refuses(pattern, problem):
     ],
 )
 def test_what_would_cost_too_much_is_refused_before_it_is_paid(pattern):
-    started = time.process_time()
-    with pytest.raises(PatternError, match=r"too large|is the most|repetition size"):
-        compile_pattern(pattern)
-    assert time.process_time() - started < 0.05
+    seconds = []
+    for _ in range(3):  # what the garbage collector does is none of its doing
+        started = time.thread_time()
+        with pytest.raises(PatternError, match=r"too large|is the most|repetition size"):
+            compile_pattern(pattern)
+        seconds.append(time.thread_time() - started)
+    assert min(seconds) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -140,9 +143,9 @@ def test_what_would_cost_too_much_is_refused_before_it_is_paid(pattern):
 def test_no_pattern_takes_long(pattern):
     """Each of these takes a backtracking matcher for ever."""
     compiled = compile_pattern(pattern)
-    started = time.process_time()
+    started = time.thread_time()
     compiled.matches("a" * 30_000)
-    assert time.process_time() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_many_names_are_matched_in_slices_that_others_share():

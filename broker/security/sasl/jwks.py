@@ -128,6 +128,7 @@ class JwksSource:
         """Keep the keys; runs until cancelled."""
         loop, pause = asyncio.get_running_loop(), self._pauses.retry
         while True:
+            self._wanted.clear()  # a token that comes from here on may name a key that is not in what is read
             try:
                 self.keys = await loop.run_in_executor(self._executor, lambda: Keys(self._read(self._url)))
             except (OSError, ValueError, HTTPException, ConfigError) as error:
@@ -137,7 +138,6 @@ class JwksSource:
                 continue
             pause = self._pauses.retry
             await asyncio.sleep(min(self._pauses.retry_max, self._pauses.refresh))
-            self._wanted.clear()
             try:
                 async with asyncio.timeout(max(0.0, self._pauses.refresh - self._pauses.retry_max)):
                     await self._wanted.wait()

@@ -39,7 +39,7 @@ class Process:
         """Exit code and what went to stderr."""
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
         self._stderr.seek(0)
         with self._stderr as file:
             return self.process.returncode, file.read()
@@ -78,7 +78,7 @@ def test_librdkafka_produces_and_consumes(address, codec) -> None:
             headers=[("h", b"1"), ("n", None)],
             on_delivery=lambda error, message: delivered.append((error, message.offset())),
         )
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert {error for error, _ in delivered} == {None}
     assert sorted(offset for _, offset in delivered) == list(range(500))
     consumer = confluent.Consumer(
@@ -87,7 +87,7 @@ def test_librdkafka_produces_and_consumes(address, codec) -> None:
     consumer.subscribe([topic])
     values = []
     while len(values) < 500:
-        message = consumer.poll(10)
+        message = consumer.poll(60)
         assert message is not None
         assert message.error() is None
         assert message.headers() == [("h", b"1"), ("n", None)]
@@ -112,9 +112,9 @@ def test_librdkafka_administers(address) -> None:
 
     admin = AdminClient({"bootstrap.servers": address})
     for future in admin.create_topics([NewTopic("admin-c", 2, 1, config={"retention.ms": "12345"})]).values():
-        future.result(10)
+        future.result(60)
     for future in admin.create_partitions([NewPartitions("admin-c", 5)]).values():
-        future.result(10)
+        future.result(60)
     resource = ConfigResource(
         ResourceType.TOPIC,
         "admin-c",
@@ -123,22 +123,22 @@ def test_librdkafka_administers(address) -> None:
         ],
     )
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
+        future.result(60)
     (future,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, "admin-c")]).values()
-    configs = future.result(10)
+    configs = future.result(60)
     assert (configs["retention.ms"].value, configs["segment.bytes"].value) == ("12345", "100000")
-    assert len(admin.list_topics(timeout=10).topics["admin-c"].partitions) == 5
-    assert [node.id for node in admin.describe_cluster().result(10).nodes] == [0]
+    assert len(admin.list_topics(timeout=60).topics["admin-c"].partitions) == 5
+    assert [node.id for node in admin.describe_cluster().result(60).nodes] == [0]
     for future in admin.delete_topics(["admin-c"]).values():
-        future.result(10)
-    assert "admin-c" not in admin.list_topics(timeout=10).topics
+        future.result(60)
+    assert "admin-c" not in admin.list_topics(timeout=60).topics
 
 
 def test_kafka_python_produces_and_consumes(address) -> None:
     kafka = pytest.importorskip("kafka")
     producer = kafka.KafkaProducer(bootstrap_servers=address, acks="all", linger_ms=5)
     futures = [producer.send("kafka-python", b"%d" % number, key=b"k") for number in range(300)]
-    offsets = [future.get(timeout=20).offset for future in futures]
+    offsets = [future.get(timeout=60).offset for future in futures]
     assert offsets == list(range(300))
     producer.close()
     consumer = kafka.KafkaConsumer(
@@ -146,7 +146,7 @@ def test_kafka_python_produces_and_consumes(address) -> None:
         bootstrap_servers=address,
         group_id="kafka-python",
         auto_offset_reset="earliest",
-        consumer_timeout_ms=20_000,
+        consumer_timeout_ms=60_000,
     )
     values = []
     for message in consumer:
@@ -186,7 +186,7 @@ async def test_aiokafka_speaks_old_versions(address) -> None:
         "aiokafka", bootstrap_servers=address, group_id="aiokafka", auto_offset_reset="earliest"
     )
     await consumer.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         values = [(await consumer.getone()).value for _ in range(200)]
     assert values == [b"%d" % number for number in range(200)]
     await consumer.commit()
@@ -202,7 +202,7 @@ def test_kcat_produces_lists_and_consumes(address) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=30,
+            timeout=60,
         ).stdout
 
     kcat("-P", "-t", "kcat", "-K:", text="a:1\nb:2\nc:3\n")
@@ -215,18 +215,18 @@ def test_a_consumer_at_the_tail_hears_of_a_record_at_once(address) -> None:
     confluent = pytest.importorskip("confluent_kafka")
     producer = confluent.Producer({"bootstrap.servers": address, "linger.ms": 0})
     producer.produce("tail", b"first")
-    producer.flush(10)
+    assert producer.flush(60) == 0
     consumer = confluent.Consumer(
-        {"bootstrap.servers": address, "group.id": "tail", "fetch.wait.max.ms": 20_000}
+        {"bootstrap.servers": address, "group.id": "tail", "fetch.wait.max.ms": 50_000}
     )
     consumer.assign([confluent.TopicPartition("tail", 0, 0)])
-    assert consumer.poll(10).value() == b"first"
+    assert consumer.poll(60).value() == b"first"
     time.sleep(0.2)  # its next fetch waits at the broker now
-    before = time.monotonic()
     producer.produce("tail", b"second")
-    producer.flush(10)
-    assert consumer.poll(10).value() == b"second"
-    assert time.monotonic() - before < 2
+    assert producer.flush(15) == 0
+    message = consumer.poll(25)
+    assert message is not None, "it is told when its fetch has waited for as long as it may"
+    assert message.value() == b"second"
     consumer.close()
 
 
@@ -239,8 +239,9 @@ def test_acknowledged_records_survive_kills(tmp_path) -> None:
     for _ in range(3):
         process = Process(tmp_path)
         producer = confluent.Producer({"bootstrap.servers": process.address, "acks": "all", "linger.ms": 1})
-        until = time.monotonic() + 0.4
-        while time.monotonic() < until:
+        before, began = len(acknowledged), time.monotonic()
+        while time.monotonic() < began + 0.4 or len(acknowledged) < before + 20:
+            assert time.monotonic() < began + 60
 
             def delivered(error, message, number=number):
                 if error is None:
@@ -260,7 +261,7 @@ def test_acknowledged_records_survive_kills(tmp_path) -> None:
         consumer.assign([confluent.TopicPartition("t", 0, 0)])
         found = []
         while True:
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             if message.error() is not None:
                 break
             found.append(int(message.value()))

@@ -52,7 +52,7 @@ async def all_know(cluster: DirectCluster, topic: str) -> TopicImage:
 
 async def produced_in_time(broker: DirectBroker, topic: str, partition: int) -> None:
     """Its lease begins with the first answer to the new session."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await broker.produce(topic, [b"x"], partition=partition)).error_code:  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
 
@@ -136,7 +136,7 @@ async def test_topics_made_through_any_broker_are_spread_and_served_by_their_lea
         await cluster.agreed(lambda broker: broker.context.metadata.topic("t") is None)
         await cluster.agreed(lambda _: not any(tmp_path.glob("*/t-*")))
         store = cluster.stores[1]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await store.children(tree.DELETED):  # noqa: ASYNC110 - by whoever is the last
                 await asyncio.sleep(0.01)
 
@@ -199,7 +199,12 @@ async def test_who_is_gone_leads_nothing_until_it_is_back(tmp_path) -> None:
         lost = leaders(two, "t").index(2)
         await two.produce("t", [b"x"], partition=lost)
         await cluster.stop(2)
-        await cluster.agreed(lambda broker: set(broker.context.metadata.image.brokers) == {1, 3})
+        await cluster.agreed(
+            lambda broker: (
+                set(broker.context.metadata.image.brokers) == {1, 3}
+                and leaders(broker, "t")[lost] == NO_LEADER
+            )
+        )
         described = (await metadata_of(cluster.brokers[3], "t")).topics[0].partitions[lost]
         assert (described.error_code, described.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, NO_LEADER)
         assert described.offline_replicas == described.replica_nodes == [2]
@@ -220,11 +225,11 @@ async def test_another_is_the_controller_when_the_controller_goes(tmp_path) -> N
             lambda broker: (
                 broker.context.metadata.image.controller_id in (2, 3)
                 and set(broker.context.metadata.image.brokers) == {2, 3}
+                and NO_LEADER in leaders(broker, "t")
             ),
             2,
             3,
         )
-        assert NO_LEADER in leaders(cluster.brokers[3], "t")
         await cluster.brokers[3].create_topic("u", 4)
         assert set(leaders(cluster.brokers[3], "u")) == {2, 3}
         cluster.ensemble.heal(cluster.stores[1])
@@ -249,7 +254,7 @@ async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(t
         assert (await two.produce("t", [b"x"], partition=own)).error_code == 0
         cluster.ensemble.cut(cluster.stores[2])
         log = two.context.partition("t", own).log
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await two.produce("t", [b"y"], partition=own)).error_code == 0:  # noqa: ASYNC110 - by its clock
                 await asyncio.sleep(0.01)
         end = log.log_end_offset
@@ -396,7 +401,7 @@ async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> No
 
 
 async def test_when_the_store_is_back_everything_is_and_nothing_has_failed_meanwhile(tmp_path) -> None:
-    async with direct_cluster(tmp_path, 2, session_ms=1500) as cluster:
+    async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         one, two = cluster.brokers.values()
         await one.create_topic("t", 2)
@@ -405,7 +410,7 @@ async def test_when_the_store_is_back_everything_is_and_nothing_has_failed_meanw
         with pytest.raises(KafkaError) as told:
             await two.create_topic("u")
         assert told.value.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-        await asyncio.sleep(2)
+        await asyncio.sleep(4.5)
         for store in cluster.stores.values():
             cluster.ensemble.heal(store)
         for partition, leader in enumerate(leaders(one, "t")):

@@ -23,7 +23,7 @@ from broker.server import Broker
 from broker.testing.coordination import SimulatedEnsemble
 from broker.testing.direct import DirectBroker, direct_broker
 from broker.testing.stores import eventually
-from broker.testing.zookeeper import running_zookeeper
+from broker.testing.zookeeper import LONG_SESSIONS, running_zookeeper
 from broker.tests.security.people import SECURED, client, creation
 from protocol.errors import ErrorCode
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
@@ -279,14 +279,15 @@ async def test_what_cannot_be_read_before_a_change_is_said_of_each_that_was_name
 async def test_while_zookeeper_is_gone_clients_are_told_to_ask_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running_zookeeper(tmp_path / "zookeeper") as server:
-        store = ZooKeeperStore(f"{server.address}/headrace", clock=SystemClock(), session_timeout_ms=2_000)
+    with running_zookeeper(tmp_path / "zookeeper", settings=LONG_SESSIONS) as server:
+        store = ZooKeeperStore(f"{server.address}/headrace", clock=SystemClock(), session_timeout_ms=30_000)
         await store.open()
         async with direct_broker(tmp_path / "data", CONFIG, store=store) as broker:
             admin = client(broker, "admin")
             await broker.create_topic("t", 2)
             await broker.create_topic("gone")
             await admin.send(CHANGES["CreateAcls"]())
+            session, store._session_timeout = store._session_timeout, 2.0  # what each answer is waited for
             server.kill()
             asked = {**CHANGES, "InitProducerId": OTHERS["InitProducerId"][0]}
             asked["CreateAcls"] = lambda: CreateAclsRequest(
@@ -294,6 +295,7 @@ async def test_while_zookeeper_is_gone_clients_are_told_to_ask_again(
             )
             answers = await asyncio.gather(*(admin.send(build()) for build in asked.values()))
             told = {name: set(codes(answer)) for name, answer in zip(asked, answers, strict=True)}
+            store._session_timeout = session
             server.start()
 
             for name, build in asked.items():

@@ -26,10 +26,10 @@ from broker.config_key import ConfigError
 from broker.ports import CreateNode, SetNode, StoreUnavailableError, SystemClock
 from broker.testing.certificates import Identity, identity
 from broker.testing.ports import free_port
-from broker.testing.zookeeper import ZooKeeperServer, running_zookeeper
+from broker.testing.zookeeper import LONG_SESSIONS, ZooKeeperServer, running_zookeeper
 
 USER, PASSWORD, STORE_PASSWORD = "headrace", "zk-secret", "store-secret"
-SESSION_MS = 2_000
+SESSION_MS = 10_000
 SASL = "org.apache.zookeeper.server.auth"
 
 
@@ -51,7 +51,7 @@ class Secured(msgspec.Struct):
         settings: dict[str, str | None] = {
             "zookeeper.connect": f"localhost:{self.tls_port}/own",
             "zookeeper.session.timeout.ms": str(SESSION_MS),
-            "zookeeper.connection.timeout.ms": "20000",
+            "zookeeper.connection.timeout.ms": "60000",
             "zookeeper.set.acl": "true",
             "zookeeper.ssl.client.enable": "true",
             "zookeeper.clientCnxnSocket": "org.apache.zookeeper.ClientCnxnSocketNetty",
@@ -87,7 +87,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         f'Server {{\n  {SASL}.DigestLoginModule required user_{USER}="{PASSWORD}" user_other="other-secret";\n}};\n'
     )
     tls_port = free_port()
-    settings = f"""secureClientPort={tls_port}
+    settings = f"""{LONG_SESSIONS}secureClientPort={tls_port}
 secureClientPortAddress=127.0.0.1
 serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
 authProvider.sasl={SASL}.SASLAuthenticationProvider
@@ -190,7 +190,7 @@ class TestSecured:
             node = await other.get(root)
             assert node is not None
             await store.transact([SetNode(root, b"x" * 60_000, node.version)])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await told.wait()
             many = await asyncio.gather(*(other.get(root) for _ in range(20)))
             assert [each is not None and each.data for each in many] == [b"x" * 60_000] * 20
@@ -203,7 +203,7 @@ class TestSecured:
 
             def look() -> None:
                 client = KazooClient(secured.server.address)
-                client.start(20)
+                client.start(60)
                 try:
                     for path in ("/own/secret", "/own"):
                         with pytest.raises(NoAuthError):
@@ -249,14 +249,14 @@ class TestSecured:
         [
             (
                 lambda one: {
-                    "zookeeper_connection_timeout_ms": "20000",  # is told at once
+                    "zookeeper_connection_timeout_ms": "60000",  # is told at once
                     "java_security_auth_login_config": str(jaas(one.folder / "w.conf", password="wr0ng")),
                 },
                 "does not let in the user headrace",
             ),
             (
                 lambda one: {
-                    "zookeeper_connection_timeout_ms": "5000",  # for one attempt at least
+                    "zookeeper_connection_timeout_ms": "10000",  # for one attempt at least
                     "zookeeper_ssl_truststore_location": str(stranger(one.folder)),
                 },
                 "certificate verify failed",
@@ -300,7 +300,7 @@ class TestSecured:
             try:
                 session = store.session
                 way.break_next()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(90):
                     while True:
                         with contextlib.suppress(StoreUnavailableError):
                             await store.get("/")

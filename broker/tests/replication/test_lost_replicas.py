@@ -152,8 +152,8 @@ async def test_others_lead_when_the_disk_of_the_leader_fails(
         leader = await led(cluster, {1, 2, 3} - {number})
         assert leader is not cluster.brokers[number]
         assert (await produce(leader, [b"after"], acks=-1)).error_code == 0
-        follower = cluster.brokers[number].context.metadata.follower(TOPIC, 0)
-        assert "fsync" in follower.failure
+        metadata = cluster.brokers[number].context.metadata
+        await until(lambda: "fsync" in (getattr(metadata.follower(TOPIC, 0), "failure", None) or ""))
         await cluster.stop(number)
         monkeypatch.undo()
         await cluster.start(number, STARTED)

@@ -3,6 +3,7 @@ followers go on behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,9 +12,10 @@ from typing import Any
 
 from broker.cluster.metadata import Reassignment
 from broker.objects.files import LocalFiles
-from broker.testing.cluster import DirectCluster, direct_cluster
+from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker, values_of
 from broker.tests.replication.test_replication import TOPIC, create, led, log_of, produce, until
+from protocol.errors import ErrorCode
 
 CONFIG = {
     "remote_storage_enable": "true",
@@ -62,16 +64,27 @@ async def tend(cluster: DirectCluster, *, followers: bool = True) -> None:
             await manager(broker).turn()
 
 
-async def numbers(broker: DirectBroker) -> list[int]:
+async def numbers(broker: DirectBroker, count: int) -> list[int]:
+    """What is read from a leader until there is so much: a new one publishes what its followers say that they have."""
     found: list[int] = []
-    while True:
-        answer = await broker.fetch(TOPIC, len(found), max_wait_ms=10_000)
-        assert answer.error_code == 0
-        found += [
-            int(value[:3]) for offset, value in values_of(answer.records) if value and offset >= len(found)
-        ]
-        if len(found) >= answer.high_watermark:
-            return found
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while len(found) < count:
+            answer = await broker.fetch(TOPIC, len(found), max_wait_ms=1_000)
+            if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                await asyncio.sleep(0.01)  # it is to lead, and waits for its lease
+                continue
+            assert answer.error_code == 0
+            found += [
+                int(value[:3])
+                for offset, value in values_of(answer.records)
+                if value and offset >= len(found)
+            ]
+    return found
+
+
+def is_following(broker: DirectBroker) -> bool:
+    follower = broker.context.metadata.follower(TOPIC, 0)
+    return follower is not None and follower.is_open
 
 
 def objects(tmp_path: Path) -> list[str]:
@@ -89,17 +102,17 @@ async def test_only_the_leader_copies_and_the_next_one_finds_it(tmp_path: Path) 
         for broker in cluster.brokers.values():
             assert 20 < log_of(broker).local_start_offset < 30, "a replica keeps locally what has been copied"
             assert log_of(broker).log_start_offset == 0
-        assert await numbers(first) == list(range(30))
+        assert await numbers(first, 30) == list(range(30))
         await cluster.stop(next(number for number, each in cluster.brokers.items() if each is first))
         second = await led(cluster)
         assert second is not first
-        assert await numbers(second) == list(range(30))
+        assert await numbers(second, 30) == list(range(30))
         await write(cluster, 30, 30)
         await tend(cluster)
         assert copied < set(objects(tmp_path)), (
             "what the leader before had copied was copied again, or is gone"
         )
-        assert await numbers(second) == list(range(60))
+        assert await numbers(second, 60) == list(range(60))
         remote = second.context.metadata.partition(TOPIC, 0).remote
         assert remote is not None
         assert len(remote.manifest.segments) == len(objects(tmp_path))
@@ -123,8 +136,7 @@ async def test_a_follower_goes_on_behind_what_is_in_remote_storage(tmp_path: Pat
         end = log_of(leader).log_end_offset
         for number in (late, empty):
             broker = await cluster.start(number, settings)
-            await until(lambda broker=broker: broker.context.metadata.follower(TOPIC, 0).is_open)
-            await until(lambda broker=broker: log_of(broker).log_end_offset == end)
+            await until(lambda broker=broker: is_following(broker) and log_of(broker).log_end_offset == end)
             assert log_of(broker).local_start_offset > 30
             assert log_of(broker).log_start_offset == 0
             assert log_of(broker).epoch_at(0) == log_of(leader).epoch_at(0)
@@ -133,7 +145,7 @@ async def test_a_follower_goes_on_behind_what_is_in_remote_storage(tmp_path: Pat
         await cluster.stop(next(number for number, each in cluster.brokers.items() if each is leader))
         for gone in (late, None):
             other = await led(cluster)
-            assert await numbers(other) == list(range(45))
+            assert await numbers(other, 45) == list(range(45))
             if gone is not None and len(cluster.brokers) > 1:
                 await cluster.stop(next(number for number, each in cluster.brokers.items() if each is other))
 
@@ -150,12 +162,12 @@ async def test_a_partition_moves_and_its_remote_part_stays_where_it_is(tmp_path:
         assert await metadata.reassign([Reassignment(TOPIC, 0, (target,))]) == [None]
         after = await led(cluster, {target})
         assert after is cluster.brokers[target]
-        assert await numbers(after) == list(range(30))
+        assert await numbers(after, 30) == list(range(30))
         assert log_of(after).local_start_offset > 20
         await write(cluster, 30, 10)
         await tend(cluster, followers=False)
         assert set(there) < set(objects(tmp_path))
-        assert await numbers(after) == list(range(40))
+        assert await numbers(after, 40) == list(range(40))
 
 
 async def test_a_deleted_topic_leaves_nothing(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ async def test_a_new_leader_says_where_it_ends_when_its_epoch_is_replicated(tmp_
 
 
 async def test_a_leader_that_has_lost_its_place_tells_nothing_of_its_log(tmp_path: Path) -> None:
-    async with direct_cluster(tmp_path, 3, session_ms=1500) as cluster:
+    async with direct_cluster(tmp_path, 3, session_ms=4000) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
         own = (await described(leader))[0].leader_id
