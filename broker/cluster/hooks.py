@@ -62,6 +62,11 @@ class PartitionHooks(Protocol):
         """Of a log with remote storage: what is at or above this offset stays local; None if all may go that was
         copied."""
 
+    def may_join(self, broker: int, broker_epoch: int) -> bool:
+        """Whether a follower that has the log may come into the ISR. False while it lacks what is kept beside the log;
+        when it has that, `ReplicatedPartition.look_again` asks again.
+        """
+
     async def truncated(self, end_offset: int) -> None:
         """Records at and above `end_offset` are gone from the log."""
 

@@ -307,6 +307,7 @@ class ReplicatedPartition(Partition):
         if (
             self.progress.joining(broker, self._replicated_offset)
             and self._leading.epochs().get(broker) == broker_epoch
+            and (self.hooks is None or self.hooks.may_join(broker, broker_epoch))
         ):
             self._propose(joins=broker)
 

@@ -180,9 +180,7 @@ class TableExtension:
                 rights = TableRights(self.catalog, self.column_grants)
                 bucket = partial(Targets(self.catalog, rights).bucket, kind=TableBucket)
                 services, context = self._services, self._services.context
-                area = StagingArea(
-                    services.directory / "staged", context.data_dir, context.disk, context.clock
-                )
+                area = StagingArea(services.staged_directory, context.data_dir, context.disk, context.clock)
                 staged = StagedCommits(self._services, area, self.catalog.by_id, bucket)
                 await staged.load()
                 self._staged = staged
@@ -244,6 +242,7 @@ class TableExtension:
             self.lake_subjects.tiered_offset,
             self.catalog,
         )
+        self._services.give_staged = self._give_staged
         if not context.metadata.is_alone:
             context.metadata.followers.append(self._followed)
         services = self._services
@@ -251,6 +250,11 @@ class TableExtension:
             context, self.catalog, self.lake_subjects, services.refusals, services.standbys
         )
         context.metrics.add(TABLE_METRICS, collector.collect)
+
+    async def _give_staged(self, partition: Partition, broker: int) -> None:
+        await self._load_handlers()
+        assert self._staged is not None
+        await self._staged.give(partition, broker)
 
     def _followed(self, before: TopicEntry | None, entry: TopicEntry) -> None:
         assert self._services is not None

@@ -18,6 +18,7 @@ from broker.log.region import RemoteRegion
 from broker.objects.files import RemoteFiles, open_files
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.option_types import parse_duration_ms
+from tablelayer.model.table.definition import PARTITION_OF_CONFIG
 from tablelayer.server.kafka_face.caches import PieceCaches
 from tablelayer.server.kafka_face.refusals import Refusals
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
@@ -26,6 +27,7 @@ from tablelayer.server.merge.auto_increment import AutoIncrement
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
+    from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
     from broker.log.region import FileRegion
     from broker.ports import Clock, Disk, Threads
@@ -37,6 +39,12 @@ Result = TypeVar("Result")
 
 _PAUSE_SECONDS_MAX = 0.05
 _TRANSCODED_AT_ONCE = 2  # half of the threads are for others
+
+
+def table_of(topic: TopicImage) -> UUID:
+    """The whole table whose topic this is, or one of whose partitions it is."""
+    table = topic.config.get(PARTITION_OF_CONFIG)
+    return topic.topic_id if table is None else UUID(table)
 
 
 class WriteBudget:
@@ -127,6 +135,10 @@ async def _nothing_open(bucket: object) -> None:
     """No scan was ever opened."""
 
 
+async def _nothing_staged(partition: object, broker: int) -> None:
+    """Nothing was ever staged."""
+
+
 class Tended(Protocol):
     """A bucket that is looked after beside its requests."""
 
@@ -179,6 +191,8 @@ class Services:
         self.registries = SchemaRegistries(context.config, context.clock, context.threads)
         self.store_disk: Disk = SystemDisk()
         """Where key-value stores are: RocksDB has its files by itself, on the system's disk, whatever the broker's."""
+        self.give_staged: Callable[[Partition, int], Awaitable[None]] = _nothing_staged
+        """Has another broker keep all that is staged for a bucket that this one leads."""
         self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
         """Ends the snapshot scans of a bucket, whose store is about to be closed."""
         self.restless: dict[Tended, None] = {}
@@ -188,6 +202,15 @@ class Services:
         self._background: Executor | None = None
         self._opening: Executor | None = None
         self._memory: SharedMemory | None = None
+
+    @property
+    def staged_directory(self) -> Path:
+        """Of rows that are staged and not committed; a folder for each table that has some."""
+        return self.directory / "staged"
+
+    def has_staged(self, topic: TopicImage) -> bool:
+        """Whether anything is staged for the table that a bucket is of."""
+        return self.context.disk.is_directory(self.staged_directory / str(table_of(topic)))
 
     @property
     def memory(self) -> SharedMemory:

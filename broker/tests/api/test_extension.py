@@ -99,6 +99,9 @@ class Shouting:
     def retention_floor(self) -> int | None:
         return self.floor
 
+    def may_join(self, broker: int, broker_epoch: int) -> bool:
+        return True
+
     async def truncated(self, end_offset: int) -> None:
         self.events.append(f"truncated {end_offset}")
 

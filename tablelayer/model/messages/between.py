@@ -206,6 +206,7 @@ class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0",
 class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0-1", flexible="0+"):
     """A chunk that was staged with the leader of a bucket, for another replica of it: whoever leads next has it.
     ``place.count`` is its number. ``durable``: it has to survive a power cut. ``update``: as with `StageRowsRequest`.
+    ``writer_key``: what names of files have of the writer, in the place of ``writer`` where that is not known any more.
     """
 
     table_id: UUID = uuid()
@@ -217,6 +218,7 @@ class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0-1", f
     update: bool = boolean(versions="1+")
     batch: bytes = binary()
     durable: bool = boolean()
+    writer_key: str = string(default="", ignorable=True, tag=0)
 
 
 class KeepStagedResponse(TableResponse, key=10097, kind="response", versions="0-1", flexible="0+"):

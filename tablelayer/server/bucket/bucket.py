@@ -31,6 +31,7 @@ from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.evolution import changes_to_json
 from tablelayer.server.bucket.dead_letters import write_dead_letters
+from tablelayer.server.bucket.joining import Joiners
 from tablelayer.server.bucket.joint_write import Part, write_together
 from tablelayer.server.bucket.remote_bucket import RemoteBucket, wait_elsewhere
 from tablelayer.server.kafka_face import producers as kafka_face
@@ -66,6 +67,7 @@ class TableBucket:
         self.closed = False
         self._topic = partition.topic
         self._known = (partition.topic, services.catalog.definition(partition.topic))
+        self.joiners = Joiners(services, partition)
         self._transcoding = asyncio.Lock()
         self._unreadable: set[int] = set()
 
@@ -112,6 +114,9 @@ class TableBucket:
     def unreadable_batches(self) -> int:
         """Found since the bucket was opened, each counted once."""
         return len(self._unreadable)
+
+    def may_join(self, broker: int, broker_epoch: int) -> bool:
+        return self.joiners.may_join(broker, broker_epoch)
 
     def check_open(self) -> None:
         if self.closed:

@@ -25,7 +25,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID
 
 from broker import disk_errors
 from broker.log.partition_log import AppendInfo, AppendOrigin
@@ -33,7 +32,6 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.batches.batch import opened_size_of
 from tablelayer.model.rows.versions import SchemaVersions
 from tablelayer.model.schema.schema import Schema
-from tablelayer.model.table.definition import PARTITION_OF_CONFIG
 from tablelayer.model.types.column_types import INTEGER_BITS
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.merge.auto_increment import OutOfNumbersError
@@ -45,7 +43,7 @@ from tablelayer.server.merge.writes import (
     key_insertions,
     write_header,
 )
-from tablelayer.server.services import KeptStore, Services
+from tablelayer.server.services import KeptStore, Services, table_of
 from tablelayer.server.store.copies import copy_store
 from tablelayer.server.store.keys import absent_keys
 from tablelayer.server.store.kv import DiskFullError, StalledStoreError, checkpoint, is_damage
@@ -55,6 +53,8 @@ from tablelayer.server.store.snapshots import BucketSnapshots, SnapshotSchedule,
 from tablelayer.server.store.tablet import PreparedWrite, Tablet
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from broker.cluster.partition import Partition
     from broker.log.partition_log import PartitionLog
     from broker.ports import Disk
@@ -716,8 +716,7 @@ class KeyBucket(TableBucket):
     @property
     def _numbered_id(self) -> UUID:
         """Whose counter an auto-increment column goes by: the whole table's, also in a partition."""
-        table = self.partition.topic.config.get(PARTITION_OF_CONFIG)
-        return self.partition.topic.topic_id if table is None else UUID(table)
+        return table_of(self.partition.topic)
 
     async def _stop(self) -> Tablet | None:
         """Let what is under way end; nothing begins any more."""

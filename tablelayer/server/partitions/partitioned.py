@@ -167,6 +167,9 @@ class OrphanBucket:
     def local_floor(self) -> int | None:
         return None
 
+    def may_join(self, broker: int, broker_epoch: int) -> bool:
+        return True
+
     async def truncated(self, end_offset: int) -> None:
         """Nothing is held that could be ahead of the log."""
 

@@ -24,10 +24,10 @@ What is decided says how many chunks there are for each place. Where some are go
 all that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
 
 Of several brokers, each has the chunks of the buckets that it leads, and so have the replicas in sync when a chunk is
-acknowledged, at least `min.insync.replicas`. The one that leads the table's first bucket decides: it counts what the
-others have, has whoever leads a bucket now be given what it lacks (it was away when that was staged), saves the
-decision, and has each write what is its own (`others.py`). When it is gone, whoever leads that bucket next goes on,
-from the decision in the store.
+acknowledged, at least `min.insync.replicas`, and those that come into the ISR later (`bucket/joining.py`). The one that
+leads the table's first bucket decides: it counts what the others have, has whoever leads a bucket now be given what it
+lacks (it was away when that was staged), saves the decision, and has each write what is its own (`others.py`). When it
+is gone, whoever leads that bucket next goes on, from the decision in the store.
 
 State: one ledger of some hundred bytes for each (writer, table); those of single batches are kept for a day, those of
 streams for 90 days after their last commit. Staged rows that are never committed go after a day, or sooner when space
@@ -39,8 +39,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -59,12 +59,14 @@ from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.kafka_face.producers import forwarded_producer_id
 from tablelayer.server.merge.writes import Writer
+from tablelayer.server.services import table_of
 from tablelayer.server.staged.others import OtherBrokers, Staged
 from tablelayer.server.staged.space import StagedSpace
 from tablelayer.server.staged.staging import (
     Chunk,
     Place,
     StagingArea,
+    check_key,
     check_names,
     place_of,
     place_text,
@@ -72,6 +74,7 @@ from tablelayer.server.staged.staging import (
 )
 
 if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
     from tablelayer.server.services import Services
 
 logger = logging.getLogger("headrace.tables")
@@ -161,6 +164,8 @@ class StagedCommits:
         self._locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
         self._others = OtherBrokers(services.context)
         self._unfinished: set[tuple[UUID, str]] = set()
+        self._missing: set[UUID] = set()
+        """Tables that did not exist when `expire` looked last."""
         self._resuming = False
         self._space = StagedSpace(area.root, services.limits, area.drop_batch, area.disk, area.clock)
 
@@ -214,13 +219,14 @@ class StagedCommits:
             )
         path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
         durable = hooks.partition.log.config.flush_messages == 1
-        async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
+        async with self._lock(definition.table_id, f"{writer_key(writer)}\0{attempt}\0{place_text(place)}"):
             await self._services.run(
                 _append, self._area, path, number, chunk, durable, self._space, client, self._decided
             )
             topic, index = hooks.partition.topic.name, hooks.partition.index
             replicas = self._others.replicas_of(topic, index)
-            if replicas:
+            joiners = hooks.joiners.besides(replicas)
+            if replicas or joiners:
                 kept = partial(
                     m.KeepStagedRequest,
                     table_id=definition.table_id,
@@ -229,18 +235,50 @@ class StagedCommits:
                     attempt=attempt,
                     durable=durable,
                 )
+                have_kept = partial(self._have_kept, path, place, number, chunk, kept)
                 await asyncio.gather(
-                    *(self._have_kept(broker, path, place, number, chunk, kept) for broker in replicas)
+                    *map(have_kept, replicas),
+                    *(self._have_joiner_keep(hooks, broker, have_kept) for broker in joiners),
                 )
+
+    @staticmethod
+    async def _have_joiner_keep(
+        hooks: TableBucket, broker: int, have_kept: Callable[[int], Awaitable[None]]
+    ) -> None:
+        try:
+            await have_kept(broker)
+        except (KafkaError, TableError):
+            hooks.joiners.missed(broker)
+
+    async def give(self, partition: Partition, broker: int) -> None:
+        """Have a broker keep all that is staged here for a bucket, but for what it has. Raises TableError, KafkaError,
+        OSError.
+        """
+        table_id, topic_id = table_of(partition.topic), partition.topic.topic_id
+        place: Place = partition.index if topic_id == table_id else (topic_id, partition.index)
+        durable = partition.log.config.flush_messages == 1
+        for key, batch_id, attempt in await self._services.run(self._area.of_place, table_id, place):
+            path = self._area.path_of_key(table_id, key, batch_id, attempt, place)
+            last = await self._services.run(_last, self._area.read(path))
+            if last is not None:
+                kept = partial(
+                    m.KeepStagedRequest,
+                    table_id=table_id,
+                    writer_key=key,
+                    batch_id=batch_id,
+                    attempt=attempt,
+                    durable=durable,
+                )
+                await self._have_kept(path, place, *last, kept, broker)
 
     async def _have_kept(
         self,
-        broker: int,
         path: Path,
         place: Place,
         number: int,
         chunk: Chunk,
         make: Callable[..., m.KeepStagedRequest],
+        broker: int,
     ) -> None:
         """Have another replica keep a chunk, and those before it if it was away then."""
 
@@ -269,11 +307,17 @@ class StagedCommits:
 
     async def keep(self, request: m.KeepStagedRequest, place: Place) -> None:
         """A chunk that was staged with another broker, which leads its bucket. Raises TableError, KafkaError."""
-        check_names(request.writer, request.batch_id, [request.attempt])
-        path = self._area.path(request.table_id, request.writer, request.batch_id, request.attempt, place)
+        key = request.writer_key
+        if key:
+            check_key(key)
+            check_names(key, request.batch_id, [request.attempt])
+        else:
+            check_names(request.writer, request.batch_id, [request.attempt])
+            key = writer_key(request.writer)
+        path = self._area.path_of_key(request.table_id, key, request.batch_id, request.attempt, place)
         targets = None if request.target_columns is None else tuple(request.target_columns)
         chunk = Chunk(targets, memoryview(request.batch), request.update)
-        name = f"{request.writer}\0{request.attempt}\0{place_text(place)}"
+        name = f"{key}\0{request.attempt}\0{place_text(place)}"
         async with self._lock(request.table_id, name):
             await self._services.run(
                 _append, self._area, path, request.place.count, chunk, request.durable, self._space,
@@ -715,12 +759,20 @@ class StagedCommits:
                 logger.info("table %s: completed batch %d of %s", definition.path, ledger.batch_id, writer)
 
     async def expire(self, exists: Callable[[UUID], bool]) -> None:
-        """Forget dropped tables, writers that were silent for long, and rows that nobody committed."""
+        """Forget dropped tables, writers that were silent for long, and rows that nobody committed. A broker of several
+        may not know a table yet that was just made: it counts as dropped when it is not there the next time either.
+        """
         now = self._services.context.clock.time_ms()
         if not self._others.are_none:
             for table_id in await self._services.run(self._area.tables):
                 await self.load_table(table_id)  # what others have decided of what is here
+        tables = {*await self._services.run(self._area.tables), *(table_id for table_id, _ in self._ledgers)}
+        missing = {table_id for table_id in tables if not exists(table_id)}
+        gone = missing if self._others.are_none else missing & self._missing
+        self._missing = missing
         for (table_id, writer), ledger in list(self._ledgers.items()):
+            if table_id in missing and table_id not in gone:
+                continue
             if exists(table_id) and not (ledger.done and now - ledger.updated_ms > ledger.kept_ms):
                 continue
             if not self._others.are_none and exists(table_id):
@@ -737,9 +789,8 @@ class StagedCommits:
             async with lock:
                 del self._ledgers[table_id, writer]
                 await self._nodes.delete(_name(table_id, writer))
-        for table_id in await self._services.run(self._area.tables):
-            if not exists(table_id):
-                await self._services.run(self._area.drop_table, table_id)
+        for table_id in gone:
+            await self._services.run(self._area.drop_table, table_id)
         kept = {
             (str(table_id), writer_key(writer), ledger.batch_id)
             for (table_id, writer), ledger in self._ledgers.items()
@@ -783,6 +834,12 @@ def _gone(ledger: Ledger, place: Place, there: int, decided: int) -> TableError:
         f" {place_text(place)}, and the disk has {there} of them: rows are lost, so the batch is not done. Put its"
         " files back, or write its rows and those after it under another writer's name",
     )
+
+
+def _last(chunks: Iterator[Chunk]) -> tuple[int, Chunk] | None:
+    """The last one, with its number."""
+    found = deque(enumerate(chunks), maxlen=1)
+    return found[0] if found else None
 
 
 def _append(

@@ -33,6 +33,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 _PREFIX = struct.Struct(">iI")
 _COUNT = struct.Struct(">h")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_KEY = re.compile(r"[0-9a-f]{32}")
 _ALL_COLUMNS = -1
 _UPDATE = -2
 
@@ -94,6 +95,12 @@ def writer_key(writer: str) -> str:
     return hashlib.sha256(writer.encode()).hexdigest()[:32]
 
 
+def check_key(key: str) -> None:
+    """Raises TableError(INVALID_ROW) for what `writer_key` gives for no name."""
+    if not _KEY.fullmatch(key):
+        raise TableError(TableErrorCode.INVALID_ROW, f"{key!r:.100} is no key of a writer")
+
+
 def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
     """Raises TableError(INVALID_ROW) for names that cannot be stored."""
     if not writer or len(writer) > 200:
@@ -125,8 +132,11 @@ class StagingArea:
         """Files and folders whose names are on the disk."""
 
     def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, place: Place) -> Path:
-        name = f"{attempt}.{place_text(place)}"
-        return self._root / str(table_id) / writer_key(writer) / str(batch_id) / name
+        return self.path_of_key(table_id, writer_key(writer), batch_id, attempt, place)
+
+    def path_of_key(self, table_id: UUID, key: str, batch_id: int, attempt: str, place: Place) -> Path:
+        """`path` of a writer by its `writer_key`."""
+        return self._root / str(table_id) / key / str(batch_id) / f"{attempt}.{place_text(place)}"
 
     def append(self, path: Path, number: int, chunk: Chunk, *, durable: bool) -> None:
         """Store a chunk as number `number` of its file; nothing is done if it is there already.
@@ -178,6 +188,15 @@ class StagingArea:
         """For which an attempt has staged something."""
         folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
         return [place_of(name.removeprefix(f"{attempt}.")) for name in self._names(folder, attempt)]
+
+    def of_place(self, table_id: UUID, place: Place) -> list[tuple[str, int, str]]:
+        """All that is staged for a place: key of the writer, batch and attempt of each file."""
+        found, ends, root = list[tuple[str, int, str]](), f".{place_text(place)}", self._root / str(table_id)
+        for key in self.disk.directories(root):
+            for batch in self.disk.directories(root / key):
+                attempts = [name.partition(".") for name in self.disk.names(root / key / batch)]
+                found += [(key, int(batch), attempt) for attempt, dot, rest in attempts if dot + rest == ends]
+        return found
 
     def _names(self, folder: Path, attempt: str) -> list[str]:
         return [name for name in self.disk.names(folder) if name.startswith(f"{attempt}.")]

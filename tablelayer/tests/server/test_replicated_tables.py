@@ -31,6 +31,7 @@ from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.staged.commits import Ledger, StagedCommits, following
+from tablelayer.server.staged.others import OtherBrokers
 from tablelayer.server.staged.staging import writer_key
 from tablelayer.server.store.copies import copy_store
 from tablelayer.tests.server.tables import DEADLINE_SECONDS, Row, Table, Tables, until
@@ -532,6 +533,117 @@ async def test_what_was_staged_is_committed_by_whoever_leads_then(tmp_path: Path
         assert await table.count() == 4
 
 
+def joins_without_staged_rows(monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
+    """As replicas did that came into the ISR before."""
+
+    async def nothing(partition: Any, broker: int) -> None:
+        """It is not given."""
+
+    bucket = table.partition.hooks
+    monkeypatch.setattr(bucket.services, "give_staged", nothing)
+
+
+async def test_a_replica_is_in_sync_when_it_has_what_is_staged(tmp_path: Path) -> None:
+    """It was away, comes back, and then leads and is alone."""
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        first, away, stays = state_of(cluster).replicas
+        await cluster.stop(away)
+        await in_sync(cluster, {first, stays})
+        early: Chunks = {0: [[{"n": 1}], [{"n": 2}]]}
+        assert (await stage(table, 0, "a", early)).error_code == 0
+        services = table.partition.hooks.services
+        give, begun, may_end = services.give_staged, asyncio.Event(), asyncio.Event()
+
+        async def given(partition: Any, broker: int) -> None:
+            await give(partition, broker)
+            begun.set()
+            await may_end.wait()
+
+        services.give_staged = given
+        await cluster.start(away)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await begun.wait()
+        assert away not in table.partition.state.isr
+        late: Chunks = {0: [[{"n": 3}]]}
+        assert (await stage(table, 0, "b", late)).error_code == 0
+        assert away not in table.partition.state.isr
+        may_end.set()
+        await in_sync(cluster, {1, 2, 3})
+        await cluster.stop(first)
+        await in_sync(cluster, {away, stays})
+        await cluster.stop(stays)
+        await in_sync(cluster, {away})
+        table = Table(cluster.brokers[away], made.definition)
+        await patiently(lambda: commit(table, 0, {"a": early, "b": late}))
+        assert [row["n"] for _, row in await table.changelog()] == [1, 2, 3]
+
+
+async def test_a_replica_that_a_staged_chunk_did_not_get_to_is_given_all_of_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        first, away, stays = state_of(cluster).replicas
+        await cluster.stop(away)
+        await in_sync(cluster, {first, stays})
+        early: Chunks = {0: [[{"n": 1}]]}
+        assert (await stage(table, 0, "a", early)).error_code == 0
+        services = table.partition.hooks.services
+        give, given_to = services.give_staged, list[int]()
+        late: Chunks = {0: [[{"n": 2}]]}
+
+        async def given(partition: Any, broker: int) -> None:
+            await give(partition, broker)
+            given_to.append(broker)
+            if len(given_to) == 1:
+                with monkeypatch.context() as patch:
+                    patch.setattr(OtherBrokers, "keep", not_to(away))
+                    assert (await stage(table, 0, "b", late)).error_code == 0
+
+        services.give_staged = given
+        await cluster.start(away)
+        await in_sync(cluster, {1, 2, 3})
+        assert given_to == [away, away]
+        await cluster.stop(first)
+        await in_sync(cluster, {away, stays})
+        await cluster.stop(stays)
+        await in_sync(cluster, {away})
+        table = Table(cluster.brokers[away], made.definition)
+        await patiently(lambda: commit(table, 0, {"a": early, "b": late}))
+        assert [row["n"] for _, row in await table.changelog()] == [1, 2]
+
+
+def not_to(broker: int) -> Callable[..., Awaitable[None]]:
+    keep = OtherBrokers.keep
+
+    async def kept(self: OtherBrokers, to: int, request: Any) -> None:
+        if to == broker:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "it is not reached")
+        await keep(self, to, request)
+
+    return kept
+
+
+async def test_a_table_that_a_broker_does_not_know_yet_keeps_what_is_staged_for_it(tmp_path: Path) -> None:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "n BIGINT")
+        table = await led(cluster, made, {1, 2, 3})
+        assert (await stage(table, 0, "a", {0: [[{"n": 1}]]})).error_code == 0
+        follower = state_of(cluster).replicas[-1]
+        staged = tables_at(cluster, follower).extension._staged
+        assert staged is not None
+        folder = tmp_path / str(follower) / "extensions" / "tables" / "staged" / str(made.table_id)
+        await staged.expire(lambda _: False)
+        await staged.expire(lambda _: True)
+        await staged.expire(lambda _: False)
+        assert folder.is_dir()
+        await staged.expire(lambda _: False)
+        assert not folder.exists()
+
+
 @pytest.mark.parametrize("decided", [False, True])
 async def test_who_leads_now_is_given_what_was_staged_while_it_was_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: bool
@@ -541,14 +653,15 @@ async def test_who_leads_now_is_given_what_was_staged_while_it_was_away(
         table = await led(cluster, made, {1, 2, 3})
         first, away, stays = state_of(cluster).replicas
         assert state_of(cluster).leader == first
+        joins_without_staged_rows(monkeypatch, table)
         await cluster.stop(away)
         await in_sync(cluster, {first, stays})
         staged: Chunks = {0: [[{"n": 1}], [{"n": 2}]]}
         assert (await stage(table, 0, "a", staged)).error_code == 0
         if decided:
-            monkeypatch.setattr(StagedCommits, "_write_bucket", not_now)
-            assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-            monkeypatch.undo()
+            with monkeypatch.context() as patch:
+                patch.setattr(StagedCommits, "_write_bucket", not_now)
+                assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         await cluster.start(away)
         await in_sync(cluster, {1, 2, 3})
         await cluster.stop(first)
@@ -565,13 +678,14 @@ async def test_what_is_decided_waits_for_a_broker_that_may_have_it(
         made = await created(cluster, "n BIGINT")
         table = await led(cluster, made, {1, 2, 3})
         first, away, stays = state_of(cluster).replicas
+        joins_without_staged_rows(monkeypatch, table)
         await cluster.stop(away)
         await in_sync(cluster, {first, stays})
         staged: Chunks = {0: [[{"n": 1}]]}
         assert (await stage(table, 0, "a", staged)).error_code == 0
-        monkeypatch.setattr(StagedCommits, "_write_bucket", not_now)
-        assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(StagedCommits, "_write_bucket", not_now)
+            assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         await cluster.start(away)
         await in_sync(cluster, {1, 2, 3})
         await cluster.stop(first)
