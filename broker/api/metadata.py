@@ -124,7 +124,8 @@ class MetadataApi:
         self._identity = identity
         self._auto_create: bool = config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicEntry, frozenset[int], MetadataResponseTopic]] = {}
-        self._reached: dict[str, tuple[Mapping[int, BrokerImage], frozenset[int]]] = {}  # by listener
+        self._reached: dict[str, tuple[Mapping[int, BrokerImage], Mapping[int, int], frozenset[int]]] = {}
+        """By listener."""
         self._all = _Bodies()
         self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
         self._some_of = -1
@@ -334,12 +335,12 @@ class MetadataApi:
 
     def _reachable(self, listener: str) -> frozenset[int]:
         """Brokers that are alive and have the listener."""
-        brokers = self._metadata.image.brokers
+        brokers, ended = self._metadata.image.brokers, self._metadata.ended
         known = self._reached.get(listener)
-        if known is None or known[0] is not brokers:
+        if known is None or known[0] is not brokers or known[1] is not ended:
             ids = frozenset(each["node_id"] for each in endpoints(self._metadata, self._identity, listener))
-            known = self._reached[listener] = (brokers, ids)
-        return known[1]
+            known = self._reached[listener] = (brokers, ended, ids.difference(ended))
+        return known[2]
 
     def _describe(
         self, context: RequestContext, request: MetadataRequest, image: TopicImage

@@ -166,6 +166,10 @@ class TopicManager:
         self.image = ClusterImage()
         """What this broker serves."""
         self.version = 0  # the image's: the key of response caches
+        self.ended: Mapping[int, int] = {}
+        """Brokers of the image whose processes have ended, with their epochs: it is about to lose them. Replaced as a
+        whole.
+        """
         self.topic_configs = topic_configs
         self.deletion_listeners: list[Callable[[TopicImage], None]] = []
         self.followers: list[Callable[[TopicEntry | None, TopicEntry], None]] = []
@@ -260,7 +264,26 @@ class TopicManager:
     def leader(self, name: str, index: int) -> BrokerImage | None:
         """None if the partition has no leader that is alive, or does not exist."""
         state = self.state(name, index)
-        return None if state is None or state.leader == NO_LEADER else self.image.brokers.get(state.leader)
+        if state is None or state.leader == NO_LEADER or state.leader in self.ended:
+            return None
+        return self.image.brokers.get(state.leader)
+
+    def note_ended(self, broker_id: int, epoch: int) -> None:
+        """The process that was registered so is not there any more: nobody is sent to it."""
+        self._note_ended({**self.ended, broker_id: epoch})
+
+    def note_there(self, broker_id: int) -> None:
+        """It is reached."""
+        self._note_ended({each: epoch for each, epoch in self.ended.items() if each != broker_id})
+
+    def _note_ended(self, ended: Mapping[int, int]) -> None:
+        brokers = self.image.brokers
+        left = {
+            each: epoch for each, epoch in ended.items() if each in brokers and brokers[each].epoch == epoch
+        }
+        if left != self.ended:
+            self.ended = left
+            self.version += 1
 
     @property
     def broker_epoch(self) -> int:
@@ -969,6 +992,7 @@ class TopicManager:
         self.version = max(self.version + 1, image.version)
         self.image = replace(image, version=self.version)
         if image.brokers is not brokers and image.brokers != brokers:
+            self._note_ended(self.ended)
             for listener in self.broker_listeners:
                 listener()
 

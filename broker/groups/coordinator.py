@@ -369,7 +369,10 @@ class GroupCoordinator:
         return ErrorCode.NONE
 
     def _failed(self, group_id: str, error: KafkaError) -> ErrorCode:
-        logger.error("group %s: its change cannot be stored: %s", group_id, error)
+        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            logger.info("group %s: another broker coordinates it now: %s", group_id, error)
+        else:
+            logger.error("group %s: its change cannot be stored: %s", group_id, error)
         return _answer_for(error.code)
 
     def read(self, index: int, partition: Partition) -> Replay:

@@ -73,11 +73,14 @@ class Lookout:
             try:
                 conversation = await self._peers.connect(broker_id)
             except PeerLostError as error:
-                if was_there and error.refused and await self._ended(broker_id, epoch):
-                    return
+                if was_there and error.refused:
+                    self._metadata.note_ended(broker_id, epoch)
+                    if await self._ended(broker_id, epoch):
+                        return
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             was_there = True
+            self._metadata.note_there(broker_id)
             try:
                 await conversation.ended()
             finally:

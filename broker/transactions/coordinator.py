@@ -328,9 +328,10 @@ class TransactionCoordinator:
         return ErrorCode.NONE
 
     def _failed(self, transactional_id: str, error: KafkaError) -> ErrorCode:
-        logger.error("transactional id %r: its change cannot be stored: %s", transactional_id, error)
         if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            logger.info("transactional id %r: another broker coordinates it now: %s", transactional_id, error)
             return ErrorCode.NOT_COORDINATOR
+        logger.error("transactional id %r: its change cannot be stored: %s", transactional_id, error)
         return error.code if error.code is ErrorCode.INVALID_REQUEST else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     # -- markers ---------------------------------------------------------------------------------------------

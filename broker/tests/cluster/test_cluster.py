@@ -245,6 +245,37 @@ async def test_another_is_the_controller_when_the_controller_goes(tmp_path) -> N
         await produced_in_time(cluster.brokers[1], "t", own)
 
 
+async def test_who_has_ended_is_told_as_no_leader_before_the_cluster_has_another(tmp_path) -> None:
+    """Nor is it a group's coordinator; and what was told is told no more when it is reached, or is another process."""
+    async with direct_cluster(tmp_path, 2) as cluster:
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        one = cluster.brokers[1]
+        await one.create_topic("t", 2)
+        metadata = one.context.metadata
+        theirs = leaders(one, "t").index(2)
+
+        async def told() -> list[tuple[int, int]]:
+            (topic,) = (await one.send(MetadataRequest(topics=[MetadataRequestTopic(name="t")]))).topics
+            return [(part.leader_id, part.error_code) for part in topic.partitions]
+
+        before = await told()
+        assert sorted(before) == [(1, 0), (2, 0)]
+        epoch = metadata.image.brokers[2].epoch
+        metadata.note_ended(2, epoch - 1)
+        assert await told() == before, "another process than is registered"
+        metadata.note_ended(2, epoch)
+        assert (await told())[theirs] == (NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE)
+        assert (await told())[1 - theirs] == (1, 0)
+        assert metadata.leader("t", theirs) is None
+        metadata.note_there(2)
+        assert await told() == before
+        metadata.note_ended(2, epoch)
+        await cluster.stop(2)
+        await cluster.start(2)
+        await cluster.agreed(lambda broker: leaders(broker, "t")[theirs] == 2)
+        assert await told() == before
+
+
 async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)

@@ -1,15 +1,17 @@
 """Consumer groups as their clients meet them, version by version, through a whole broker."""
 
 import asyncio
+import logging
 import struct
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker.cluster.journal_topic import JournalTopic
 from broker.config import BrokerConfig
 from broker.testing.direct import direct_broker
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.heartbeat import HeartbeatRequest
@@ -358,3 +360,23 @@ def test_assignments_are_the_leaders_very_bytes_and_empty_for_whom_it_forgot(tmp
         assert (await waits).assignment == b"", "not a struct that is cut off"
 
     scenario(test, group_initial_rebalance_delay_ms="20")(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR])
+async def test_a_journal_that_moves_is_no_error_of_the_log(tmp_path, monkeypatch, caplog, code) -> None:
+    """A clean move of a leader does so; a disk that fails is one."""
+
+    def refuse(*_: object) -> bool:
+        raise KafkaError(code)
+
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        assert (await commit(broker, 1)) == ErrorCode.NONE
+        monkeypatch.setattr(JournalTopic, "append", refuse)
+        caplog.set_level(logging.INFO, "headrace.groups")
+        moved = code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert (await commit(broker, 2)) == (
+            ErrorCode.NOT_COORDINATOR if moved else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        )
+        (told,) = [each for each in caplog.records if each.getMessage().startswith("group g: ")]
+        assert told.levelno == (logging.INFO if moved else logging.ERROR)
