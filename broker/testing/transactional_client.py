@@ -181,7 +181,7 @@ async def position(
 
 async def until(ask: Callable[[], Awaitable[T]], is_wanted: Callable[[T], bool]) -> T:
     """Ask until the answer is as wanted, and give it."""
-    for _ in range(500):
+    for _ in range(6000):
         answer = await ask()
         if is_wanted(answer):
             return answer

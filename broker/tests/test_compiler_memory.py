@@ -50,7 +50,7 @@ async def test_a_process_that_is_a_broker_looks_after_it(
     async with direct_broker(tmp_path) as broker:
         running = asyncio.create_task(broker.broker.run_forever())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await looked.wait()
         finally:
             running.cancel()

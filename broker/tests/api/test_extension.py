@@ -32,7 +32,7 @@ from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage, int32, string
 
-SOON = 1.0
+SOON = 60.0  # seconds in which something that should happen at once has happened, on a busy machine
 
 
 class PingRequest(ApiMessage, key=10900, kind="request", versions="0-1", flexible="0+"):
@@ -296,7 +296,7 @@ async def test_nothing_above_the_published_high_watermark_is_seen_and_acks_all_w
         answer = await broker.fetch("loud")
         assert (answer.high_watermark, bytes(answer.records)) == (0, b"")
         everyone = asyncio.ensure_future(broker.produce("loud", [b"b"]))
-        waiting = asyncio.ensure_future(broker.fetch("loud", max_wait_ms=30_000))
+        waiting = asyncio.ensure_future(broker.fetch("loud", max_wait_ms=600_000))
         await asyncio.sleep(0.05)
         assert not everyone.done()
         assert not waiting.done()
@@ -444,7 +444,7 @@ def test_an_extension_whose_work_fails_is_told_and_works_again_and_the_broker_go
     async def test() -> None:
         extension = Failing()
         async with direct_broker(tmp_path, extensions=[extension]) as broker:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while extension.works < 3:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await broker.create_topic("plain")

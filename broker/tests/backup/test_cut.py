@@ -87,7 +87,7 @@ async def test_while_a_backup_is_under_way_no_other_begins_and_no_file_goes(tmp_
         moved = asyncio.Event()
         partition = made.context.metadata.partition("t", 0)
         partition.add_waiter(moved.set)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while log.log_start_offset == 0:
                 moved.clear()
                 await moved.wait()

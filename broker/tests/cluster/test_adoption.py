@@ -131,7 +131,7 @@ async def has_everything(broker: DirectBroker) -> None:
     assert broker.context.metadata.topic("gone") is None
     wanted = [OffsetFetchRequestTopics(name="t", partition_indexes=[101])]
     asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=wanted)])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (group := (await broker.send(asked, 8)).groups[0]).error_code:  # noqa: ASYNC110 - it loads
             await asyncio.sleep(0.01)
     assert group.topics[0].partitions[0].committed_offset == 1

@@ -146,7 +146,7 @@ async def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is
         return sorted(path.name for path in (tmp_path / "t-0").glob("*.deleted"))
 
     async def gone() -> None:
-        for _ in range(2000):
+        for _ in range(6000):
             if not waiting():
                 return
             await asyncio.sleep(0.01)

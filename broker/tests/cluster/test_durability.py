@@ -47,7 +47,7 @@ class PowerWorld(LogWorld):
         commit = partition.log.commit
 
         def when_allowed() -> None:
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
             commit()
 
         partition.log.commit = when_allowed
@@ -315,7 +315,7 @@ async def test_a_produce_is_answered_after_its_fsync(tmp_path, acks, in_thread, 
         await broker.create_topic("t", durability="power")
         partition = broker.context.partition("t", 0)
         commit, go_on = partition.log.commit, threading.Event()
-        partition.log.commit = lambda: (go_on.wait(10), commit())
+        partition.log.commit = lambda: (go_on.wait(60), commit())
         answers = [asyncio.ensure_future(broker.produce("t", [b"%d" % n], acks=acks)) for n in range(5)]
         await asyncio.sleep(0.05)
         assert not any(answer.done() for answer in answers)

@@ -39,7 +39,7 @@ class Flushes:
         monkeypatch.setattr(Partition, "flush", flushed)
 
     async def comes(self, name: str, times: int = 1) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.names.count(name) < times:
                 self._another.clear()
                 await self._another.wait()
@@ -70,9 +70,8 @@ async def test_what_was_written_is_flushed_in_time_and_what_was_not_is_left_alon
         assert broker.context.partition("slow", 0).log.recovery_point == 0
         await asyncio.sleep(3 * SOON)
         assert flushes.names == ["quick-3", "quick-7"], "there is nothing to flush until somebody writes"
-        await broker.produce("quick", [b"y"], partition=3)
-        await asyncio.sleep(0)
         flushes.names.clear()
+        await broker.produce("quick", [b"y"], partition=3)
         await flushes.comes("quick-3")
         assert broker.context.partition("quick", 3).log.recovery_point == 2
 

@@ -59,14 +59,14 @@ async def test_the_end_waits_for_a_flush_under_way(tmp_path, end) -> None:
 
     def slow() -> None:
         begun.set()
-        go_on.wait(5)
+        go_on.wait(60)
         real()
 
     partition.log.flush = slow
     with ThreadPoolExecutor(1) as executor:
         flush = asyncio.ensure_future(partition.flush(executor))
         await asyncio.sleep(0)
-        begun.wait(5)
+        assert begun.wait(60)
         flush.cancel()  # as when the broker stops
         ending = asyncio.ensure_future(getattr(partition, end)())
         await asyncio.sleep(0.02)

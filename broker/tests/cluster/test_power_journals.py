@@ -60,7 +60,7 @@ class PowerDisk:
         name = log.directory.name
         self.threads.add(threading.get_ident())
         with self._changed:
-            assert self._changed.wait_for(lambda: not name.startswith(self._closed or ("-",)), 20)
+            assert self._changed.wait_for(lambda: not name.startswith(self._closed or ("-",)), 60)
         self.commits[name] = self.commits.get(name, 0) + 1
         with self._whole:
             REAL_COMMIT(log)
@@ -97,6 +97,14 @@ async def commit(broker, group: str, offset: int) -> ErrorCode:
     return ErrorCode(answer.topics[0].partitions[0].error_code)
 
 
+def coordinator_of(broker):
+    return next(
+        api.handler.__self__._coordinator
+        for api in broker.broker.dispatcher._declarations.values()
+        if api.request is EndTxnRequest
+    )
+
+
 async def state_of(broker, name="tx") -> str:
     answer = await broker.send(DescribeTransactionsRequest(transactional_ids=[name]), 0)
     return answer.transaction_states[0].transaction_state
@@ -122,7 +130,14 @@ def test_d5_commits_wait_for_an_fsync_that_they_share_and_that_is_not_on_the_eve
         assert await commit(broker, "first", 1) is ErrorCode.NONE
         power.close(*JOURNALS)
         before = sum(power.commits.values())
+        journal = broker.context.metadata.partitions("__consumer_offsets")
+
+        def end() -> int:
+            return sum(partition.log.log_end_offset for partition in journal)
+
+        there = end()
         waiting = [asyncio.create_task(commit(broker, f"g{n % 8}", n)) for n in range(40)]
+        await until(lambda: asyncio.sleep(0, end()), lambda end: end == there + 40)
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
         assert await position(broker, "g1") == -1, "what may be lost is not shown"
@@ -145,11 +160,17 @@ def test_a_timeout_that_comes_while_the_end_is_being_stored_keeps_nobody_busy(po
 
     async def test(broker):
         client = Client(broker)
-        await client.init(timeout_ms=100)
+        await client.init()
         await client.add(("a", 0))
         assert (await client.send([b"1"], "a")).error_code == 0
         power.close("__transaction_state")
         ending = asyncio.create_task(client.end(commit=True))
+        coordinator = coordinator_of(broker)
+        transaction = coordinator.transactions["tx"]
+        await until(lambda: asyncio.sleep(0, transaction.appending), bool)
+        transaction.deadline = coordinator._clock.monotonic()
+        coordinator._deadlines.wake("tx", transaction.deadline)
+        await until(lambda: asyncio.sleep(0, fired), bool)
         await asyncio.sleep(0.3)
         assert not ending.done()
         assert len(fired) < 10
@@ -175,6 +196,7 @@ def test_d6_a_decision_is_on_disk_before_a_marker_and_the_markers_before_the_end
         assert (log.log_end_offset, await state_of(broker), ending.done()) == (1, "Ongoing", False)
         power.close("a-")
         await until(lambda: state_of(broker), lambda state: state == "PrepareCommit")
+        await until(lambda: asyncio.sleep(0, log.log_end_offset), lambda end: end > 1)
         await asyncio.sleep(0.05)
         assert (log.log_end_offset, await state_of(broker), ending.done()) == (2, "PrepareCommit", False)
         assert await committed_values(broker, "a") == []
@@ -196,11 +218,7 @@ def test_d6_a_marker_that_is_on_its_way_to_the_disk_is_not_written_again(power, 
         ending = asyncio.create_task(client.end(True))
         log = broker.context.partition("a", 0).log
         await until(lambda: asyncio.sleep(0, log.log_end_offset), lambda end_offset: end_offset == 2)
-        coordinator = next(
-            api.handler.__self__._coordinator
-            for api in broker.broker.dispatcher._declarations.values()
-            if api.request is EndTxnRequest
-        )
+        coordinator = coordinator_of(broker)
         coordinator.transactions["tx"].deadline = 0  # when what is missing is tried again
         coordinator._tick("tx")
         power.close()
@@ -433,11 +451,7 @@ def test_a_rewritten_journal_is_on_disk_before_what_it_replaces_goes(power, tmp_
         await journal.flush(broker.context.executor)
         for offset in range(40):
             assert await commit(broker, "busy", offset) is ErrorCode.NONE
-        for _ in range(200):
-            if journal.log.log_start_offset:
-                break
-            await asyncio.sleep(0.01)
-        assert journal.log.log_start_offset > 1, "it was rewritten"
+        await until(lambda: asyncio.sleep(0, journal.log.log_start_offset), lambda start: start > 1)
         survivor = power.crash(Tear.LOST)
         shutil.copytree(tmp_path / "data", after)
 

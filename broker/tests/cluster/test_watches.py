@@ -36,7 +36,7 @@ async def test_a_watch_whose_answer_was_late_is_set_again_and_told_of(
     told = asyncio.Event()
     watch.callbacks.append(told.set)
     watch.arm()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while asked[-2:] != ["exists", "children"] or len(asked) < 5:  # noqa: ASYNC110 - what is waited for is another's
             await asyncio.sleep(0.001)
         await told.wait()

@@ -161,7 +161,7 @@ async def test_metadata_strings_round_trip_in_every_version_and_over_a_restart(t
         assert await commit(broker, 7, text) == 0
         assert await commit(broker, 8, text + "x" * 4097) == ErrorCode.OFFSET_METADATA_TOO_LARGE
     async with direct_broker(tmp_path) as broker:
-        for _ in range(500):
+        for _ in range(6000):
             if await heartbeat(broker, "x", 0) != 0:
                 break
             await asyncio.sleep(0.01)
@@ -324,10 +324,10 @@ test_classic_errors_have_kafkas_codes = scenario(_errors)
 async def _rebalance(broker):
     member = await stable(broker)
     second = asyncio.ensure_future(join(broker, version=3))
-    for _ in range(1000):
+    for _ in range(6000):
         if await heartbeat(broker, member, 1) != 0:
             break
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
     assert await heartbeat(broker, member, 1) == ErrorCode.REBALANCE_IN_PROGRESS
     assert (await sync(broker, member, 1)).error_code == ErrorCode.REBALANCE_IN_PROGRESS
     assert await commit(broker, 1, "", member, 1) == 0, "what it has read it may still commit"

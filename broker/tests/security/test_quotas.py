@@ -281,7 +281,7 @@ async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
     following = asyncio.create_task(second.run())
     await asyncio.sleep(0)
     await first.alter(Entity(user="ann"), lambda _: {Quota.PRODUCER: 5.0})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not second.quotas.is_set:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert second.quotas.limits == first.quotas.limits

@@ -169,7 +169,7 @@ async def test_what_is_left_out_of_a_listing_is_no_refusal_for_the_audit_log(tmp
 
 
 async def test_who_waits_to_join_is_told_of_nobody_when_the_right_is_gone(tmp_path: Path) -> None:
-    async with secured_broker(tmp_path, {"group.initial.rebalance.delay.ms": "300"}) as admin:
+    async with secured_broker(tmp_path, {"group.initial.rebalance.delay.ms": "2500"}) as admin:
         await allow(admin, Operation.READ, GROUP, "g")
         ann = client(admin, "ann")
         join = JoinGroupRequest(

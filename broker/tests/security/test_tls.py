@@ -494,7 +494,7 @@ async def test_other_changes_are_taken_while_a_certificate_is_broken(tmp_path) -
 
 async def test_files_are_looked_at_by_themselves(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(reloading, "LOOK_SECONDS", 0.01)
-    async with running(tmp_path) as broker, asyncio.timeout(20):
+    async with running(tmp_path) as broker, asyncio.timeout(60):
         replace_store(tmp_path, "broken")
         while "the certificates in use stay" not in caplog.text:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)

@@ -154,7 +154,7 @@ async def test_a_leader_that_is_away_gets_its_marker_when_it_is_back(tmp_path: P
         async def read() -> list[bytes | None]:
             return await committed_values(routed, "t", 1)  # type: ignore[arg-type]
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await read() != [b"v"]:  # noqa: ASYNC110 - what is waited for is another's
                 await asyncio.sleep(0.05)
 
@@ -173,7 +173,7 @@ async def test_a_coordinator_that_is_started_again_ends_what_was_decided(tmp_pat
         await cluster.start(away, CONFIG)
         await cluster.start(coordinator, CONFIG)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await committed_values(routed, "t", 1) != [b"v"]:  # type: ignore[arg-type]  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
