@@ -31,6 +31,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ from tablelayer.spark.splits import DELETED_COLUMN
 COMMIT_USER = "headrace-tier"
 
 _TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
+_WRITERS = 2
+"""Of a round at a time; each may take `write-buffer-size` (256 MB) of the heap."""
 _TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
@@ -239,12 +242,24 @@ class PaimonTable:
         return sorted(folder.glob("*.parquet"))
 
     def _feed(self, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
-        if not files:
-            return []
+        """Each key of a round is in one file, so that it does not matter which writer numbers its row first."""
+        shares = [share for share in (files[each::_WRITERS] for each in range(_WRITERS)) if share]
+        if len(shares) < 2:
+            return [
+                message for share in shares for message in self._feed_share(self.jvm, table, share, scratch)
+            ]
+        with ThreadPoolExecutor(len(shares)) as threads:
+            asked = [
+                threads.submit(lambda share: self._feed_share(Jvm(self.spark), table, share, scratch), share)
+                for share in shares
+            ]
+        return [message for each in asked for message in each.result()]
+
+    def _feed_share(self, jvm: Jvm, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
         writer = table.newWrite(COMMIT_USER)
         try:
-            writer.withIOManager(self.jvm.paimon.disk.IOManager.create(str(scratch)))
-            self.jvm.write_files(table, writer, files)
+            writer.withIOManager(jvm.paimon.disk.IOManager.create(str(scratch)))
+            jvm.write_files(table, writer, files)
             return list(writer.prepareCommit(True, 0))
         finally:
             writer.close()
