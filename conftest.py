@@ -5,7 +5,7 @@ import inspect
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from broker.disk_errors import DISK_LOG
 from protocol.kernel_cache import one_writer
@@ -14,7 +14,13 @@ one_writer()  # workers compile the same kernels at a time
 
 # No deadline for a single example of a property: the first one of a kernel compiles it, and a machine may be busy.
 # Where a change is judged (CI is set), the examples are the same ones each time; `make test` at home looks for others.
-settings.register_profile("headrace", deadline=None, derandomize="CI" in os.environ)
+# What the health checks go by is the speed of the machine too, and chance.
+settings.register_profile(
+    "headrace",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
 settings.load_profile("headrace")
 
 
