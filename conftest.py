@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+from collections.abc import Callable, Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +29,21 @@ settings.load_profile("headrace")
 def _nothing_told_of_the_disk() -> None:
     """A cause is told once a minute in a process: each test hears its own."""
     DISK_LOG.forget()
+
+
+_not_to_be_had: set[Callable[[], object]] = set()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What a test needs is fetched, or waited for, before its time begins. If it cannot be had, the test says so."""
+    for fetch in [each for mark in item.iter_markers("needs") for each in mark.args]:
+        if fetch not in _not_to_be_had:
+            try:
+                fetch()
+            except Exception:  # noqa: BLE001
+                _not_to_be_had.add(fetch)
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -34,14 +34,17 @@ ARTIFACTS = [
     ("org.apache.logging.log4j", "log4j-core", "2.25.1"),
 ]
 
+CONNECT = ("org.apache.kafka", "connect-runtime")
+"""And the web server that it brings: nearly as many jars as all the rest, for a tool that nobody here uses."""
+
 
 def jars() -> Path:
-    """The folder with the broker's jars; fetched on the first call (44 MB)."""
+    """The folder with the jars of the broker and of its tools; fetched on the first call (44 MB)."""
     named = os.environ.get("HEADRACE_KAFKA_JARS")
     return (
         Path(named)
         if named
-        else fetch(f"kafka-{KAFKA_VERSION}", ARTIFACTS, f"kafka_2.13-{KAFKA_VERSION}.jar")
+        else fetch(f"kafka-{KAFKA_VERSION}", ARTIFACTS, f"kafka_2.13-{KAFKA_VERSION}.jar", without=[CONNECT])
     )
 
 

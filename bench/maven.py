@@ -13,6 +13,7 @@ from pathlib import Path
 from tablelayer.spark.ivy import Coordinates, ivy_jar, one_at_a_time, retrieve
 
 COMPLETE = ".complete"
+ATTEMPTS = 3
 
 
 def java() -> str:
@@ -24,11 +25,18 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
-def fetch(name: str, artifacts: Sequence[Coordinates], expected: str, *, needs: bool = True) -> Path:
-    """The folder with these, and with what they `need` at run time.
+def fetch(
+    name: str,
+    artifacts: Sequence[Coordinates],
+    expected: str,
+    *,
+    needs: bool = True,
+    without: Sequence[tuple[str, str]] = (),
+) -> Path:
+    """The folder with these, and with what they `need` at run time, but nothing of `without` (organisation, artifact).
 
     `expected` is the file without which the rest is of no use. Who comes while another process fetches, waits for it.
-    Raises RuntimeError with what the resolver said.
+    An attempt that broke off is gone on with. Raises RuntimeError with what the resolver said.
     """
     folder = cache_root() / name
     if (folder / COMPLETE).exists():
@@ -40,10 +48,14 @@ def fetch(name: str, artifacts: Sequence[Coordinates], expected: str, *, needs: 
     with one_at_a_time(folder.with_name(name + ".lock")):
         if (folder / COMPLETE).exists():
             return folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        said = retrieve(java(), ivy, folder, artifacts, into=".", cache=cache_root() / "ivy", needs=needs)
-        if not (folder / expected).exists():
-            raise RuntimeError(f"{name} could not be fetched:\n{said[-4000:]}")
-        (folder / COMPLETE).touch()
-    return folder
+        cache = cache_root() / "ivy"
+        for _ in range(ATTEMPTS):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            said = retrieve(
+                java(), ivy, folder, artifacts, into=".", cache=cache, needs=needs, without=without
+            )
+            if (folder / expected).exists():
+                (folder / COMPLETE).touch()
+                return folder
+        raise RuntimeError(f"{name} could not be fetched:\n{said[-4000:]}")

@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonPartition
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 60
 kafka_python_codecs.install()
 
 
@@ -56,7 +56,7 @@ class KafkaPython:
             for r in records
         ]
         producer.flush(DEADLINE_SECONDS)
-        assert [future.get(5).offset for future in futures] == list(range(len(records)))
+        assert [future.get(DEADLINE_SECONDS).offset for future in futures] == list(range(len(records)))
         producer.close()
         return records
 
@@ -122,7 +122,7 @@ class Confluent:
             }
         )
         ends = {
-            topic: consumer.get_watermark_offsets(ConfluentPartition(topic, 0), timeout=10)[1]
+            topic: consumer.get_watermark_offsets(ConfluentPartition(topic, 0), timeout=DEADLINE_SECONDS)[1]
             for topic in topics
         }
         consumer.assign([ConfluentPartition(topic, 0, 0) for topic in topics])
@@ -206,7 +206,10 @@ class Kcat:
         lines = b"".join(r.key + b"\t" + r.value + b"\n" for r in sent)
         command = [cls.binary, "-P", "-b", address, "-t", topic, "-p", "0", "-K", "\t", "-z", compression]
         subprocess.run(
-            [*command, "-H", "source=kcat", "-X", "linger.ms=50"], input=lines, check=True, timeout=30
+            [*command, "-H", "source=kcat", "-X", "linger.ms=50"],
+            input=lines,
+            check=True,
+            timeout=DEADLINE_SECONDS,
         )
         return sent
 
@@ -229,7 +232,7 @@ class Kcat:
                 "-q",
                 "-J",
             ]
-            output = subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
+            output = subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_SECONDS).stdout
             found[topic] = [cls._record(json.loads(line)) for line in output.splitlines()]
         return found
 

@@ -6,14 +6,16 @@ seconds, nearly all of it the start of the virtual machine.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import pytest
+
+from bench.kafka_peer import jars
+from bench.maven import java
+
+NEEDED = pytest.mark.needs.with_args(jars)
 # Started often and for a moment: no large heap, no second compiler.
 OPTIONS = ["-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 TOOLS = "org.apache.kafka.tools."
@@ -33,11 +35,8 @@ class Result:
 
 class JavaTools:
     def __init__(self) -> None:
-        self.jars = subprocess.run(
-            [sys.executable, "-m", "bench.kafka_peer"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        home = os.environ.get("JAVA_HOME")
-        self.java = str(Path(home) / "bin" / "java") if home else "java"
+        self.jars = jars()
+        self.java = java()
 
     def try_run(self, tool: str, *arguments: str, options: Sequence[str] = ()) -> Result:
         """Run a tool, named by its class, in `org.apache.kafka.tools` unless it begins with `kafka.`. `options` are

@@ -27,23 +27,23 @@ def produce(server, topic, count, partition=0):
     producer = Producer({"bootstrap.servers": server.address})
     for index in range(count):
         producer.produce(topic, b"%d" % index, partition=partition)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 class TestConfluent:
     def test_topics(self, admin, unique):
         topic = unique("topic")
-        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(10)
-        assert set(admin.list_topics(topic, timeout=10).topics[topic].partitions) == {0, 1}
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(60)
+        assert set(admin.list_topics(topic, timeout=60).topics[topic].partitions) == {0, 1}
         with pytest.raises(KafkaException) as raised:
-            admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(10)
+            admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(60)
         assert raised.value.args[0].name() == "TOPIC_ALREADY_EXISTS"
-        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(10)
-        assert len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 5
-        admin.delete_topics([topic])[topic].result(10)
-        assert topic not in admin.list_topics(timeout=10).topics
+        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(60)
+        assert len(admin.list_topics(topic, timeout=60).topics[topic].partitions) == 5
+        admin.delete_topics([topic])[topic].result(60)
+        assert topic not in admin.list_topics(timeout=60).topics
         with pytest.raises(KafkaException) as raised:
-            admin.delete_topics([topic])[topic].result(10)
+            admin.delete_topics([topic])[topic].result(60)
         assert raised.value.args[0].name() == "UNKNOWN_TOPIC_OR_PART"
 
     def test_bad_topics_are_refused_with_a_reason(self, admin, unique):
@@ -54,17 +54,17 @@ class TestConfluent:
         }
         for name, new in bad.items():
             with pytest.raises(KafkaException) as raised:
-                admin.create_topics([new])[name].result(10)
+                admin.create_topics([new])[name].result(60)
             assert raised.value.args[0].str()
-        assert good not in admin.list_topics(timeout=10).topics
+        assert good not in admin.list_topics(timeout=60).topics
 
     def test_configs(self, admin, unique):
         topic = unique("topic")
-        admin.create_topics([NewTopic(topic, 1, 1, config={"retention.ms": "1000000"})])[topic].result(10)
+        admin.create_topics([NewTopic(topic, 1, 1, config={"retention.ms": "1000000"})])[topic].result(60)
 
         def described():
             resource = ConfigResource(ResourceType.TOPIC, topic)
-            return admin.describe_configs([resource])[resource].result(10)
+            return admin.describe_configs([resource])[resource].result(60)
 
         assert described()["retention.ms"].value == "1000000"
         assert described()["max.message.bytes"].is_default
@@ -75,34 +75,34 @@ class TestConfluent:
                 ConfigEntry("retention.ms", "2000000", incremental_operation=AlterConfigOpType.SET)
             ],
         )
-        admin.incremental_alter_configs([change])[change].result(10)
+        admin.incremental_alter_configs([change])[change].result(60)
         assert described()["retention.ms"].value == "2000000"
 
     def test_cluster(self, admin, server):
-        cluster = admin.describe_cluster().result(10)
+        cluster = admin.describe_cluster().result(60)
         assert [(node.host, node.port) for node in cluster.nodes] == [("127.0.0.1", server.port)]
         assert cluster.controller.port == server.port
 
     def test_offsets(self, admin, server, unique):
         topic = unique("topic")
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
         produce(server, topic, 10)
         part = TopicPartition(topic, 0)
         for spec, expected in [(OffsetSpec.earliest(), 0), (OffsetSpec.latest(), 10)]:
-            assert admin.list_offsets({part: spec})[part].result(10).offset == expected
-        admin.delete_records([TopicPartition(topic, 0, 4)])[TopicPartition(topic, 0, 4)].result(10)
-        assert admin.list_offsets({part: OffsetSpec.earliest()})[part].result(10).offset == 4
+            assert admin.list_offsets({part: spec})[part].result(60).offset == expected
+        admin.delete_records([TopicPartition(topic, 0, 4)])[TopicPartition(topic, 0, 4)].result(60)
+        assert admin.list_offsets({part: OffsetSpec.earliest()})[part].result(60).offset == 4
 
     def test_groups(self, admin, server, unique):
         topic, group = unique("topic"), unique("group")
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
         consumer = Consumer({"bootstrap.servers": server.address, "group.id": group})
         consumer.commit(offsets=[TopicPartition(topic, 0, 7)], asynchronous=False)
         consumer.close()
-        assert group in {found.group_id for found in admin.list_consumer_groups().result(10).valid}
-        assert admin.describe_consumer_groups([group])[group].result(10).state.name == "EMPTY"
-        admin.delete_consumer_groups([group])[group].result(10)
-        assert group not in {found.group_id for found in admin.list_consumer_groups().result(10).valid}
+        assert group in {found.group_id for found in admin.list_consumer_groups().result(60).valid}
+        assert admin.describe_consumer_groups([group])[group].result(60).state.name == "EMPTY"
+        admin.delete_consumer_groups([group])[group].result(60)
+        assert group not in {found.group_id for found in admin.list_consumer_groups().result(60).valid}
 
 
 class TestKafkaPython:

@@ -95,11 +95,11 @@ def produce_aiokafka(address, topic, acknowledged, stop):
 def read_all(address, topic):
     consumer = Consumer({"bootstrap.servers": address, "group.id": "unused"})
     part = TopicPartition(topic, 0, 0)
-    _, end = consumer.get_watermark_offsets(part, timeout=20)
+    _, end = consumer.get_watermark_offsets(part, timeout=60)
     consumer.assign([part])
     found = []
     while len(found) < end:
-        message = consumer.poll(20)
+        message = consumer.poll(60)
         assert message is not None
         assert message.error() is None, message.error()
         found.append((message.offset(), message.value()))
@@ -118,7 +118,7 @@ def read_all(address, topic):
 def test_idempotent_producer_survives_kill_9(own_server, unique, wait_until, produce):
     topic = unique("topic")
     admin = AdminClient({"bootstrap.servers": own_server.address})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
     acknowledged, failures = [], []
     stop = threading.Event()
 
@@ -159,14 +159,14 @@ def test_topics_and_configs_survive_a_clean_stop_and_a_kill(own_server, unique):
     topic = unique("topic")
     admin = AdminClient({"bootstrap.servers": own_server.address})
     new = NewTopic(topic, 3, 1, config={"retention.ms": "123456789"})
-    admin.create_topics([new])[topic].result(10)
+    admin.create_topics([new])[topic].result(60)
     producer = Producer({"bootstrap.servers": own_server.address})
     producer.produce(topic, b"kept", partition=0)
-    assert producer.flush(20) == 0
-    before = admin.list_topics(timeout=10).topics[topic]
+    assert producer.flush(60) == 0
+    before = admin.list_topics(timeout=60).topics[topic]
     assert own_server.stop() == 0
     own_server.start()
     own_server.restart()
-    after = AdminClient({"bootstrap.servers": own_server.address}).list_topics(timeout=10).topics[topic]
+    after = AdminClient({"bootstrap.servers": own_server.address}).list_topics(timeout=60).topics[topic]
     assert len(after.partitions) == len(before.partitions) == 3
     assert read_all(own_server.address, topic) == [(0, b"kept")]

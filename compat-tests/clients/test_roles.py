@@ -79,18 +79,18 @@ def test_each_user_has_what_its_acls_give_and_no_more(secured, opened) -> None:
     allow(admin, "bob", ACLOperation.READ, ResourceType.GROUP, "readers")
 
     producer = opened(kafka.KafkaProducer(**as_user(secured, "ann")))
-    producer.send("orders", b"one").get(20)
+    producer.send("orders", b"one").get(60)
     for topic in ("others", "orders2"):
         with pytest.raises(TopicAuthorizationFailedError):
-            producer.send(topic, b"x").get(20)
+            producer.send(topic, b"x").get(60)
     with pytest.raises(TopicAuthorizationFailedError):
         bob = opened(kafka.KafkaProducer(**as_user(secured, "bob"), enable_idempotence=False))
-        bob.send("orders", b"x").get(20)
+        bob.send("orders", b"x").get(60)
 
     def read(name: str, group: str) -> list[bytes]:
         consumer = kafka.KafkaConsumer(
             "orders", **as_user(secured, name), group_id=group, auto_offset_reset="earliest",
-            consumer_timeout_ms=6000,
+            consumer_timeout_ms=60_000,
         )  # fmt: skip
         try:
             return [next(consumer).value]
@@ -107,7 +107,7 @@ def test_each_user_has_what_its_acls_give_and_no_more(secured, opened) -> None:
     anything = ResourcePatternFilter(ResourceType.TOPIC, "orders", ACLResourcePatternType.LITERAL)
     admin.delete_acls([ACLFilter("User:ann", None, ACLOperation.ANY, ACLPermissionType.ANY, anything)])
     with pytest.raises(TopicAuthorizationFailedError):  # on the connection that wrote before
-        producer.send("orders", b"two").get(20)
+        producer.send("orders", b"two").get(60)
     lines = [json.loads(line) for line in (secured.directory / "audit.jsonl").read_text().splitlines()]
     refused = {(line["principal"], line["api"], line["operation"], line["resource"]) for line in lines}
     assert ("User:ann", "Metadata", "DESCRIBE", "others") in refused

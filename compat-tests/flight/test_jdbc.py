@@ -17,6 +17,10 @@ ROWS = 200_000
 DRIVER = ("org.apache.arrow", "flight-sql-jdbc-driver", "18.3.0")
 
 
+def driver() -> Path:
+    return fetch("flight-sql-jdbc", [DRIVER], f"{DRIVER[1]}-{DRIVER[2]}.jar")
+
+
 @pytest.fixture
 def console(server, tmp_path):
     with connect(server.address) as connection:
@@ -45,14 +49,15 @@ def console(server, tmp_path):
     said = process.stdout.readline() + process.stdout.readline()
     yield re.search(r"grpc://(\S+)", said).group(1)
     process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
 
+@pytest.mark.needs.with_args(driver)
+@pytest.mark.timeout(300)
 def test_a_java_program_asks(console):
-    jars = fetch("flight-sql-jdbc", [DRIVER], f"{DRIVER[1]}-{DRIVER[2]}.jar")
     url = f"jdbc:arrow-flight-sql://{console}/?useEncryption=false&user=ann&password=secret"
-    command = [java(), "-Xmx512M", "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp", f"{jars}/*"]
+    command = [java(), "-Xmx512M", "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp", f"{driver()}/*"]
     asked = subprocess.run(
         [*command, str(HERE / "Jdbc.java"), url], capture_output=True, text=True, timeout=120, check=False
     )

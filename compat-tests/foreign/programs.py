@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bench.kafka_peer import java
+import pytest
+
+from bench.maven import cache_root, java
+from tablelayer.spark.ivy import one_at_a_time
 
 HERE = Path(__file__).resolve().parent
 BUILD_SECONDS = 600
@@ -58,8 +61,16 @@ PROGRAMS = (
 
 
 def command(program: Program) -> list[str]:
-    """What to run, built if need be. Raises ToolMissingError."""
-    return {"java": _java, "go": _go, "node": _node}[program.language](program)
+    """What to run, built if need be, by one process at a time. Raises ToolMissingError."""
+    home = _home()
+    home.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(home / "lock"):
+        return {"java": _java, "go": _go, "node": _node}[program.language](program)
+
+
+def needed(*names: str) -> pytest.MarkDecorator:
+    """The mark of a test that uses these: they are built before its time begins."""
+    return pytest.mark.needs.with_args(lambda: [command(each) for each in PROGRAMS if each.name in names])
 
 
 def _tool(name: str) -> str:
@@ -73,8 +84,11 @@ def _folder(name: str, *sources: Path) -> Path:
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "headrace" / "compat" / f"{name}-{digest.hexdigest()[:12]}"
+    return _home() / f"{name}-{digest.hexdigest()[:12]}"
+
+
+def _home() -> Path:
+    return cache_root() / "compat"
 
 
 def _run(arguments: list[str], cwd: Path, **environment: str) -> None:
@@ -136,7 +150,9 @@ def _go(program: Program) -> list[str]:
     binary = folder / program.name
     if not binary.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _run([go, "build", "-o", str(binary), f"./{main.parent.name}"], module, GOFLAGS="-mod=readonly")
+        made = binary.with_suffix(".new")
+        _run([go, "build", "-o", str(made), f"./{main.parent.name}"], module, GOFLAGS="-mod=readonly")
+        made.replace(binary)
     return [str(binary)]
 
 

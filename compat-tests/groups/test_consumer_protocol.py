@@ -5,32 +5,26 @@ Kafka's published jars are fetched on the first run (`python -m bench.kafka_peer
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from bench.kafka_peer import jars
+from bench.maven import java
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.needs.with_args(jars)]
 
 
 @pytest.fixture(scope="session")
 def tool():
     """`tool(CLASS, ARGUMENT...)` starts one of Kafka's command-line tools."""
-    jars = subprocess.run(
-        [sys.executable, "-m", "bench.kafka_peer"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else "java"
+    folder = jars()
 
     def start(name: str, *arguments: str) -> subprocess.Popen[str]:
-        command = [java, "-Xmx256M", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*"]
+        command = [java(), "-Xmx256M", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}/*"]
         return subprocess.Popen(
             [*command, f"org.apache.kafka.tools.{name}", *arguments],
             stdout=subprocess.PIPE,
@@ -97,6 +91,8 @@ def test_javas_consumer_and_kafkas_tools(own_server, tool, wait_until):
 
 def test_kafka_reads_the_journal_of_a_group(own_server, tool, wait_until):
     """Kafka's dump tool decodes every kind of record that a group of this protocol leaves behind."""
+    own_server.settings["group.consumer.session.timeout.ms"] = "60000"
+    own_server.restart()
     admin = AdminClient({"bootstrap.servers": own_server.address})
     admin.create_topics([NewTopic("journalled", 2, 1)])["journalled"].result(10)
     consumer = Consumer(

@@ -19,8 +19,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from cryptography import x509
-from foreign.programs import PROGRAMS, ToolMissingError, command
-from java_tools import JavaTools
+from foreign.programs import PROGRAMS, ToolMissingError, command, needed
+from java_tools import NEEDED, JavaTools
 from kafka import KafkaConsumer, KafkaProducer
 
 from broker.testing.certificates import identity, trusted_pkcs12
@@ -274,6 +274,7 @@ def test_kcat(secured, listener, unique) -> None:
     assert got.stdout == said
 
 
+@NEEDED
 @pytest.mark.slow
 @pytest.mark.parametrize("listener", BY_TOOLS)
 def test_kafkas_own_tools(secured, listener, unique) -> None:
@@ -324,6 +325,7 @@ BY_FOREIGN = [
 ]
 
 
+@needed("kafkajs")
 @pytest.mark.parametrize(("name", "listener"), BY_FOREIGN)
 def test_clients_of_other_languages(secured, name, listener, unique) -> None:
     """What they write is read by librdkafka; who does not trust the server, or shows no certificate, writes nothing."""

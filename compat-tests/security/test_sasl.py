@@ -30,14 +30,15 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from foreign.programs import PROGRAMS, ToolMissingError, command
-from java_tools import JavaTools
+from foreign.programs import PROGRAMS, ToolMissingError, command, needed
+from java_tools import NEEDED, JavaTools
 from joserfc import jwk, jwt
 
 from tablelayer import client as headrace
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.xdist_group("sasl")  # they share a server, whose users Kafka's tools make
+# They share a server, whose users Kafka's tools make.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("sasl"), NEEDED]
 SECURITY = "org.apache.kafka.common.security"
 PASSWORDS = {"ann": "pass-of-ann-1", "carl": "pass-of-carl-2"}
 USERS = {"PLAIN": "ann", "SCRAM-SHA-256": "carl", "SCRAM-SHA-512": "carl"}
@@ -320,6 +321,7 @@ def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
             assert words.get(mechanism, general) in problems[0]
 
 
+@needed("java-4.3.1", "kafkajs")
 @pytest.mark.parametrize(("name", "mechanism"), quickly(FOREIGN, MECHANISMS, quick=["java-4.3.1", "kafkajs"]))
 def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechanism) -> None:
     program = next(each for each in PROGRAMS if each.name == name)

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
-from java_tools import JavaTools
+from java_tools import NEEDED, JavaTools
 
 RECORDS = 3_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +57,10 @@ def test_kafka_reads_segments_indexes_and_producer_snapshots(own_server, dump_to
     segments = sorted(map(str, folder.glob("*.log")))
     assert len(segments) > 3
 
-    printed = dump_tool("--files", ",".join(segments), "--print-data-log", "--deep-iteration")
+    snapshots = sorted(map(str, folder.glob("*.snapshot")))
+    assert snapshots
+    printed = dump_tool("--files", ",".join(segments + snapshots), "--print-data-log", "--deep-iteration")
+    assert "producerId: " in printed[printed.index(f"Dumping {snapshots[0]}") :]
     offsets = [int(text) for text in re.findall(r"^\| offset: (\d+) ", printed, re.MULTILINE)]
     assert offsets == list(range(6 * RECORDS))
     assert "isvalid: false" not in printed
@@ -74,10 +77,6 @@ def test_kafka_reads_segments_indexes_and_producer_snapshots(own_server, dump_to
     walked = dump_tool("--files", ",".join(indexes), "--verify-index-only")
     for complaint in ("mismatch", "Found timestamp", "out of order", "should be in"):
         assert complaint not in walked.lower(), walked
-
-    snapshots = sorted(map(str, folder.glob("*.snapshot")))
-    assert snapshots
-    assert "producerId: " in dump_tool("--files", ",".join(snapshots))
 
 
 def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_server, dump_tool) -> None:
@@ -98,10 +97,12 @@ def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_
     assert own_server.stop() == 0
     data = own_server.directory / "data"
 
-    printed = dump_tool("--files", str(data / "plain-0" / f"{0:020d}.log"), "--print-data-log")
+    files = [str(data / "plain-0" / f"{0:020d}.{kind}") for kind in ("log", "txnindex")]
+    printed, _, index = dump_tool("--files", ",".join(files), "--print-data-log").partition(
+        f"Dumping {files[1]}"
+    )
     assert printed.count("endTxnMarker: COMMIT") == printed.count("endTxnMarker: ABORT") == 2
     assert "isvalid: false" not in printed
-    index = dump_tool("--files", str(data / "plain-0" / f"{0:020d}.txnindex"))
     found = re.findall(r"firstOffset\D+(\d+)\D+lastOffset\D+(\d+)\D+lastStableOffset\D+(\d+)", index)
     assert found == [("2", "3", "4"), ("6", "7", "8")], index
 

@@ -6,7 +6,9 @@ import re
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from java_tools import JavaTools
+from java_tools import NEEDED, JavaTools
+
+pytestmark = [pytest.mark.timeout(300), NEEDED]
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 ACL = re.compile(r"\(principal=(\S+), host=(\S+), operation=(\w+), permissionType=(\w+)\)")

@@ -15,9 +15,9 @@ import threading
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from java_tools import JavaTools
+from java_tools import NEEDED, JavaTools
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 
 # What Java 4.3 must find usable, at its own highest version.
 USABLE = {

@@ -9,12 +9,12 @@ import time
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from java_tools import JavaTools
+from java_tools import NEEDED, JavaTools
 
 from broker.testing.ports import free_port
 from conftest import ServerProcess
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), NEEDED]
 CONFIGS = "kafka.admin.ConfigCommand"
 RATE = "max.connection.creation.rate"
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)

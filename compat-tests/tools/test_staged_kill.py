@@ -35,10 +35,15 @@ def test_r3_5_a_batch_is_written_once_whatever_dies(own_server) -> None:
     with connect(own_server.address) as connection:
         connection.execute("CREATE TABLE t (n BIGINT) WITH ('bucket.num'='3', 'bucket.key'='n')")
     stop = threading.Event()
-    kills = []
+    kills, steps, patience = [], [0], 1.0
 
     def kill() -> None:
-        while not stop.wait(random_.uniform(0.3, 1.5)):
+        """Sooner or later, but not so soon that nothing is ever done in between."""
+        nonlocal patience
+        done = 0
+        while not stop.wait(random_.uniform(0.3, 1.5) * patience):
+            patience = 1.0 if steps[0] > done else 2 * patience
+            done = steps[0]
             own_server.restart()
             kills.append(time.monotonic())
 
@@ -59,6 +64,7 @@ def test_r3_5_a_batch_is_written_once_whatever_dies(own_server) -> None:
                     run_task(table, batch_id, tasks[0], random_)  # failed or speculative: it never counts
                     receipts = [run_task(table, batch_id, task, random_) for task in tasks]
                     table.commit_staged("query", batch_id, receipts)
+                    steps[0] += 1
             written += len(rows)
             batch_id += 1
     finally:

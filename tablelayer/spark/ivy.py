@@ -49,9 +49,11 @@ def retrieve(
     into: str,
     cache: Path,
     needs: bool = False,
+    without: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Put the artifacts into the folder `work / into`, and with `needs` what they need at run time; gives what the
-    resolver said. What could not be had is not there: look. Writes its settings into `work`.
+    """Put the artifacts into the folder `work / into`, and with `needs` what they need at run time, but nothing of
+    `without` (organisation, artifact); gives what the resolver said. What could not be had is not there: look. What has
+    come into `cache` is not fetched again. Writes its settings into `work`.
     """
     mirror = os.environ.get(MIRROR_VARIABLE)
     root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
@@ -61,6 +63,9 @@ def retrieve(
     )
     which = 'conf="default->runtime,master"' if needs else 'transitive="false" conf="default->master"'
     wanted = "".join(_dependency(*each, which=which) for each in artifacts)
+    wanted += "".join(
+        f"<exclude org={quoteattr(organisation)} module={quoteattr(name)}/>" for organisation, name in without
+    )
     (work / "ivy.xml").write_text(
         '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
         '<info organisation="headrace" module="jars"/>'

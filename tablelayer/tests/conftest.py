@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,19 @@ SPARK_TIMEOUT_S = 400
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that is cut off in the middle of a call spoils the session for all others: none is, on a busy machine."""
     for item in items:
-        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.needs.with_args(_sparks_jars))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+@functools.cache
+def _sparks_jars() -> None:
+    from tablelayer.spark.jars import catalog_jar, paimon_jar, spark_jars
+
+    spark_jars()
+    paimon_jar()
+    catalog_jar()
 
 
 @pytest.fixture(scope="session")

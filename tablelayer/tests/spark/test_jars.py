@@ -8,9 +8,11 @@ import stat
 import subprocess
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from tablelayer.spark import ivy
 from tablelayer.spark import jars as jars_module
 from tablelayer.spark.jars import SparkSetupError, java_command, spark_jars
 
@@ -176,3 +178,25 @@ def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(SparkSetupError, match=f"JAVA_HOME is {tmp_path}{os.sep}gone"):
         java_command()
+
+
+def test_what_is_not_wanted_is_not_fetched_with_the_rest(resolver: Any, tmp_path: Path) -> None:
+    """A slow line is not kept busy with what nobody uses."""
+    fake = resolver([])
+    wanted, unwanted = ("org", "tools", "4.3"), ("org", 'a&"b')
+    ivy.retrieve(
+        "java",
+        Path("ivy.jar"),
+        tmp_path,
+        [wanted],
+        into="jars",
+        cache=tmp_path,
+        needs=True,
+        without=[unwanted],
+    )
+    described = ElementTree.fromstring(fake.wanted[0])
+    (dependencies,) = described.iter("dependencies")
+    assert [(each.tag, each.get("org"), each.get("name", each.get("module"))) for each in dependencies] == [
+        ("dependency", *wanted[:2]),
+        ("exclude", *unwanted),
+    ]
