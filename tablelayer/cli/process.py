@@ -33,9 +33,11 @@ def begin() -> None:
 
 
 def loaded() -> None:
-    """What the command needs is imported; from here on it works. Does nothing in the process of another program."""
+    """What the command needs is imported; from here on it works, and what there is by now is never looked at again
+    for garbage, however many modules the work itself loads. Does nothing in the process of another program."""
     leave_pandas_out()
     if is_own.get():
+        gc.freeze()
         gc.enable()
 
 

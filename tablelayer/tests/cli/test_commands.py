@@ -101,10 +101,10 @@ def test_a_short_command_loads_what_it_needs_and_collects_garbage_from_then_on(s
         f"sys.argv = ['headrace', *{words!r}, '-s', '{server}']\n"
         "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code\n"
         f"heavy = {heavy!r}\n"
-        "print([name for name in heavy if name in sys.modules], gc.isenabled())"
+        "print([name for name in heavy if name in sys.modules], gc.isenabled(), gc.get_freeze_count() > 10_000)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.splitlines()[-1] == "[] True"
+    assert done.stdout.splitlines()[-1] == "[] True True"
     assert shown in done.stdout
 
 
