@@ -54,8 +54,14 @@ class BrokerConfigs:
         self._change = asyncio.Lock()
 
     async def load(self) -> None:
-        """Raises ConfigError if something in the store is no longer legal."""
-        await self._read()
+        """Raises ConfigError if something in the store is no longer legal, or not yet: of a newer version."""
+        try:
+            await self._read()
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}\nThis was not given at the start but set while a broker ran, and is stored in {_ROOT}. If it"
+                " was of a newer version, start that, delete the configuration there (`headrace configs`), and stop it"
+            ) from error
 
     async def run(self) -> None:
         """Follow what is set through other brokers, until cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from broker.cluster.data_dir import LAYOUT_VERSION
 from broker.config_key import ConfigError
 from broker.testing.transactional_client import committed_values, position, until
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.tests.server.tables import Table, Tables, tables
 
 LAYOUTS = Path(__file__).parent / "layouts"
@@ -79,3 +81,61 @@ async def test_what_a_newer_version_has_written_is_refused(tmp_path: Path) -> No
         async with tables(tmp_path, FOREVER):
             pass
     assert properties.read_text() == text
+
+
+def store(data: Path, path: str, node: str) -> None:
+    """What a node of the embedded store is to hold at the next start."""
+    database = sqlite3.connect(data / "meta.db")
+    with database:
+        database.execute("INSERT OR IGNORE INTO nodes VALUES ('/broker-configs', '', NULL, 0)")
+        database.execute(
+            "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, 9)", (path, path.rpartition("/")[0], node.encode())
+        )
+    database.close()
+
+
+def stored(data: Path, path: str) -> str:
+    database = sqlite3.connect(data / "meta.db")
+    ((found,),) = database.execute("SELECT data FROM nodes WHERE path = ?", (path,))
+    database.close()
+    return bytes(found).decode()
+
+
+async def test_a_table_with_an_option_of_a_later_version_waits_for_it(tmp_path: Path) -> None:
+    unpack(NAMES[-1], tmp_path)
+    path = "/topics/default.people"
+    before = stored(tmp_path, path)
+    topic = json.loads(before)
+    topic["config"]["table.of.tomorrow"] = "1"
+    store(tmp_path, path, json.dumps(topic))
+    async with tables(tmp_path, FOREVER) as made:
+        assert (await made.broker.produce("plain", [b'{"n": 1000}'])).error_code == 0
+        clicks = await made.open("clicks")
+        assert sum(
+            each.to_record_batch(clicks.definition.schema.arrow()).num_rows for each in await clicks.scan()
+        )
+        refused = await made.broker.produce("default.people", [b'{"id": 1}'])
+        assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        (partition,) = made.broker.context.metadata.partitions("default.people")
+        with pytest.raises(KafkaError, match=r"unknown option 'table.of.tomorrow'"):
+            _ = partition.log
+    store(tmp_path, path, before)
+    async with tables(tmp_path, FOREVER) as made:
+        assert len(await people(await made.open("people"))) == 19
+
+
+@pytest.mark.parametrize("config", [{"log.of.tomorrow": "1"}, {"log.cleaner.threads": "5"}])
+async def test_a_configuration_of_a_later_version_says_where_it_is_set(
+    tmp_path: Path, config: dict[str, str]
+) -> None:
+    unpack(NAMES[-1], tmp_path)
+    store(tmp_path, "/broker-configs/0", json.dumps(config))
+    (name,) = config
+    with pytest.raises(
+        ConfigError, match=rf"(?s){name}.*set while a broker ran.*a newer version, start that"
+    ):
+        async with tables(tmp_path, FOREVER):
+            pass
+    store(tmp_path, "/broker-configs/0", "{}")
+    async with tables(tmp_path, FOREVER) as made:
+        assert len(await people(await made.open("people"))) == 19
