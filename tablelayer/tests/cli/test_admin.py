@@ -36,6 +36,12 @@ def shop(server):
         connection.admin.drop_database(name, cascade=True)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(doctor, "_CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(doctor, "_ANSWER_MS", 60_000)
+
+
 @pytest.fixture
 def rows(headrace):
     def run(*words):

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tablelayer.cli import output, process
+from tablelayer.cli import output, process, top
 from tablelayer.client import connect
 
 ROOT = Path(__file__).parents[3]
@@ -232,28 +233,22 @@ def test_groups_and_their_lag(headrace, fruit):
     assert "nobody" in unknown.stderr
 
 
-def test_top_shows_rates(headrace, server):
-    import threading
-
-    stop = threading.Event()
+def test_top_shows_rates(headrace, server, monkeypatch):
     with connect(server) as connection:
         connection.execute("CREATE TABLE busy (id INT)")
         busy = connection.table("busy")
 
-        def write():
-            while not stop.is_set():
-                busy.append([{"id": 100}])
-                time.sleep(0.01)
+        def write(seconds):
+            busy.append([{"id": 100}] * 5_000)
+            time.sleep(seconds)
 
-        writer = threading.Thread(target=write)
-        writer.start()
+        monkeypatch.setattr(top, "time", SimpleNamespace(monotonic=time.monotonic, sleep=write))
         try:
             busy.commit("watchers", {0: 0})
             shown = headrace("top", "-n", "1", "--interval", "1").stdout
             told = json_lines(headrace("top", "-n", "2", "--interval", "1", "-o", "json"))
         finally:
-            stop.set()
-            writer.join()
+            monkeypatch.undo()
             connection.admin.drop_table("busy")
     row = next(line.split() for line in shown.splitlines() if line.startswith("default.busy"))
     assert float(row[-1].replace(",", "")) > 0

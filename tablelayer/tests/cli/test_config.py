@@ -50,9 +50,9 @@ def strict() -> Iterator[FakeServer]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     yield server
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 

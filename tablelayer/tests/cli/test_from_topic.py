@@ -61,7 +61,7 @@ def write(server: str, topic: str, *records: tuple[Any, Any]) -> None:
         producer.produce(
             topic, None if value is None else json.dumps(value), None if key is None else json.dumps(key)
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(100) == 0
 
 
 KEY = {"schema": struct(FIELDS[0]), "payload": {"id": 7}}

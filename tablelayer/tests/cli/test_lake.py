@@ -57,7 +57,7 @@ def test_rounds_are_visible_from_grant_to_commit(headrace, connection):
     quick = type(granted)(path, granted.table_id, granted.epoch, 150)
     with Heartbeats(coordinator, quick) as beats:
         assert "ends after what is in hand" in headrace("tables", "lake", "tiered", "--finish").stdout
-        assert beats.finish.wait(10)
+        assert beats.finish.wait(60)
     ends = table.offsets("latest")
     coordinator.commit(granted, 77, ends)
     coordinator.release(granted)

@@ -29,7 +29,7 @@ def served(serve, tmp_path):
 
 def scrape(server):
     """Values by name and labels."""
-    with urllib.request.urlopen(server.metrics, timeout=10) as answer:
+    with urllib.request.urlopen(server.metrics, timeout=60) as answer:
         text = answer.read().decode()
     return {
         (sample.name, *sample.labels.values()): sample.value

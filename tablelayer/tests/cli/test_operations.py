@@ -36,7 +36,7 @@ class Operated:
     def get(self, path: str, method: str = "GET") -> tuple[int, str]:
         asked = urllib.request.Request(f"{self.http}{path}", method=method)
         try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -48,7 +48,7 @@ class Operated:
 @pytest.fixture
 def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
     told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    told.settimeout(30)
+    told.settimeout(60)
     told.bind(str(tmp_path / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "3600000000")
@@ -87,7 +87,7 @@ def test_a_server_is_looked_after(operated: Operated, eventually: Callable[[Call
     operated.server.process.send_signal(signal.SIGHUP)
     assert operated.heard()[0] == "RELOADING=1"
     assert operated.heard()[0] == "READY=1"
-    eventually(log.exists)
+    eventually(lambda: log.exists() and operated.lines())
     assert [line["message"] for line in operated.lines()] == ["SIGHUP: the log file is opened anew"]
     assert all("SIGHUP" not in line["message"] for line in operated.lines("moved.log"))
 

@@ -199,8 +199,10 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch):
     ):  # fmt: skip
         monkeypatch.setattr("sys.stderr", stream)
         Session.written_count = 1_000_000 if verb == "written" else 0
+        end = time.monotonic() + (60 if expected else 0.1)
         with progress.showing(Connection(), Session()):
-            time.sleep(0.1)
+            while f"rows {verb}" not in stream.getvalue() and time.monotonic() < end:
+                time.sleep(0.01)
         assert (f"rows {verb}" in stream.getvalue()) is expected
         assert stream.getvalue().endswith("\r\x1b[K") is expected
     assert progress.progress_text(1_234_567, 2.0) == "1,234,567 rows read, 617,284/s, 2 s"
