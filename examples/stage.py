@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+_SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""An example's JVMs live for seconds: what the optimising compiler would win later, it costs now."""
 
 
 class StepFailedError(Exception):
@@ -37,6 +44,22 @@ class Stage:
     checks: list[Check] = field(default_factory=list)
     times: list[tuple[str, float]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+
+    def run(self, steps: Iterable[tuple[str, Callable[[], object]]], close: Callable[[], object]) -> int:
+        """The steps in their order, until one cannot go on; the exit code. `close` ends what they have started,
+        whatever happens, SIGTERM too.
+        """
+        signal.signal(signal.SIGTERM, _end)
+        os.environ.setdefault("JDK_JAVA_OPTIONS", _SHORT_LIVED_JVM)
+        try:
+            for title, work in steps:
+                with self.step(title):
+                    work()
+        except StepFailedError as error:
+            self.fail(error)
+        finally:
+            close()
+        return self.summary()
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -109,3 +132,8 @@ class Stage:
             return 1
         self.console.print(f"\n[bold green]all {len(self.checks)} checks hold[/], {seconds:.0f} s in all")
         return 0
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """As Ctrl-C."""
+    sys.exit(128 + number)

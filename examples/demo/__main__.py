@@ -10,14 +10,10 @@ import os
 import sys
 
 from examples.demo.steps import LAKE_VARIABLE, LAKES, Demo
-from examples.stage import Stage, StepFailedError
-
-# The demo's JVMs live for seconds: what the optimising compiler would win later, it costs now.
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+from examples.stage import Stage
 
 
 def main() -> int:
-    os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
     stage = Stage("Headrace: Kafka clients, tables, Spark and the lake")
     lake = os.environ.get(LAKE_VARIABLE) or LAKES[0]
     if lake not in LAKES:
@@ -39,15 +35,7 @@ def main() -> int:
     if demo.secure:
         steps.insert(3, ("Users, and what each may do", demo.let_in))
         steps.append(("The fence: what each may not do", demo.fence))
-    try:
-        for title, run in steps:
-            with stage.step(title):
-                run()
-    except StepFailedError as error:
-        stage.fail(error)
-    finally:
-        demo.close()
-    return stage.summary()
+    return stage.run(steps, demo.close)
 
 
 if __name__ == "__main__":

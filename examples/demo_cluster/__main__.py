@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from types import FrameType
 
-from examples.demo.__main__ import SHORT_LIVED_JVM
 from examples.demo_cluster.steps import ClusterDemo
-from examples.stage import Stage, StepFailedError
-
-
-def end(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
+from examples.stage import Stage
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, end)  # as Ctrl-C: whatever was started is ended
-    os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
     stage = Stage("Headrace: a cluster of three, and what happens to its brokers")
     demo = ClusterDemo(stage)
     steps = [
@@ -37,15 +27,7 @@ def main() -> int:
         ("Union read: lake and log, while rows arrive", demo.union),
         ("The check: against DuckDB, to the cent", demo.verify),
     ]
-    try:
-        for title, run in steps:
-            with stage.step(title):
-                run()
-    except StepFailedError as error:
-        stage.fail(error)
-    finally:
-        demo.close()
-    return stage.summary()
+    return stage.run(steps, demo.close)
 
 
 if __name__ == "__main__":
