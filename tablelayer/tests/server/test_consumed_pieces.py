@@ -152,7 +152,7 @@ def lying(table: Table) -> list[bytes]:
 
 
 async def test_r17_8_readers_pass_over_batches_that_cannot_be_read_and_tell_of_each_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id INT, text STRING")
@@ -192,13 +192,13 @@ async def test_r17_8_readers_pass_over_batches_that_cannot_be_read_and_tell_of_e
             return ids
 
         condition = encode_filter(pc.field("id") >= 0, schema)
-        with caplog.at_level(logging.ERROR):
+        with own_log.at_level(logging.ERROR):
             assert await scanned() == [0, 1]
             assert await scanned(filter=condition, row_filter=True) == [0, 1]
             assert await consumed() == [0, 1]
             assert await consumed() == [0, 1]
             assert [row["id"] for row in await table.limit(10)] == [0, 1]
-        told = [record.getMessage() for record in caplog.records]
+        told = [record.getMessage() for record in own_log.records]
         assert [text.split(":")[1].strip() for text in told] == [
             "the batch at offsets 1 to 2 cannot be read, readers pass over it",
             "the batch at offsets 3 to 4 cannot be read, readers pass over it",

@@ -208,7 +208,7 @@ NO_CHANGES = [
 
 
 def test_changes_that_are_none_are_refused_with_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
@@ -220,7 +220,7 @@ def test_changes_that_are_none_are_refused_with_words(
                 assert answer.error_code == TableErrorCode.INVALID_TABLE, changes
 
     run(work)
-    assert not [record for record in caplog.records if record.exc_info], caplog.text
+    assert not [record for record in own_log.records if record.exc_info], own_log.text
 
 
 def test_the_copy_of_a_definition_that_only_moves_is_equal_to_one_that_is_made_anew() -> None:

@@ -74,7 +74,7 @@ def requests_of(kind: Any, table: Any) -> Iterator[tuple[Any, str]]:
                 yield request, f"{name}=[{value}]"
 
 
-def test_extreme_numbers_are_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_extreme_numbers_are_answered(tmp_path: Path, own_log: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             keyed = await all_tables.create("id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED", name="k")
@@ -90,8 +90,8 @@ def test_extreme_numbers_are_answered(tmp_path: Path, caplog: pytest.LogCaptureF
                             assert code != ErrorCode.UNKNOWN_SERVER_ERROR, (kind.__name__, what, answer)
 
     run(work)
-    assert not [each for each in caplog.records if each.exc_info or each.levelno >= logging.ERROR], (
-        caplog.text
+    assert not [each for each in own_log.records if each.exc_info or each.levelno >= logging.ERROR], (
+        own_log.text
     )
 
 
@@ -124,7 +124,7 @@ def test_what_workers_say_stays_in_its_line(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_old_versions_of_lake_messages_are_told_what_they_cannot_be_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
@@ -153,4 +153,4 @@ def test_old_versions_of_lake_messages_are_told_what_they_cannot_be_told(
             assert (begun.granted, begun.topic) == (True, "clicks")
 
     run(work)
-    assert not [each for each in caplog.records if each.exc_info], caplog.text
+    assert not [each for each in own_log.records if each.exc_info], own_log.text

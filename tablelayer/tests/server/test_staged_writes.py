@@ -305,7 +305,7 @@ async def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_p
 
 
 async def test_r3_5_decided_rows_that_do_not_fit_are_their_writers_mistake_until_they_fit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, own_log: pytest.LogCaptureFixture
 ) -> None:
     columns = "k BIGINT NOT NULL, total TINYINT, PRIMARY KEY (k) NOT ENFORCED"
     engine = {"table.merge-engine": "aggregation", "fields.total.agg": "sum"}
@@ -318,11 +318,11 @@ async def test_r3_5_decided_rows_that_do_not_fit_are_their_writers_mistake_until
         assert "does not fit into TINYINT" in answer.error_message
     async with tables(tmp_path) as all_tables:
         table = await all_tables.open()
-        await until(lambda: "cannot be written" in caplog.text)
+        await until(lambda: "cannot be written" in own_log.text)
         assert (await table.put(("+", {"k": 1, "total": -80}))).error_code == 0
         assert (await commit(table, 0, {"a": chunks})).error_code == 0
         assert await table.lookup({"k": 1}) == [{"k": 1, "total": 120}]
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert not [record for record in own_log.records if record.levelname == "ERROR"]
 
 
 async def create_aggregation(all_tables: Any, columns: str, options: dict[str, str]) -> Table:
