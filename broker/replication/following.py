@@ -12,6 +12,7 @@ and waits for it (`at_rest`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -23,7 +24,8 @@ from broker.cluster.log_closing import close_log, delete_with
 from broker.disk_errors import is_disk_full, is_out_of_descriptors
 from broker.log.errors import CorruptLogError
 from broker.replication.nearest import FollowedPartition
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.header import Buffer, iter_headers
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -209,6 +211,8 @@ class Follower:
     async def _copied(self, answer: PartitionData, slices: Slices) -> None:
         """Not all of it, if this follower ends or follows another epoch meanwhile."""
         log, read = self.log, self._read
+        if log.log_start_offset == log.log_end_offset:
+            self._begin_with(answer.records)
         if read is not None:
             read.copying(log)
         try:
@@ -220,6 +224,18 @@ class Follower:
             self._copying = None
             if read is not None:
                 read.copied(log)
+
+    def _begin_with(self, records: Buffer) -> None:
+        """Records may be deleted up to within a batch, which is copied whole: an empty log begins where that does, and
+        deletes what the leader has deleted (Kafka's appendRecordsToFollowerOrFutureReplica).
+        """
+        log = self.log
+        with contextlib.suppress(DecodeError):  # it is told of by who takes the records over
+            for _, header in iter_headers(memoryview(records)):
+                if header.base_offset < log.log_end_offset <= header.last_offset:
+                    log.restart_at(header.base_offset)
+                    log.follow()
+                return
 
     def _copies(self, answer: PartitionData) -> Work[None]:
         epoch = self.state.leader_epoch

@@ -14,6 +14,7 @@ import pytest
 from broker.log.checkpoint import CLEAN_NAME
 from broker.log.partition_log import PartitionLog
 from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
+from broker.testing.direct import values_of
 from broker.tests.replication.test_replication import TOPIC, create, described, led, log_of, produce, until
 from protocol.errors import ErrorCode
 
@@ -74,6 +75,27 @@ async def test_a_follower_whose_log_is_damaged_copies_it_anew(tmp_path: Path) ->
         (kept,) = (tmp_path / str(follower)).glob(f"{TOPIC}-0.*-stray")
         (segment,) = kept.glob("*.log")
         assert segment.read_bytes() == damaged, "for whoever wants to look at it"
+
+
+async def test_a_replica_copies_a_batch_whose_first_records_are_deleted(tmp_path: Path) -> None:
+    """It was away, and has nothing of what the leader has left: DeleteRecords went to within a batch."""
+    async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
+        await create(cluster.brokers[1])
+        leader = await led(cluster, {1, 2, 3})
+        first, *_, away = (await described(leader))[0].replica_nodes
+        assert leader is cluster.brokers[first]
+        await cluster.stop(away)
+        assert (await produce(leader, [b"%d" % number for number in range(4)], acks=-1)).error_code == 0
+        log_of(leader).delete_records(2)
+        await cluster.start(away, STARTED)
+        await led(cluster, {1, 2, 3})
+        copied = log_of(cluster.brokers[away])
+        assert (copied.log_start_offset, copied.log_end_offset) == (2, 4)
+        for node_id in {1, 2, 3} - {away}:
+            await cluster.stop(node_id)
+        found = await (await led(cluster, {away})).fetch(TOPIC, 2)
+        assert [value for _, value in values_of(found.records) if value in (b"2", b"3")] == [b"2", b"3"]
+        assert (await cluster.brokers[away].fetch(TOPIC, 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 async def test_others_lead_when_the_log_of_the_leader_is_damaged(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tablelayer.tests.server.test_replicated_tables import (
     in_sync,
     led,
     patiently,
+    put,
     standby_at,
     state_of,
     tables_at,
@@ -197,3 +198,42 @@ async def test_what_is_kept_of_a_table_is_forgotten_by_the_broker_that_knows_tha
         for path in kept:
             assert await context.store.get(path) is None
         await until(lambda: not extension.column_grants.tables())
+
+
+async def test_snapshots_of_an_earlier_time_as_leader_are_not_gone_on_from_where_the_log_has_gone(
+    tmp_path: Path,
+) -> None:
+    """A broker leads again whose snapshot is older than the log: its damaged store is copied from another."""
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
+        table = await led(cluster, made, {1, 2, 3})
+        first = state_of(cluster).leader
+        await put(table, {0: 0, 1: 1})
+        bucket = bucket_at(table)
+        await until(lambda: bucket._schedule is not None)
+        assert bucket._schedule is not None
+        assert bucket.snapshots is not None
+        assert bucket._tablet is not None
+        await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
+        assert bucket.snapshots.newest_offset == 2
+        await cluster.stop(first)
+        table = await led(cluster, made, {1, 2, 3} - {first})
+        others = bucket_at(table).snapshots
+        assert others is not None
+        assert not others.known, "they are another broker's"
+        await put(table, {2: 2, 3: 3})
+        table.partition.log.delete_records(3)
+        await cluster.start(first)
+        await in_sync(cluster, {1, 2, 3})
+        for node_id in {1, 2, 3} - {first}:
+            await cluster.stop(node_id)
+        table = await led(cluster, made, {first})
+        assert await found(table, 0, 1, 2, 3) == [{"k": key, "v": key} for key in range(4)]
+        for node_id in {1, 2, 3} - {first}:
+            await cluster.start(node_id)
+        await in_sync(cluster, {1, 2, 3})
+        bucket = bucket_at(table)
+        bucket._damaged(OSError("a block of it is wrong"))
+        await until(lambda: bucket._rebuilding is None)
+        assert await found(table, 0, 1, 2, 3) == [{"k": key, "v": key} for key in range(4)]
+        assert table.partition.failure is None
