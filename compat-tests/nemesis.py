@@ -25,7 +25,7 @@ from relays import Relays
 
 from broker.testing.histories import read_segment
 from broker.testing.ports import free_port
-from broker.testing.zookeeper import ZooKeeperServer
+from broker.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from protocol.records.header import CRC_POSITION
 
 SESSION_MS = 5_000
@@ -58,8 +58,16 @@ def store_way(number: int) -> str:
 class Cluster:
     """Three brokers and a ZooKeeper server below `folder`, stopped cleanly at the end."""
 
-    def __init__(self, folder: Path, server_process_class: type, **settings: str) -> None:
-        self.zookeeper = ZooKeeperServer(folder / "zookeeper", tick_ms=TICK_MS)
+    def __init__(
+        self,
+        folder: Path,
+        server_process_class: type,
+        *,
+        zookeeper: ZooKeeperServer | ZooKeeperEnsemble | None = None,
+        **settings: str,
+    ) -> None:
+        """`zookeeper`: another than one server. Whoever is of an ensemble is reached without a relay."""
+        self.zookeeper = zookeeper or ZooKeeperServer(folder / "zookeeper", tick_ms=TICK_MS)
         self.relays = Relays()
         self.patience_seconds: float = WHOLE_SECONDS
         self.small: Path | None = None
@@ -102,13 +110,15 @@ class Cluster:
             for number, broker in self.brokers.items():
                 port = free_port()
                 inside = self.relays.add(way(number), port)
-                store = self.relays.add(store_way(number), self.zookeeper.port)
+                store = self.zookeeper.address
+                if isinstance(self.zookeeper, ZooKeeperServer):
+                    store = f"127.0.0.1:{self.relays.add(store_way(number), self.zookeeper.port)}"
                 broker.settings |= {
                     "node.id": str(number),
                     "broker.rack": f"r{number}",
                     "listeners": f"INSIDE://127.0.0.1:{port},CLIENTS://{broker.address}",
                     "advertised.listeners": f"INSIDE://127.0.0.1:{inside},CLIENTS://{broker.address}",
-                    "zookeeper.connect": f"127.0.0.1:{store}/headrace",
+                    "zookeeper.connect": f"{store}/headrace",
                 }
             self.zookeeper.start()
             self.start(*NODES)

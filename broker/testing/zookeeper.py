@@ -24,8 +24,15 @@ class ZooKeeperServer:
     """
 
     def __init__(
-        self, folder: Path, *, tick_ms: int = TICK_MS, settings: str = "", options: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        tick_ms: int = TICK_MS,
+        settings: str = "",
+        options: Sequence[str] = (),
+        is_of_ensemble: bool = False,
     ) -> None:
+        self._is_of_ensemble = is_of_ensemble
         self._settings = settings
         self._options = options
         self._folder = folder
@@ -43,7 +50,7 @@ class ZooKeeperServer:
         settings = self._folder / "zoo.cfg"
         own = server_settings(self._folder / "data", "127.0.0.1", self.port, self._tick_ms)
         settings.write_text(own + self._settings)
-        command = server_command(settings, *self._options)
+        command = server_command(settings, *self._options, is_of_ensemble=self._is_of_ensemble)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + READY_SECONDS
@@ -66,6 +73,37 @@ class ZooKeeperServer:
     def go_on(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+
+class ZooKeeperEnsemble:
+    """Some servers that are one ZooKeeper as long as most of them are there. What is done to all, and `servers`."""
+
+    def __init__(self, folder: Path, count: int = 3, *, tick_ms: int = TICK_MS) -> None:
+        numbers = range(1, count + 1)
+        settings = "initLimit=40\nsyncLimit=10\n" + "".join(
+            f"server.{number}=127.0.0.1:{free_port()}:{free_port()}\n" for number in numbers
+        )
+        self.servers = []
+        for number in numbers:
+            data = folder / str(number) / "data"
+            data.mkdir(parents=True)
+            (data / "myid").write_text(str(number))
+            self.servers.append(
+                ZooKeeperServer(folder / str(number), tick_ms=tick_ms, settings=settings, is_of_ensemble=True)
+            )
+
+    @property
+    def address(self) -> str:
+        return ",".join(server.address for server in self.servers)
+
+    def start(self) -> None:
+        """Returns when each answers; they may not have agreed on a leader yet."""
+        for server in self.servers:
+            server.start()
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
 
 
 @contextlib.contextmanager

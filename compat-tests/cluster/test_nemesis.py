@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ensemble_faults import ENSEMBLE, TABLE
 from fault_load import Load, create_topic
 from nemesis import (
     FLIPS,
@@ -22,6 +23,7 @@ from nemesis import (
     PARTITIONS,
     STOPS,
     STORE,
+    TICK_MS,
     Cluster,
     Nemesis,
     kill_a_leader,
@@ -32,6 +34,7 @@ from nemesis import (
 from table_load import TableLoad
 
 from broker.testing.histories import check_log, read_segment, told
+from broker.testing.zookeeper import ZooKeeperEnsemble
 from tablelayer.client import ClientConfig, connect
 
 SEED = int(os.environ.get("HEADRACE_NEMESIS_SEED", "1"))
@@ -43,7 +46,6 @@ CHOSEN = [
     for kind in os.environ.get("HEADRACE_NEMESIS_FAULTS", ",".join(KINDS)).split(",")
     for fault in KINDS[kind]
 ]
-TABLE = "default.sums"
 
 
 def run(
@@ -142,6 +144,17 @@ def test_nothing_is_lost_by_four_faults(tmp_path, server_process_class):
 def test_nemesis(tmp_path, server_process_class):
     for seed in range(SEED, SEED + RUNS):
         run(tmp_path / str(seed), server_process_class, seed, drawn(seed, CHOSEN, SECONDS))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_an_ensemble_that_loses_its_quorum_now_and_then_loses_nothing(tmp_path, server_process_class):
+    """Three ZooKeepers. Without two of them nobody acknowledges anything when the leases have ended, and who asks is
+    told so; brokers come back by themselves.
+    """
+    ensemble = ZooKeeperEnsemble(tmp_path / "ensemble", tick_ms=TICK_MS)
+    faults = drawn(SEED, ENSEMBLE, SECONDS)
+    run(tmp_path / "nodes", server_process_class, SEED, faults, patience_seconds=120, zookeeper=ensemble)
 
 
 @pytest.mark.soak

@@ -27,10 +27,11 @@ def server_settings(data: Path, host: str, port: int, tick_ms: int) -> str:
     )
 
 
-def server_command(settings: Path, *options: str) -> list[str]:
+def server_command(settings: Path, *options: str, is_of_ensemble: bool = False) -> list[str]:
     """What starts the server, with more options of Java. Raises RuntimeError without the jars."""
     java = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *options, "-cp", _class_path()]
-    return [*java, "org.apache.zookeeper.server.ZooKeeperServerMain", str(settings)]
+    main = "quorum.QuorumPeerMain" if is_of_ensemble else "ZooKeeperServerMain"
+    return [*java, f"org.apache.zookeeper.server.{main}", str(settings)]
 
 
 def answers(host: str, port: int) -> bool:
