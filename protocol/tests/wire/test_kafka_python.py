@@ -8,13 +8,10 @@ import importlib
 import pkgutil
 import warnings
 
-import pytest
-from hypothesis import HealthCheck, given, settings
-
 from protocol.fields import NIL_UUID
 from protocol.messages.api_versions import ApiVersionsResponse
 from protocol.schema import Struct
-from protocol.tests.wire.values import API_PAIRS, carried, full, name_of, structs
+from protocol.tests.wire.values import API_PAIRS, carried, with_any_values
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its resources the old way
@@ -35,7 +32,6 @@ def subclasses(kind):
 
 KAFKA_PYTHON = {kind.__name__: kind for kind in subclasses(KafkaPythonMessage)}
 
-few_examples = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 KAFKA_PYTHON_SKIPPED: dict[tuple[str, int], str] = {}
 
 
@@ -110,17 +106,9 @@ def check_kafka_python(message, kind, version):
     assert decoded == kind.decode(encoded, version)
 
 
-@pytest.mark.parametrize(("kind", "version"), KAFKA_PYTHON_PAIRS, ids=name_of)
-def test_kafka_python_agrees(kind, version):
-    check_kafka_python(kind(), kind, version)
-    check_kafka_python(full(kind, version), kind, version)
-
-    @few_examples
-    @given(structs(kind, version))
-    def any_values(message):
-        check_kafka_python(message, kind, version)
-
-    any_values()
+@with_any_values(KAFKA_PYTHON_PAIRS)
+def test_kafka_python_agrees(message, kind, version):
+    check_kafka_python(message, kind, version)
 
 
 def test_nothing_falls_out_of_the_comparison():

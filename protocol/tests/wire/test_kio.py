@@ -10,16 +10,12 @@ import io
 from typing import get_args
 
 import kio.index
-import pytest
-from hypothesis import HealthCheck, given, settings
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from protocol.fields import NIL_UUID
 from protocol.schema import Struct
-from protocol.tests.wire.values import API_PAIRS, carried, full, name_of, structs
-
-few_examples = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+from protocol.tests.wire.values import API_PAIRS, carried, with_any_values
 
 
 def kio_class(kind, version):
@@ -94,17 +90,9 @@ def check_kio(message, kind, version):
     assert end == len(buffer.getvalue())
 
 
-@pytest.mark.parametrize(("kind", "version"), KIO_PAIRS, ids=name_of)
-def test_kio_agrees(kind, version):
-    check_kio(kind(), kind, version)
-    check_kio(full(kind, version), kind, version)
-
-    @few_examples
-    @given(structs(kind, version))
-    def any_values(message):
-        check_kio(message, kind, version)
-
-    any_values()
+@with_any_values(KIO_PAIRS)
+def test_kio_agrees(message, kind, version):
+    check_kio(message, kind, version)
 
 
 def test_kio_header_versions_agree():

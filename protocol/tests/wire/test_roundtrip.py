@@ -4,12 +4,10 @@ import copy
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from protocol.errors import EncodeError
 from protocol.schema import Struct
-from protocol.tests.wire.values import PAIRS, full, in_every_version, name_of, structs
+from protocol.tests.wire.values import PAIRS, full, in_every_version, with_any_values
 
 
 @in_every_version
@@ -23,11 +21,8 @@ def test_every_field_comes_back(kind, version):
     assert kind.decode(message.encode(version), version) == message
 
 
-@pytest.mark.parametrize(("kind", "version"), PAIRS, ids=name_of)
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(data=st.data())
-def test_any_values_come_back(kind, version, data):
-    message = data.draw(structs(kind, version))
+@with_any_values(PAIRS)
+def test_any_values_come_back(message, kind, version):
     encoded = message.encode(version)
     decoded = kind.decode(encoded, version)
     assert decoded.encode(version) == encoded

@@ -1,18 +1,25 @@
-"""All messages, and hypothesis strategies for messages of one version: shared by the tests of this folder."""
+"""All messages, and messages of one version with any values in them: shared by the tests of this folder.
 
-import functools
+`HEADRACE_WIRE_SEED` and `HEADRACE_WIRE_EXAMPLES` choose other and more of them.
+"""
+
 import importlib
+import os
 import pkgutil
+import random
 from uuid import UUID
 
 import pytest
-from hypothesis import strategies as st
 
 import protocol.messages
 from protocol.schema import ApiMessage, Field, Message, Struct
 
 for module in pkgutil.iter_modules(protocol.messages.__path__):
     importlib.import_module(f"protocol.messages.{module.name}")
+
+
+SEED = int(os.environ.get("HEADRACE_WIRE_SEED", "1"))
+EXAMPLES = int(os.environ.get("HEADRACE_WIRE_EXAMPLES", "6"))
 
 
 def _declared(base: type[Message]) -> list[type[Message]]:
@@ -53,44 +60,71 @@ def in_every_version(test):
 
 
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8) | st.sampled_from(
-    ["", "orders", "é", "𝄞", "x" * 127, "x" * 128, "y" * 300]
-)
-BYTES = st.binary(max_size=6) | st.sampled_from([b"", b"z" * 126, b"z" * 127, b"z" * 20_000])
+LETTERS = "aZ09 .-_/\0\x7f\x80éßĀ中\uffff𝄞"
+TEXTS = ["", "orders", "é", "𝄞", "x" * 127, "x" * 128, "y" * 300]
+BYTES = [b"", b"z" * 126, b"z" * 127, b"z" * 20_000]
+UUIDS = [UUID(int=0), UUID(int=1), UUID(int=2**128 - 1), UUID(int=0xABCD << 64)]
+FLOATS = [0.0, -0.0, 1.0, -1.5, 1e-308, 5e-324, 1.7976931348623157e308, float("inf"), float("-inf")]
 
 
-def values(field: Field, version: int) -> st.SearchStrategy:
-    """Legal values of a field in a version that carries it."""
+def chosen(kind: type[Struct], version: int, chance: random.Random) -> Struct:
+    """A struct whose fields hold legal values, often those at an end of what is legal."""
+    return kind(**{name: _any(field, version, chance) for name, field in carried(kind, version)})
+
+
+def _any(field: Field, version: int, chance: random.Random) -> object:
+    may_be_absent = version in field.nullable or (field.kind == "struct" and field.is_tagged(version))
+    if may_be_absent and chance.random() < 0.25:
+        return None
     if field.kind == "struct":
-        given = structs(field.structure, version)
-        return st.none() | given if version in field.nullable or field.is_tagged(version) else given
+        return chosen(field.structure, version, chance)
     if field.kind == "array":
-        given = st.lists(values(field.element, version), max_size=3)
-    elif field.kind == "string":
-        given = TEXT
-    elif field.kind in ("binary", "records"):
-        given = BYTES
-    elif field.kind == "boolean":
-        given = st.booleans()
-    elif field.kind == "uuid":
-        given = st.sampled_from([UUID(int=0), UUID(int=1), UUID(int=2**128 - 1), UUID(int=0xABCD << 64)])
-    elif field.kind.startswith("uint"):
-        given = st.integers(0, 2 ** int(field.kind[4:]) - 1)
-    elif field.kind == "float64":
-        given = st.floats(allow_nan=False)
+        return [_any(field.element, version, chance) for _ in range(chance.randrange(4))]
+    if field.kind == "string":
+        few = "".join(chance.choices(LETTERS, k=chance.randrange(9)))
+        return chance.choice((few, chance.choice(TEXTS)))
+    if field.kind in ("binary", "records"):
+        return chance.choice((chance.randbytes(chance.randrange(7)), chance.choice(BYTES)))
+    if field.kind == "boolean":
+        return chance.random() < 0.5
+    if field.kind == "uuid":
+        return chance.choice(UUIDS)
+    if field.kind == "float64":
+        return chance.choice((chance.choice(FLOATS), chance.uniform(-1e9, 1e9)))
+    if field.kind.startswith("uint"):
+        low, high, usual = 0, 2 ** int(field.kind[4:]) - 1, 0
     else:
-        bits = BITS[field.kind]
-        given = st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) | st.just(field.default)
-    return st.none() | given if version in field.nullable else given
+        low, high = -(2 ** (BITS[field.kind] - 1)), 2 ** (BITS[field.kind] - 1) - 1
+        usual = field.default
+    near = chance.randint(max(low, -200), min(high, 200))  # where varints become longer
+    return chance.choice((low, high, usual, near, chance.randint(low, high)))
 
 
-@functools.cache
-def structs(kind: type[Struct], version: int) -> st.SearchStrategy:
-    """Structs whose fields hold legal values, and defaults where the version does not carry the field."""
-    return st.builds(
-        kind,
-        **{name: values(field, version) for name, field in kind.FIELDS.items() if version in field.versions},
-    )
+def with_any_values(pairs: list[tuple[type[ApiMessage], int]]):
+    """Turns a test of (message, kind, version) into one per kind: through all its versions, with defaults, with a value
+    in every field and with `EXAMPLES` messages of any values.
+    """
+    versions = {kind: [version for each, version in pairs if each is kind] for kind, _ in pairs}
+
+    def tested(test):
+        @pytest.mark.parametrize("kind", versions, ids=name_of)
+        def through_versions(kind):
+            for version in versions[kind]:
+                chance = random.Random(f"{kind.__name__} {version} {SEED}")
+                for number in range(-2, EXAMPLES):
+                    message = chosen(kind, version, chance) if number >= 0 else kind()
+                    if number == -1:
+                        message = full(kind, version)
+                    try:
+                        test(message, kind, version)
+                    except BaseException as error:
+                        error.add_note(f"version {version}, HEADRACE_WIRE_SEED={SEED}: {message!r}"[:5000])
+                        raise
+
+        through_versions.__doc__ = test.__doc__
+        return through_versions
+
+    return tested
 
 
 def full(kind: type[Struct], version: int, elements: int = 2) -> Struct:
