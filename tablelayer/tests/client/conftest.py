@@ -248,7 +248,7 @@ class BrokerThread:
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 

@@ -65,14 +65,14 @@ def write_by_kafka(connection: Connection, path: str, rows: pa.RecordBatch, keye
     producer = Producer({"bootstrap.servers": connection.bootstrap})
     for value in rows_to_json(rows).to_pylist():
         producer.produce(path, value, partition=0, on_delivery=lambda error, _: failures.append(error))
-    assert producer.flush(30) == 0
+    assert producer.flush(100) == 0
     assert failures == [None] * rows.num_rows
 
 
 def consumed(connection: Connection, path: str, schema: Schema, count: int) -> pa.Table:
     consumer = Consumer({"bootstrap.servers": connection.bootstrap, "group.id": "nested"})
     consumer.assign([TopicPartition(path, 0, 0)])
-    values = [record.value() for record in consumer.consume(count, 20)]
+    values = [record.value() for record in consumer.consume(count, 60)]
     consumer.close()
     assert all(isinstance(json.loads(value), dict) for value in values)
     return pa.table(json_to_rows(pa.array(values, pa.binary()), schema))

@@ -239,7 +239,7 @@ async def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_mea
 ) -> None:
     """Somebody else's listing closes the partition's writer, with a batch of this one's in it."""
     name = str(new(PK).path)
-    async with await connect_async(server_address) as connection, asyncio.timeout(30):
+    async with await connect_async(server_address) as connection, asyncio.timeout(100):
         table = await connection.table(name)
         await table.upsert([{"dt": "a", "id": 1, "v": 1}])
         parts = table._parts
@@ -263,7 +263,7 @@ async def test_r18_3_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(
     """No row twice, none missing, whatever comes and goes; and names that come again are new."""
     name = str(new(PK).path)
     config = ClientConfig(partition_discovery_ms=50)
-    async with await connect_async(server_address, config) as connection, asyncio.timeout(30):
+    async with await connect_async(server_address, config) as connection, asyncio.timeout(100):
         table = await connection.table(name)
         await table.upsert([{"dt": "a", "id": 1, "v": 1}])
         seen: list[tuple[str, int, int]] = []
@@ -296,9 +296,11 @@ async def test_r18_3_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(
         assert seen[:3] == [("a", 1, 1), ("b", 1, 2), ("b", 1, 3)]
         assert sorted(seen[3:5]) == [("a", 1, 4), ("c", 1, 5)]
         assert seen[5:] == [("c", 1, 6)] * 2
-        async with table.scan(poll_timeout=0.2) as scan:
+        async with table.scan(until="latest") as scan:
             rows = [row async for batch in scan for row in batch.batch.to_pylist()]
         assert len(rows) == 3
+        async with table.scan(start=scan.partition_positions, poll_timeout=0.2) as scan:
+            assert [batch async for batch in scan] == []
         await connection.admin.drop_table(name)
         with pytest.raises(TableError) as caught:
             async with table.scan() as scan:

@@ -27,7 +27,7 @@ def test_r17_8_a_scan_passes_over_what_cannot_be_read_and_says_so(
             write_crc(bad)
             partition.append(bad, AppendOrigin.EXTENSION)
 
-    asyncio.run_coroutine_threadsafe(smuggle(), broker_thread._loop).result(10)
+    asyncio.run_coroutine_threadsafe(smuggle(), broker_thread._loop).result(60)
     table.append([{"n": 2, "text": "two"}])
     before = connection.metrics().batches_unreadable
     with caplog.at_level(logging.ERROR, logger="headrace.client"):

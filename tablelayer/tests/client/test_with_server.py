@@ -350,13 +350,13 @@ def test_full_then_incremental_has_no_gap_and_no_overlap(make_table):
 
 
 def test_following_a_table_sees_writes_at_once(server_address, make_table):
-    """Woken by the write: the server would hold the question for half a minute."""
+    """Woken by the write: the server would hold the question for ten minutes."""
     table = make_table(FRUIT)
     seen = []
 
     def follow():
         with (
-            connect(server_address, ClientConfig(scan_max_wait_ms=30_000)) as patient,
+            connect(server_address, ClientConfig(scan_max_wait_ms=600_000)) as patient,
             patient.table(table.path).scan(start={0: 0, 1: 0, 2: 0}) as scan,
         ):
             while sum(batch.row_count for batch in seen) < 4:
@@ -367,7 +367,7 @@ def test_following_a_table_sees_writes_at_once(server_address, make_table):
     time.sleep(0.2)
     table.upsert([{"id": i, "name": "a", "price": 1.0} for i in range(3)])
     table.upsert([{"id": 3}])
-    follower.join(timeout=15)
+    follower.join(timeout=100)
     assert not follower.is_alive()
     assert sorted(i for batch in seen for i in batch.batch.column("id").to_pylist()) == [0, 1, 2, 3]
 
@@ -471,7 +471,7 @@ def test_a_dropped_table_is_not_waited_for(connection):
     tables = [connection.table("gone") for _ in range(2)]
     tables[0].upsert([{"id": 1}])
     connection.admin.drop_table("gone")
-    started = time.monotonic()
+    retries = connection.metrics().retries
     for table in tables:
         for method, arguments in (
             (table.upsert, ([{"id": 1, "name": "x", "price": None}],)),
@@ -482,7 +482,7 @@ def test_a_dropped_table_is_not_waited_for(connection):
             with pytest.raises(TableError) as caught:
                 method(*arguments)
             assert caught.value.code is TableErrorCode.TABLE_NOT_FOUND
-    assert time.monotonic() - started < 4
+    assert connection.metrics().retries == retries
     connection.execute(f"CREATE TABLE gone {FRUIT}")
     with pytest.raises(TableError) as caught:
         tables[0].upsert([{"id": 1}])

@@ -94,7 +94,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert found
     yield found.group(1)
     process.terminate()
-    codes = process.wait(30), served.stop()[0]
+    codes = process.wait(60), served.stop()[0]
     process.stdout.close()
     assert codes == (0, 0)
 

@@ -78,7 +78,7 @@ class Client:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9380") as client:
-                return await client.request(method, path, timeout=30, **options)
+                return await client.request(method, path, timeout=60, **options)
 
         return asyncio.run(ask())
 
@@ -399,14 +399,14 @@ def test_the_command_serves_until_it_is_told_to_stop(connection: Connection, tmp
         assert process.stdout is not None
         ready = process.stdout.readline()
         found = re.fullmatch(r"headrace console is on (http://127\.0\.0\.1:\d+)/ \(server \S+\)\n", ready)
-        assert found, ready + process.communicate(timeout=30)[1]
-        assert httpx.get(f"{found.group(1)}/readyz", timeout=30).status_code == 200
-        assert httpx.get(f"{found.group(1)}/api/topics", timeout=30).status_code == 401
-        named = httpx.get(f"{found.group(1)}/api/about", auth=("ann", "secret"), timeout=30).json()
+        assert found, ready + process.communicate(timeout=60)[1]
+        assert httpx.get(f"{found.group(1)}/readyz", timeout=60).status_code == 200
+        assert httpx.get(f"{found.group(1)}/api/topics", timeout=60).status_code == 401
+        named = httpx.get(f"{found.group(1)}/api/about", auth=("ann", "secret"), timeout=60).json()
         assert (named["server"], named["writes"]) == (connection.bootstrap, False)
     finally:
         process.terminate()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "", "")
 
 

@@ -175,7 +175,7 @@ def test_queries_at_a_time_are_bounded_and_who_goes_leaves_room(
         client.query("SELECT count(*) FROM click")
     reader.cancel()
     del reader
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while True:
         try:
             assert client.query("SELECT count(*) FROM click").column(0)[0].as_py() == ROWS
@@ -413,7 +413,7 @@ def test_adbc_asks_the_console(connection: Connection, tmp_path: Path) -> None:
         )
     finally:
         console.terminate()
-        _, err = console.communicate(timeout=30)
+        _, err = console.communicate(timeout=60)
     assert asked.stdout.splitlines() == [
         f"[({ROWS}, {ROWS - 1})]",
         "[('f3',), ('f5',)]",
@@ -454,6 +454,6 @@ def test_the_console_ends_while_a_client_takes_no_more(connection: Connection) -
     reader = client.reader(client.info("CommandStatementQuery", query=text))
     assert next(reader).data.num_rows
     console.terminate()
-    console.communicate(timeout=30)
+    console.communicate(timeout=60)
     assert console.returncode == 0
     client.flight.close()
