@@ -96,7 +96,7 @@ def without_logical(value: Any) -> Any:
     return [without_logical(each) for each in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(batches(column_types=plain_types | avro_nested_types, values=with_edges), st.booleans())
 def test_r17_every_type_as_another_implementation_reads_it_and_back(
     made: tuple[Schema, pa.RecordBatch], by_registry: bool

@@ -52,7 +52,7 @@ def through(face: str, schema: Schema, rows: pa.RecordBatch) -> pa.RecordBatch:
     return written.rows
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     batches(max_columns=5, column_types=plain_types | avro_nested_types, values=with_edges),
     st.permutations(sorted(FACES)),
