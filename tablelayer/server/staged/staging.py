@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -130,6 +131,8 @@ class StagingArea:
         self._tails: dict[Path, _Tail] = {}
         self._named: set[Path] = set()
         """Files and folders whose names are on the disk."""
+        self._folders = threading.Lock()
+        """While a file comes into its folder, or a folder without files goes."""
 
     def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, place: Place) -> Path:
         return self.path_of_key(table_id, writer_key(writer), batch_id, attempt, place)
@@ -156,9 +159,10 @@ class StagingArea:
             head = chunk.head()
             size = len(head) + len(chunk.batch)
             crc = crc32c.crc32c(chunk.batch, crc32c.crc32c(head))
-            if not tail.count:
-                self.disk.make_directory(path.parent)
-            file = self.disk.open(path, create=True)
+            with self._folders:
+                if not tail.count:
+                    self.disk.make_directory(path.parent)
+                file = self.disk.open(path, create=True)
             try:
                 if file.size() > tail.size:
                     file.truncate(tail.size)  # what a failed or interrupted append left
@@ -254,8 +258,9 @@ class StagingArea:
         for name in self.disk.directories(folder):
             if name.isdigit() and int(name) <= up_to:
                 self._remove(folder / name)
-        if not self.disk.directories(folder):
-            self._remove(folder)
+        with self._folders:
+            if not self.disk.directories(folder):
+                self._remove(folder)
 
     def drop_table(self, table_id: UUID) -> None:
         self._remove(self._root / str(table_id))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -528,6 +529,33 @@ def test_r3_5_a_torn_chunk_is_cut_off_and_stored_again(tmp_path: Path) -> None:
         assert [(c.targets, bytes(c.batch), c.update) for c in StagingArea(tmp_path).read(path)] == [
             (c.targets, bytes(c.batch), c.update) for c in chunks
         ]
+
+
+def test_r3_5_a_chunk_that_comes_while_its_writers_folder_goes_stays(tmp_path: Path) -> None:
+    """A commit that is repeated clears away what was staged before, beside the first chunk of the next batch."""
+    table, chunk = UUID(int=1), Chunk(None, memoryview(b"rows"))
+    staging: list[threading.Thread] = []
+
+    class Meanwhile(SystemDisk):
+        def directories(self, path: Path) -> list[str]:
+            found = super().directories(path)
+            if path.parent.name == str(table) and not found and not staging:
+                staging.append(threading.Thread(target=stage_next))
+                staging[0].start()
+                staging[0].join(0.2)  # all it needs, if nothing holds it up
+            return found
+
+    area = StagingArea(tmp_path, disk=Meanwhile())
+    later = area.path(table, "w", 1, "b", 0)
+
+    def stage_next() -> None:
+        area.append(later, 0, chunk, durable=True)
+
+    area.append(area.path(table, "w", 0, "a", 0), 0, chunk, durable=True)
+    area.drop_batches(table, "w", 0)
+    (thread,) = staging
+    thread.join(60)
+    assert [bytes(each.batch) for each in StagingArea(tmp_path).read(later)] == [b"rows"]
 
 
 class Names:
