@@ -135,7 +135,7 @@ class SpreadTransactions:
         return [partial(self._transactions, simulation, name, version) for name, version in PRODUCERS]
 
     async def _transactions(self, simulation: Simulation, name: str, version: int) -> None:
-        client: Any = Client(Routed(simulation, name), name, version)  # type: ignore[arg-type]
+        client: Any = Client(Routed(simulation, name), name, version, timeout_ms=1000)  # type: ignore[arg-type]
         numbers = self._numbers.setdefault(name, {})
         number, is_ready = 0, False
         while not simulation.is_over:
@@ -176,7 +176,7 @@ class SpreadTransactions:
     async def check(self, simulation: Simulation) -> list[str]:
         routed: Any = Routed(simulation, "checker")
         for name, version in PRODUCERS:  # whatever is left open is aborted by this
-            await _retried(Client(routed, name, version).init)
+            await _retried(Client(routed, name, version, timeout_ms=1000).init)
         problems = await self._hung(simulation, routed)
         if problems:
             return problems

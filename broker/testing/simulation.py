@@ -477,7 +477,7 @@ class Simulation:
     async def _transactions(self, name: str, version: int) -> None:
         """One after another, each with records in both partitions and a group's position."""
         patient: Any = _Patient(self.world.link(0, name))
-        client, number = Client(patient, name, version), 0
+        client, number = Client(patient, name, version, timeout_ms=1000), 0
         is_ready = False
         while not self.is_over:
             if not is_ready:

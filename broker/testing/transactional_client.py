@@ -46,8 +46,12 @@ T = TypeVar("T")
 class Client:
     """`identity` is the producer's id and epoch; `sequences` the next one by partition."""
 
-    def __init__(self, broker: DirectBroker, name: str = "tx", version: int = TV1) -> None:
+    def __init__(
+        self, broker: DirectBroker, name: str = "tx", version: int = TV1, *, timeout_ms: int = 60_000
+    ) -> None:
+        """`timeout_ms`: how long a batch may wait for its replicas and its fsync."""
         self.broker, self.name, self.version = broker, name, version
+        self._timeout_ms = timeout_ms
         self.identity = (-1, -1)
         self.sequences: dict[tuple[str, int], int] = {}
 
@@ -97,7 +101,9 @@ class Client:
         data = TopicProduceData(
             name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
         )
-        request = ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=1000, topic_data=[data])
+        request = ProduceRequest(
+            transactional_id=self.name, acks=-1, timeout_ms=self._timeout_ms, topic_data=[data]
+        )
         answer = await self.broker.send(request, version or PRODUCE[self.version])
         result: PartitionProduceResponse = answer.responses[0].partition_responses[0]
         if not result.error_code:

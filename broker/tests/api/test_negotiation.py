@@ -91,7 +91,7 @@ async def test_n9_null_means_all_or_automatic(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         grow = CreatePartitionsRequest(
-            topics=[CreatePartitionsTopic(name="t", count=3, assignments=None)], timeout_ms=1000
+            topics=[CreatePartitionsTopic(name="t", count=3, assignments=None)], timeout_ms=60_000
         )
         assert (await broker.send(grow)).results[0].error_code == 0
         assert broker.context.metadata.topic("t").partition_count == 3
@@ -131,7 +131,7 @@ async def test_n10_acks_0_has_no_answer_and_an_error_closes(tmp_path) -> None:
 
         def produce(topic: str) -> ProduceRequest:
             data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=batch)])
-            return ProduceRequest(acks=0, timeout_ms=1000, topic_data=[data])
+            return ProduceRequest(acks=0, timeout_ms=60_000, topic_data=[data])
 
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.broker.port)
         writer.write(frame_of(produce("t"), 9, 1) + frame_of(ApiVersionsRequest(), 0, 2))

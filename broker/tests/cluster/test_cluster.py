@@ -175,7 +175,7 @@ async def test_replicas_that_somebody_has_chosen_are_taken_and_others_refused(tm
                 for index, brokers in enumerate(assignment)
             ]
             wanted = CreatableTopic(name=name, num_partitions=-1, replication_factor=-1, assignments=chosen)
-            return (await one.send(CreateTopicsRequest(topics=[wanted], timeout_ms=1000))).topics[0]
+            return (await one.send(CreateTopicsRequest(topics=[wanted], timeout_ms=60_000))).topics[0]
 
         assert (await create("t", [2], [2], [1])).error_code == 0
         assert leaders(one, "t") == [2, 2, 1]

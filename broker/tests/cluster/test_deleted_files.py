@@ -159,7 +159,7 @@ async def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is
             await broker.produce("t", [b"x" * 100])
         partition = DeleteRecordsPartition(partition_index=0, offset=2)
         topic = DeleteRecordsTopic(name="t", partitions=[partition])
-        answer = await broker.send(DeleteRecordsRequest(topics=[topic], timeout_ms=1000))
+        answer = await broker.send(DeleteRecordsRequest(topics=[topic], timeout_ms=60_000))
         assert answer.topics[0].partitions[0].low_watermark == 2
         assert len(waiting()) == 2
     if not clean:

@@ -339,12 +339,12 @@ async def test_an_id_is_one_brokers_and_its_next_start_has_another_epoch() -> No
 
 async def test_the_next_start_of_a_killed_broker_waits_until_its_session_is_over() -> None:
     ensemble = SimulatedEnsemble(SystemClock())
-    killed = await ensemble.connect(session_timeout_ms=400)
+    killed = await ensemble.connect(session_timeout_ms=2_000)
     registration = Registration(5, "killed", False)
     await register(killed, registration)
     await become_controller(killed, 5)
     ensemble.cut(killed)
-    again = await ensemble.connect(session_timeout_ms=400)
+    again = await ensemble.connect()
     broker, _ = await register(again, registration)
     claim = await become_controller(again, 5)
     assert await read_registrations(again) == {5: Registered(broker, registration.clean)}

@@ -57,7 +57,7 @@ async def test_what_was_not_sent_is_told_from_what_was_not_answered(tmp_path: Pa
             silent.listen()
             peers = peers_of(broker, nobody)
             with pytest.raises(PeerLostError, match="has not answered") as lost:
-                await peers.ask(3, MetadataRequest(topics=[]), MetadataResponse, seconds=0.05)
+                await peers.ask(3, MetadataRequest(topics=[]), MetadataResponse, seconds=1.0)
             assert lost.value.sent
             assert not broker.broker._network._outgoing, "its answer would be taken for the next one's"
 

@@ -112,7 +112,7 @@ async def offset_at(made: DirectBroker, timestamp: int) -> int:
 
 async def delete_records(made: DirectBroker, offset: int) -> None:
     request = DeleteRecordsRequest(
-        timeout_ms=1000,
+        timeout_ms=60_000,
         topics=[
             DeleteRecordsTopic(
                 name="t", partitions=[DeleteRecordsPartition(partition_index=0, offset=offset)]

@@ -32,7 +32,7 @@ async def create(broker: DirectBroker, replicas: int = 3, partitions: int = 1, *
             CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()
         ],
     )
-    return (await broker.send(CreateTopicsRequest(topics=[topic], timeout_ms=5_000), 7)).topics[0]
+    return (await broker.send(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7)).topics[0]
 
 
 async def described(broker: DirectBroker) -> list[Any]:
@@ -149,7 +149,7 @@ async def test_who_does_not_say_gets_the_default_and_growth_keeps_the_number(tmp
     async with direct_cluster(tmp_path, 3, config={"default.replication.factor": "2"}) as cluster:
         assert (await create(cluster.brokers[1], -1)).replication_factor == 2
         wanted = CreatePartitionsTopic(name=TOPIC, count=3, assignments=None)
-        request = CreatePartitionsRequest(topics=[wanted], timeout_ms=5_000)
+        request = CreatePartitionsRequest(topics=[wanted], timeout_ms=60_000)
         assert (await cluster.brokers[2].send(request, 3)).results[0].error_code == 0
         parts = await described(cluster.brokers[3])
         assert [len(set(part.replica_nodes)) for part in parts] == [2, 2, 2]
