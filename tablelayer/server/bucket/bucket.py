@@ -40,7 +40,7 @@ from tablelayer.server.kafka_face.refusals import REFUSALS
 from tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
 from tablelayer.server.merge.engines import Operations
-from tablelayer.server.merge.writes import OperationSource, Writer, made_for
+from tablelayer.server.merge.writes import ClientWrite, OperationSource, Writer, made_for
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
@@ -162,22 +162,14 @@ class TableBucket:
         KafkaError, and the log is as it was then."""
         raise AssertionError("abstract")
 
-    def check_write(self, batch: memoryview, targets: Sequence[int] | None, update: bool) -> None:
-        """Raise TableError or KafkaError if a batch of a table client cannot be written; `update`: as an update of rows
-        that are there. In an executor thread."""
+    def check_write(self, write: ClientWrite) -> None:
+        """Raise TableError or KafkaError if it cannot be written. In an executor thread."""
         raise AssertionError("abstract")
 
     async def write_staged(
-        self,
-        batch: memoryview,
-        targets: Sequence[int] | None,
-        writer: Writer,
-        acks: int,
-        timeout_ms: int,
-        *,
-        update: bool = False,
+        self, write: ClientWrite, writer: Writer, acks: int, timeout_ms: int
     ) -> AppendInfo:
-        """Write a batch of a table client that was checked when it was staged, as this writer's."""
+        """Write what was checked when it was staged, as this writer's."""
         raise AssertionError("abstract")
 
     # -- common to all hooks -------------------------------------------------------------------------------

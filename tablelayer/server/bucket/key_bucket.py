@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +36,7 @@ from tablelayer.model.types.column_types import INTEGER_BITS
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.merge.auto_increment import OutOfNumbersError
 from tablelayer.server.merge.writes import (
+    ClientWrite,
     OperationSource,
     Writer,
     check_overwritable,
@@ -318,28 +319,15 @@ class KeyBucket(TableBucket):
                 lambda now: key_insertions(now, missing), Writer(), missing.nbytes, -1, timeout_ms
             )
 
-    def check_write(self, batch: memoryview, targets: Sequence[int] | None, update: bool) -> None:
-        if update:
+    def check_write(self, write: ClientWrite) -> None:
+        if write.update:
             check_overwritable(self.definition)
-        decode_put(batch, self.definition, targets, overwrite=update, update=update)
+        write.operations(self.definition)
 
     async def write_staged(
-        self,
-        batch: memoryview,
-        targets: Sequence[int] | None,
-        writer: Writer,
-        acks: int,
-        timeout_ms: int,
-        *,
-        update: bool = False,
+        self, write: ClientWrite, writer: Writer, acks: int, timeout_ms: int
     ) -> AppendInfo:
-        return await self.write_rows(
-            lambda now: decode_put(batch, now, targets, overwrite=update, update=update),
-            writer,
-            opened_size_of(batch),
-            acks,
-            timeout_ms,
-        )
+        return await self.write_rows(write.operations, writer, opened_size_of(write.batch), acks, timeout_ms)
 
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int

@@ -6,7 +6,6 @@ server computes from the rows itself; they are checked first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
@@ -24,6 +23,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.merge.writes import (
+    ClientWrite,
     OperationSource,
     Writer,
     compression_of,
@@ -69,37 +69,30 @@ class LogBucket(TableBucket):
             self.services.budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
 
-    def check_write(self, batch: memoryview, targets: Sequence[int] | None, update: bool) -> None:
-        if update:
+    def check_write(self, write: ClientWrite) -> None:
+        if write.update:
             raise TableError(
                 TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
                 f"{self.definition.path} is a log table: its rows cannot be updated",
             )
-        if targets is not None:
+        if write.targets is not None:
             raise TableError(
                 TableErrorCode.INVALID_TARGET_COLUMNS,
                 f"{self.definition.path} is a log table: it takes whole rows",
             )
-        decode_append(batch, self.definition)
+        decode_append(write.batch, self.definition)
 
     async def write_staged(
-        self,
-        batch: memoryview,
-        targets: Sequence[int] | None,
-        writer: Writer,
-        acks: int,
-        timeout_ms: int,
-        *,
-        update: bool = False,
+        self, write: ClientWrite, writer: Writer, acks: int, timeout_ms: int
     ) -> AppendInfo:
         self.check_open()
         duplicate = self.partition.log.check_producer(writer.header())
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
-        now_ms, size = self.services.context.clock.time_ms(), opened_size_of(batch)
+        now_ms, size = self.services.context.clock.time_ms(), opened_size_of(write.batch)
         self.services.budget.reserve(size)
         try:
-            stamped = await self.services.run(_stamped, batch, self.definition, writer, now_ms)
+            stamped = await self.services.run(_stamped, write.batch, self.definition, writer, now_ms)
             self.check_open()
             info = self.partition.append(stamped, AppendOrigin.EXTENSION)
         finally:

@@ -53,6 +53,19 @@ class Writer(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
 
+class ClientWrite(msgspec.Struct, frozen=True):
+    """One batch of a table client and the columns it is for (ids of its schema; None: all). `update`: only rows that
+    are there are written (R6.10)."""
+
+    targets: tuple[int, ...] | None
+    batch: memoryview
+    update: bool = False
+
+    def operations(self, definition: TableDefinition) -> Operations:
+        """Of a primary-key table; errors as `decode_put`."""
+        return decode_put(self.batch, definition, self.targets, overwrite=self.update, update=self.update)
+
+
 _COMPRESS_FROM_BYTES = 4096
 
 OperationSource = Callable[[TableDefinition], Operations]

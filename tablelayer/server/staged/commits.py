@@ -209,7 +209,7 @@ class StagedCommits:
         check_names(writer, batch_id, [attempt])
         assert definition.table_id is not None
         hooks = self._bucket_of(*self._resolved(definition, place))
-        await self._services.run(hooks.check_write, chunk.batch, chunk.targets, chunk.update)
+        await self._services.run(hooks.check_write, chunk)
         needed = hooks.partition.log.config.min_insync_replicas
         if needed > hooks.partition.in_sync_count:
             raise KafkaError(
@@ -672,9 +672,7 @@ class StagedCommits:
         while True:
             hooks = self._bucket_of(definition, bucket)
             try:
-                await hooks.write_staged(
-                    chunk.batch, chunk.targets, writer, acks, _TIMEOUT_MS, update=chunk.update
-                )
+                await hooks.write_staged(chunk, writer, acks, _TIMEOUT_MS)
             except TableError as error:
                 if not error.retriable:
                     raise

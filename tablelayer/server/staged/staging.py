@@ -30,6 +30,7 @@ from broker.log.disk import SystemDisk
 from broker.ports import Clock, Disk, SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.server.merge.writes import ClientWrite
 
 _PREFIX = struct.Struct(">iI")
 _COUNT = struct.Struct(">h")
@@ -39,12 +40,8 @@ _ALL_COLUMNS = -1
 _UPDATE = -2
 
 
-class Chunk(msgspec.Struct, frozen=True):
-    """One write batch and the columns it is for (ids; None: all). `update`: only rows that are there are written."""
-
-    targets: tuple[int, ...] | None
-    batch: memoryview
-    update: bool = False
+class Chunk(ClientWrite, frozen=True):
+    """A write that is staged."""
 
     def head(self) -> bytes:
         """What stands before the batch in a file."""

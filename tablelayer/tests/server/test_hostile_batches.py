@@ -29,6 +29,7 @@ from tablelayer.model.filters.filters import encode_filter
 from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.server import stored_message
+from tablelayer.server.merge.writes import ClientWrite
 from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
@@ -265,7 +266,7 @@ async def test_compression_buys_no_more_bytes_than_a_request_can_carry(
             # The same check stands in front of the staging area.
             with pytest.raises(Exception, match="without compression"):
                 table.partition.hooks.check_write(
-                    memoryview(framed(honest, message.encoded())), None, update=False
+                    ClientWrite(None, memoryview(framed(honest, message.encoded())))
                 )
 
 
