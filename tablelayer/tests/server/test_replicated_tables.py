@@ -624,7 +624,12 @@ def not_to(broker: int) -> Callable[..., Awaitable[None]]:
     return kept
 
 
-async def test_a_table_that_a_broker_does_not_know_yet_keeps_what_is_staged_for_it(tmp_path: Path) -> None:
+async def test_a_table_that_a_broker_does_not_know_yet_keeps_what_is_staged_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tablelayer.server.extension._STAGED_CHECK_SECONDS", float("inf")
+    )  # nobody else looks
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "n BIGINT")
         table = await led(cluster, made, {1, 2, 3})
