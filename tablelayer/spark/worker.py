@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tablelayer.client import Connection, Table
     from tablelayer.model.table.definition import TableDefinition
 
-CONNECT_SECONDS: Final = 10.0
-"""A query whose workers or plans begin while the server is started again goes on, like one that runs already."""
+CONNECT_SECONDS: Final = 30.0
+"""A query whose workers or plans begin while the server is started again, on a busy machine too, goes on like one that
+runs already."""
 _RETRY_SECONDS: Final = 0.25
 
 _connections: dict[tuple[int, ConnectionSettings], Connection] = {}
@@ -33,7 +34,7 @@ def table(bootstrap: Bootstrap, definition: TableDefinition) -> Table:
     key = (os.getpid(), settings, definition.table_id, definition.schema.schema_id)
     found = _tables.get(key)
     if found is None:
-        found = _tables[key] = connection(settings).open_table(definition)
+        found = _tables.setdefault(key, connection(settings).open_table(definition))
     return found
 
 
@@ -46,7 +47,10 @@ def connection(bootstrap: Bootstrap) -> Connection:
     key = (os.getpid(), settings)
     found = _connections.get(key)
     if found is None:
-        found = _connections[key] = _connect(settings)
+        made = _connect(settings)
+        found = _connections.setdefault(key, made)
+        if found is not made:  # another thread was sooner; a lock would be forked with whoever holds it
+            made.close()
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.testing.ports import free_port
 from tablelayer.client import Connection
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
@@ -36,7 +37,7 @@ class Server:
             "datalake.iceberg.warehouse": str(folder / "warehouse"),
             "datalake.paimon.warehouse": str(folder / "paimon"),
         }
-        self.address = "127.0.0.1:0"
+        self.address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -56,7 +57,7 @@ class Server:
         deadline = time.monotonic() + 60
         ready = None
         while ready is None and time.monotonic() < deadline and self._process.poll() is None:
-            ready = re.search(r"ready on (\S+:\d+)", log.read_text())
+            ready = re.search(r"ready on (\S+:\d+) ", log.read_text())
             time.sleep(0.05)
         assert ready is not None, log.read_text()
         self.address = ready.group(1)
@@ -65,12 +66,12 @@ class Server:
         """kill -9, and wait until it is gone."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=60)
 
     def stop(self) -> None:
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=60)
 
 
 def create(
@@ -115,7 +116,7 @@ def sink(frame: Any, address: str, path: str, checkpoint: Path, **options: Any) 
     return writer.option("checkpointLocation", str(checkpoint))
 
 
-def read_available(frame: Any, checkpoint: Path, timeout_s: float = 90) -> list[Any]:
+def read_available(frame: Any, checkpoint: Path, timeout_s: float = 300) -> list[Any]:
     """The rows that a stream gives until it has arrived at the end, from where the checkpoint says."""
     rows: list[Any] = []
     query = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
@@ -123,7 +124,7 @@ def read_available(frame: Any, checkpoint: Path, timeout_s: float = 90) -> list[
     return rows
 
 
-def finish(query: Any, timeout_s: float = 90) -> None:
+def finish(query: Any, timeout_s: float = 300) -> None:
     """Wait for a query that ends by itself; raises its error."""
     deadline = time.monotonic() + timeout_s
     while not query.awaitTermination(5):

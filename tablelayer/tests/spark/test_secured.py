@@ -18,7 +18,7 @@ from tablelayer.spark.builder import create_view, table
 from tablelayer.spark.delta_joins import delta_join
 from tablelayer.spark.lookups import lookup_join
 from tablelayer.sql.session import Session
-from tablelayer.tests.spark.spark_tables import Server
+from tablelayer.tests.spark.spark_tables import Server, finish
 
 pytestmark = [
     pytest.mark.spark,
@@ -111,7 +111,7 @@ def test_a_secured_server_is_read_written_followed_and_joined(
 
     writer = stream.writeStream.format("memory").queryName("secured_changes")
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-    query.awaitTermination(60)
+    finish(query)
     assert spark.sql("SELECT count(*) FROM secured_changes").collect() == [(2,)]
     assert PASSWORD not in str(query.lastProgress)
     assert not [
