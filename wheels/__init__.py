@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -65,10 +66,21 @@ def _name(requirement: str) -> str:
 
 
 def build(target: Path) -> list[Path]:
-    """Both wheels, into a folder; `headrace` with Spark's catalog compiled."""
+    """Both wheels, into a folder."""
+    return [build_headrace(target), build_client(target)]
+
+
+def build_headrace(target: Path) -> Path:
+    """With Spark's catalog compiled."""
     jar, shipped = catalog_jar(), CATALOG_FOLDER / CATALOG_JAR
     if jar != shipped:  # else it is there from a build before
-        shutil.copy(jar, shipped)
+        part = shipped.with_suffix(".part")
+        shutil.copy(jar, part)
+        part.replace(shipped)
+    return _built(ROOT, target)
+
+
+def build_client(target: Path) -> Path:
     source = ROOT / "build" / "client"
     shutil.rmtree(source, ignore_errors=True)
     for name in CLIENT_PACKAGES:
@@ -79,13 +91,16 @@ def build(target: Path) -> list[Path]:
         shutil.copy(ROOT / name, source / name)
     (source / "README.md").write_text(_CLIENT_README)
     (source / "pyproject.toml").write_text(client_project())
-    made = []
-    for project in (ROOT, source):
-        before = set(target.glob("*.whl"))
+    return _built(source, target)
+
+
+def _built(project: Path, target: Path) -> Path:
+    with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, project],
+            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, project],
             check=True,
             capture_output=True,
         )
-        made += sorted(set(target.glob("*.whl")) - before)
-    return made
+        (made,) = Path(folder).glob("*.whl")
+        target.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(made, target / made.name))

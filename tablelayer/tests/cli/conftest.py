@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +18,17 @@ ROOT = Path(__file__).parents[3]
 
 
 class Served:
-    """A `headrace serve` process; `ready` is the line it said."""
+    """A `headrace serve` process; `ready` is the line it said. What it complains about waits in a file: nobody reads it
+    before the end, and a pipe is full at some time.
+    """
 
     def __init__(self, *words: str) -> None:
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `stop` closes it
+        self._complained = ""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tablelayer.cli.main", "serve", *words],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._complaints,
             text=True,
             cwd=ROOT,
             env={**os.environ, "PYTHONWARNINGS": "default"},
@@ -36,8 +41,12 @@ class Served:
         """(exit code, rest of stdout, stderr)"""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err
+        out, _ = self.process.communicate(timeout=60)
+        if not self._complaints.closed:
+            self._complaints.seek(0)
+            self._complained = self._complaints.read()
+            self._complaints.close()
+        return self.process.returncode, out, self._complained
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Silence(Exception):  # noqa: N818
 class FakeServer:
     """Answers each request class with a function of the request; what every client asks first, by itself."""
 
-    def __init__(self, partitions: int = 2) -> None:
+    def __init__(self, partitions: int = 2, port: int = 0) -> None:
         self.handlers: dict[type, Callable[[Any], Any]] = {
             ApiVersionsRequest: self.api_versions,
             MetadataRequest: self.metadata,
@@ -50,7 +50,7 @@ class FakeServer:
         self.requests: list[Any] = []
         self.connections = 0
         self.next_producer_id = 100
-        self.port = 0
+        self.port = port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -190,12 +190,12 @@ def impatient() -> ClientConfig:
 
 @pytest.fixture
 def fake() -> Callable[..., Any]:
-    """`async with fake(partitions=2) as server`."""
+    """`async with fake(partitions=2) as server`. One that is to come back has a port of `free_port`."""
     import contextlib
 
     @contextlib.asynccontextmanager
-    async def serve(partitions: int = 2, **handlers: Mapping[type, Any]) -> AsyncIterator[FakeServer]:
-        server = await FakeServer(partitions).start()
+    async def serve(partitions: int = 2, port: int = 0) -> AsyncIterator[FakeServer]:
+        server = await FakeServer(partitions, port).start()
         try:
             yield server
         finally:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from broker.testing.ports import free_port
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from protocol.messages.metadata import (
@@ -124,7 +125,7 @@ def test_buckets_whose_leader_has_moved_are_asked_there_alone(fake, tools, impat
 
 def test_a_server_that_restarts_is_found_again(fake, tools, impatient):
     async def scenario():
-        async with fake() as server:
+        async with fake(port=free_port()) as server:
             server.handlers[CountRowsRequest] = counted
             async with await connect_async(server.address, impatient) as connection:
                 table = table_of(tools, connection)
