@@ -64,10 +64,20 @@ def tiered_brokers(zookeeper, tmp_path, server_process_class):
     yield from _three(zookeeper, tmp_path, server_process_class, **remote)
 
 
-def _three(zookeeper, tmp_path, server_process_class, **more):
+@pytest.fixture
+def third(zookeeper, tmp_path, server_process_class):
+    """One alone."""
+    yield from (each[3] for each in _members((3,), zookeeper, tmp_path, server_process_class))
+
+
+def _three(*where, **more):
+    yield from _members((1, 2, 3), *where, **more)
+
+
+def _members(numbers, zookeeper, tmp_path, server_process_class, **more):
     path = f"{zookeeper}/{uuid.uuid4().hex}"
     made = {}
-    for number in (1, 2, 3):
+    for number in numbers:
         (tmp_path / str(number)).mkdir()
         settings = {
             "node.id": str(number),
@@ -415,10 +425,8 @@ def test_a_process_that_was_stopped_beyond_its_session_acknowledges_nothing_befo
         eventually(lambda: connection.kafka.offsets("t")[own] == 1, "it has what it had acknowledged, alone")
 
 
-def test_what_cannot_be_is_said_in_one_sentence(
-    brokers, zookeeper, tmp_path, server_process_class, free_port
-):
-    path = brokers[1].settings["zookeeper.connect"]
+def test_what_cannot_be_is_said_in_one_sentence(third, zookeeper, tmp_path, server_process_class, free_port):
+    path = third.settings["zookeeper.connect"]
 
     def refused(number, data, address, *words):
         command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(data)]
@@ -435,8 +443,8 @@ def test_what_cannot_be_is_said_in_one_sentence(
     assert f"no ZooKeeper server answered at {nobody} within 1.5 s" in said
     assert "is no address of ZooKeeper" in refused(9, tmp_path / "b", f"{nobody}//x")
     assert "must be at least 1" in refused(9, tmp_path / "c", path, "--set", "default.replication.factor=0")
-    brokers[3].stop()
-    data = brokers[3].directory / "data"
+    third.stop()
+    data = third.directory / "data"
     assert "is the path behind the address the right one?" in refused(3, data, f"{zookeeper}/elsewhere")
     assert "belongs to broker 3, not 4; set node.id=3" in refused(4, data, path)
     assert "belongs to the cluster" in refused(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from java_tools import OPTIONS
 
 from bench.maven import fetch, java
 from tablelayer.client import connect
@@ -57,9 +58,16 @@ def console(server, tmp_path):
 @pytest.mark.timeout(300)
 def test_a_java_program_asks(console):
     url = f"jdbc:arrow-flight-sql://{console}/?useEncryption=false&user=ann&password=secret"
-    command = [java(), "-Xmx512M", "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp", f"{driver()}/*"]
+    command = [
+        java(),
+        *OPTIONS,
+        "-Xmx512M",
+        "--add-opens=java.base/java.nio=ALL-UNNAMED",
+        "-cp",
+        f"{driver()}/*",
+    ]
     asked = subprocess.run(
-        [*command, str(HERE / "Jdbc.java"), url], capture_output=True, text=True, timeout=120, check=False
+        [*command, str(HERE / "Jdbc.java"), url], capture_output=True, text=True, timeout=240, check=False
     )
     lines = asked.stdout.splitlines()
     assert asked.returncode == 0, asked.stdout + asked.stderr

@@ -432,8 +432,9 @@ def test_our_own_client_gets_in_with_a_bearer_token(secured, protocol) -> None:
     gets_in(secured, ours(secured, protocol, "OAUTHBEARER", sasl_oauthbearer_token_endpoint_url=url))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_our_own_client_gets_in_with_a_delegation_token(secured, protocol) -> None:
+@pytest.fixture(scope="module")
+def delegated(secured) -> tuple[str, str]:
+    """The id and the secret of a token of carl's."""
     carl = secured.java_properties(
         "SASL_SSL", "SCRAM-SHA-256", jaas("SCRAM-SHA-256", "carl", PASSWORDS["carl"])
     )
@@ -442,7 +443,12 @@ def test_our_own_client_gets_in_with_a_delegation_token(secured, protocol) -> No
         *("--bootstrap-server", secured.address("SASL_SSL"), "--command-config", carl),
         *("--create", "--max-life-time-period", "-1"),
     )
-    token_id, secret = re.search(r"^([0-9a-f]{32}) +(\S+) +User:carl ", made, re.MULTILINE).groups()
+    return re.search(r"^([0-9a-f]{32}) +(\S+) +User:carl ", made, re.MULTILINE).groups()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_our_own_client_gets_in_with_a_delegation_token(secured, delegated, protocol) -> None:
+    token_id, secret = delegated
     by_token = jaas("SCRAM-SHA-512", token_id, secret, ' tokenauth="true"')
     gets_in(secured, ours(secured, protocol, "SCRAM-SHA-512", sasl_jaas_config=by_token))
     without = ours(secured, protocol, "SCRAM-SHA-512", sasl_username=token_id, sasl_password=secret)
