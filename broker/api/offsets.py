@@ -117,8 +117,6 @@ class OffsetsApi:
                     waiting.append(partial(self._look_up, look_up, answer, opened))
                 except KafkaError as error:
                     answer.error_code = error.code
-                if context.api_version < _FIRST_VERSION_WITH_EPOCH:
-                    answer.leader_epoch = -1
             response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         return self._wait(response, waiting) if waiting else response
 
@@ -263,6 +261,8 @@ def _look_up(
         end_offset = partition.last_stable_offset if committed else partition.high_watermark
         if found is not None and found[0] < end_offset:
             answer.offset, answer.timestamp, answer.leader_epoch = found
+    if version < _FIRST_VERSION_WITH_EPOCH:
+        answer.leader_epoch = -1
 
 
 def _may_be_remote(partition: Partition, wanted: ListOffsetsPartition) -> bool:

@@ -194,7 +194,7 @@ async def test_configurations_of_a_group_hold_for_its_members_and_survive_a_rest
 
     async def told(broker, group):
         """The heartbeat interval that a new member of the consumer protocol is told."""
-        for _ in range(500):
+        for _ in range(6000):
             request = ConsumerGroupHeartbeatRequest(
                 group_id=group,
                 member_id=str(broker.context.entropy.uuid()),

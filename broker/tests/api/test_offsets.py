@@ -18,6 +18,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from protocol.records import check
+from protocol.records.check import Effort
 from protocol.records.encode import Record, build_batch
 
 START = 1_750_000_000_000
@@ -52,6 +53,15 @@ async def test_earliest_latest_and_by_time(tmp_path, version) -> None:
         assert await look_up(broker, START + 4001, version) == (0, 5, START + 5000)
         assert await look_up(broker, START + 9001, version) == (0, -1, -1)
         assert (await look_up(broker, 0, version))[:2] == (0, 3)
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+async def test_what_a_thread_has_found_is_told_in_every_version(tmp_path, monkeypatch, version) -> None:
+    """Versions 1 to 3 have no place for an epoch."""
+    monkeypatch.setattr("broker.api.offsets.Effort", lambda: Effort(-1))
+    async with direct_broker(tmp_path) as broker:
+        await filled(broker)
+        assert await look_up(broker, START + 4001, version) == (0, 5, START + 5000)
 
 
 @pytest.mark.parametrize(("timestamp", "first_version"), [(-3, 7), (-4, 8), (-5, 9), (-6, 11), (-77, 99)])

@@ -44,7 +44,7 @@ async def test_a_loop_that_stands_still_is_not_ready() -> None:
     asking.start()
     asking.join()  # on the loop, which comes round to nothing meanwhile
     assert answers == ["the event loop has not come round for 0.05 s"]
-    assert await asyncio.to_thread(health.trouble) is None
+    assert await asyncio.to_thread(health.trouble, 60.0) is None
 
 
 def test_a_loop_that_is_over_is_not_ready() -> None:
