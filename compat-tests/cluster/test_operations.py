@@ -9,11 +9,12 @@ import time
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from java_tools import JavaTools
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
-from tablelayer.client import connect
+from tablelayer.client import ClientConfig, connect
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -285,3 +286,43 @@ def test_a_broker_is_drained_and_given_partitions_again(brokers):
         counts = [held.count(number) for number in (1, 2, 3)]
     assert max(counts) - min(counts) <= 1
     assert count(brokers, "spread") == RECORDS
+
+
+@pytest.mark.soak
+def test_a_follower_that_is_the_only_replica_and_then_follows_again_loses_nothing(brokers):
+    """Three replicas become one that did not lead, then another, then both, of which one is killed."""
+    filled(brokers, "alone", {0: [1, 2, 3]})
+    config = ClientConfig(delivery_timeout_ms=DEADLINE_SECONDS * 1000)
+    with connect(addresses(brokers), config) as connection:
+        connection.execute(
+            "CREATE TABLE kept (k INT, n BIGINT, PRIMARY KEY (k) NOT ENFORCED)"
+            " WITH ('bucket.num' = '1', 'table.replication.factor' = '3', 'auto-increment.fields' = 'n')"
+        )
+        table = connection.table("kept")
+        moving = ("alone", "default.kept")
+
+        def is_held_by(*held):
+            topics = AdminClient({"bootstrap.servers": addresses(brokers)}).list_topics(timeout=30).topics
+            return all(
+                set(part.replicas) == set(part.isrs) == {*held}
+                for topic in moving
+                for part in topics[topic].partitions.values()
+            )
+
+        for key, held in enumerate([(2,), (3,), (3, 2)]):
+            table.upsert([{"k": key}])
+            placed = [each for each in connection.kafka.placements() if each.topic in moving]
+            assert not connection.kafka.move_partitions(
+                [type(each)(each.topic, each.partition, held) for each in placed]
+            )
+            eventually(lambda held=held: is_held_by(*held), f"{held} hold what was moved")
+        table.upsert([{"k": 3}])
+        brokers[3].kill()
+        try:
+            found, rows = table.lookup(list(range(4)))
+            assert found.all()
+            assert len(set(rows["n"].to_pylist())) == 4
+            assert count({2: brokers[2]}, "alone") == RECORDS
+        finally:
+            brokers[3].start()
+        eventually(lambda: is_held_by(3, 2), "the killed one is in sync")
