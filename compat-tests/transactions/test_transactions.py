@@ -24,7 +24,7 @@ COPIERS = int(os.environ.get("HEADRACE_COPIERS", "1"))
 SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
 KILL_SECONDS = float(os.environ.get("HEADRACE_COPIER_KILL_SECONDS", "0"))
 DURABILITY = os.environ.get("HEADRACE_COPIER_DURABILITY", "process")
-SILENCE_SECONDS = 40
+SILENCE_SECONDS = 120
 
 
 def create(address, *names, **config):
