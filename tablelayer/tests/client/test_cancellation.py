@@ -17,7 +17,7 @@ def own_tasks():
     return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
-async def settled(before, seconds=5):
+async def settled(before, seconds=50):
     """Wait until no task is left that was not there before."""
     left = own_tasks() - before
     if left:
@@ -72,7 +72,7 @@ def test_a_cancelled_wait_for_a_batch_loses_no_batch(make_table, server_address,
                         seen += (await anext(scan)).batch.column("id").to_pylist()
                 await target.append([{"id": 2}])
                 while len(seen) < 2:
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(50):
                         seen += (await anext(scan)).batch.column("id").to_pylist()
                 assert seen == [1, 2]
                 waiting = asyncio.create_task(anext(scan))

@@ -438,6 +438,7 @@ def test_a_reference_travels_to_other_processes(server_address, make_table):
     assert done.stdout.decode().strip() == "{'id': 1, 'name': 'apple', 'price': None}"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # from Python 3.12 on
 def test_a_connection_from_before_a_fork_says_so(connection, make_table):
     """Spark forks its Python workers: a parent's connection there must not hang."""
     table = make_table(FRUIT)
