@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SPARK_TIMEOUT_S = 400
+SPARK_TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
