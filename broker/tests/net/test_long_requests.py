@@ -49,7 +49,9 @@ def wide(
             return wide(field.structure, version, path[1:] if here else (), count, same=same, seed=seed)
         if field.element is not None:
             if path == (name,):
-                return [value(field.element, "", 1 if same else 1 + i) for i in range(count)]
+                if same:
+                    return [value(field.element, "", 1)] * count
+                return [value(field.element, "", 1 + i) for i in range(count)]
             if field.element.structure is not None:
                 below = path[1:] if here else ()
                 return [wide(field.element.structure, version, below, count, same=same)]
