@@ -180,9 +180,7 @@ class Dispatcher:
         later = asyncio.ensure_future(
             charged(self._answered_later(route, context, request, response), self._clock)
         )
-        if isinstance(response, Coroutine):
-            # Cancelled before it has begun, `later` would leave behind a coroutine that nobody has awaited.
-            later.add_done_callback(lambda _: response.close())
+        later.add_done_callback(lambda _: _drop(response))  # `later` may be cancelled before it has begun
         return _pending(route, later)
 
     def _handle(self, route: _Route, context: RequestContext, request: ApiMessage) -> Any:
@@ -223,8 +221,14 @@ class Dispatcher:
     ) -> list[Part] | None:
         try:
             while not _is_response(route, response):
-                is_work = type(response) is GeneratorType
-                response = await (self._slices.run(response) if is_work else response)
+                if type(response) is GeneratorType:
+                    _, response = self._slices.start(response)
+                    continue
+                try:
+                    response = await response
+                except asyncio.CancelledError:
+                    _drop(response)
+                    raise
             return await self._slices.run(_encoding(route, context, response))
         except Exception as error:  # noqa: BLE001 - as above
             return await self._slices.run(self._failing(route, context, request, error))
@@ -322,6 +326,17 @@ def failed_response(
 
 def _is_response(route: _Route, response: Any) -> bool:
     return type(response) is route.response or response is None or hasattr(response, "encode_parts")
+
+
+def _drop(awaited: Any) -> None:
+    """End what nobody awaits any more: work that is not done, and what it gave, a coroutine that nobody has begun."""
+    if isinstance(awaited, asyncio.Future):
+        if not awaited.done():
+            awaited.cancel()
+        elif not awaited.cancelled() and awaited.exception() is None:
+            _drop(awaited.result())
+    elif isinstance(awaited, Coroutine):
+        awaited.close()
 
 
 def _pending(route: _Route, outcome: Awaitable[Any]) -> Pending:

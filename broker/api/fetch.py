@@ -28,6 +28,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from broker.api.fetch_sessions import (
     FINAL_EPOCH,
@@ -107,7 +108,8 @@ class FetchApi:
             config["max.incremental.fetch.session.cache.slots"], entropy.random
         )
         self._waiting: dict[_Fetch, None] = {}  # in the order in which they came
-        self._in_session: dict[int, _Fetch] = {}  # the one that waits, by session id
+        # The one that waits, by session id: it is gone with its request, which may end before it has begun to wait.
+        self._in_session: WeakValueDictionary[int, _Fetch] = WeakValueDictionary()
         self._stopping = False
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -396,6 +398,7 @@ class _Fetch:
     """A fetch under way: what is wanted, what was found so far, and whom to watch."""
 
     __slots__ = (
+        "__weakref__",
         "_bytes",
         "_callbacks",
         "_changes",

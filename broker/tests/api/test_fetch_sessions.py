@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import random
 import uuid
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from broker.api import fetch_sessions
 from broker.api.fetch_sessions import FetchSessions, SessionPartition
 from broker.slices import finish
-from broker.testing.direct import direct_broker, values_of
+from broker.testing.direct import direct_broker, encode_request, values_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
     EpochEndOffset,
@@ -455,3 +457,30 @@ async def test_a_consumer_at_the_end_hears_that_the_start_has_moved_there(tmp_pa
         answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=1), 12)
         (part,) = answer.responses[0].partitions
         assert (part.partition_index, part.log_start_offset, part.high_watermark) == (0, 2, 2)
+
+
+async def test_a_fetch_that_is_cancelled_as_it_would_begin_to_wait_leaves_nothing_behind(tmp_path) -> None:
+    """Its slices are done and nobody has taken what they gave, a coroutine, when its connection is lost."""
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        wanted = [FetchTopic(topic="t", partitions=[FetchPartition(partition=0)])]
+        first = FetchRequest(session_epoch=0, max_wait_ms=0, topics=wanted)
+        session_id = (await broker.send(first, 12)).session_id
+        dispatcher = broker.broker.dispatcher
+        slices = dispatcher._slices
+        clock, enqueue = slices._clock, slices._enqueue
+
+        def lost_when_done(work):
+            future = enqueue(work)
+            future.add_done_callback(lambda _: pending.outcome.cancel())
+            return future
+
+        slices._clock = itertools.count().__next__  # each slice is one step
+        slices._enqueue = lost_when_done
+        later = FetchRequest(session_id=session_id, session_epoch=1, max_wait_ms=LONG_MS, min_bytes=1)
+        pending = dispatcher(broker.peer, encode_request(later, 12, 1, "test"))
+        with pytest.raises(asyncio.CancelledError):
+            await pending.outcome
+        slices._clock, slices._enqueue = clock, enqueue
+        gc.collect()  # a coroutine that nobody has awaited says so when it is gone
+        assert not dispatcher._declarations[FetchRequest.API_KEY].handler.__self__._in_session
