@@ -459,7 +459,10 @@ async def test_a_consumer_at_the_end_hears_that_the_start_has_moved_there(tmp_pa
         assert (part.partition_index, part.log_start_offset, part.high_watermark) == (0, 2, 2)
 
 
-async def test_a_fetch_that_is_cancelled_as_it_would_begin_to_wait_leaves_nothing_behind(tmp_path) -> None:
+@pytest.mark.parametrize("forgotten", [0, 1_000], ids=["decoded at once", "decoded in slices"])
+async def test_a_fetch_that_is_cancelled_as_it_would_begin_to_wait_leaves_nothing_behind(
+    tmp_path, forgotten
+) -> None:
     """Its slices are done and nobody has taken what they gave, a coroutine, when its connection is lost."""
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
@@ -472,15 +475,21 @@ async def test_a_fetch_that_is_cancelled_as_it_would_begin_to_wait_leaves_nothin
 
         def lost_when_done(work):
             future = enqueue(work)
-            future.add_done_callback(lambda _: pending.outcome.cancel())
+            future.add_done_callback(lost)
             return future
+
+        def lost(future):
+            if asyncio.iscoroutine(future.result()):
+                outcome.cancel()
 
         slices._clock = itertools.count().__next__  # each slice is one step
         slices._enqueue = lost_when_done
         later = FetchRequest(session_id=session_id, session_epoch=1, max_wait_ms=LONG_MS, min_bytes=1)
+        later.forgotten_topics_data = [ForgottenTopic(topic="other", partitions=[*range(forgotten)])]
         pending = dispatcher(broker.peer, encode_request(later, 12, 1, "test"))
+        outcome = asyncio.ensure_future(pending.outcome)
         with pytest.raises(asyncio.CancelledError):
-            await pending.outcome
+            await outcome
         slices._clock, slices._enqueue = clock, enqueue
         gc.collect()  # a coroutine that nobody has awaited says so when it is gone
         assert not dispatcher._declarations[FetchRequest.API_KEY].handler.__self__._in_session
