@@ -118,9 +118,9 @@ def measure(work: Path, rounds: int, scale: float) -> Samples:
     """MB a second, the server's CPU seconds a GB and our requests to the store a GB. Kafka's where there is Java."""
     shutil.rmtree(work, ignore_errors=True)
     names = [*([KAFKA] if shutil.which(java()) else []), HEADRACE]
+    folders = {name: work / name.split()[-1].lower() for name in names}
     counts = {}
-    for name in names:
-        folder = work / name.split()[-1].lower()
+    for name, folder in folders.items():
         folder.mkdir(parents=True)
         server = _start(name, folder, free_port())
         try:
@@ -130,10 +130,8 @@ def measure(work: Path, rounds: int, scale: float) -> Samples:
     samples = Samples()
     for _ in range(rounds):
         for topic in ("local", "tiered"):
-            for name in names:
-                for figure, value, goal in _scanned(
-                    name, work / name.split()[-1].lower(), topic, counts[name]
-                ):
+            for name, folder in folders.items():
+                for figure, value, goal in _scanned(name, folder, topic, counts[name]):
                     samples.add(figure, name, value, goal)
     return samples
 
