@@ -761,10 +761,11 @@ class StagedCommits:
         may not know a table yet that was just made: it counts as dropped when it is not there the next time either.
         """
         now = self._services.context.clock.time_ms()
+        there = await self._services.run(self._area.tables)
         if not self._others.are_none:
-            for table_id in await self._services.run(self._area.tables):
+            for table_id in there:
                 await self.load_table(table_id)  # what others have decided of what is here
-        tables = {*await self._services.run(self._area.tables), *(table_id for table_id, _ in self._ledgers)}
+        tables = {*there, *(table_id for table_id, _ in self._ledgers)}
         missing = {table_id for table_id in tables if not exists(table_id)}
         gone = missing if self._others.are_none else missing & self._missing
         self._missing = missing
