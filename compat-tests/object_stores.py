@@ -1,4 +1,5 @@
-"""Object stores as servers of their own: versitygw (S3, in Go) and Azurite (Azure's emulator, of Microsoft's own).
+"""Object stores as servers of their own: versitygw (S3, in Go), Azurite (Azure's emulator, of Microsoft's own) and
+fake-gcs-server (Google's, in Go) behind `gcs_uploads`.
 
 Installed once, by `go` and `npm`, into a folder that outlives the tests; HEADRACE_TEST_TOOLS says which.
 """
@@ -9,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import http.client
+import json
 import os
 import socket
 import subprocess
@@ -17,8 +19,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gcs_uploads import XmlUploads
+
 TOOLS = Path(os.environ.get("HEADRACE_TEST_TOOLS", "~/.cache/headrace-test-tools")).expanduser()
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+FAKE_GCS_SERVER = "github.com/fsouza/fake-gcs-server@v1.56.1"
 AZURITE = "azurite@3.37.0"
 INSTALL_SECONDS = 1500
 START_SECONDS = 60
@@ -57,11 +62,48 @@ class ObjectStore:
         self._process.wait(30)
 
 
-def versitygw(folder: Path, port: int) -> ObjectStore:
-    program = TOOLS / "bin" / "versitygw"
+class GcsStore(ObjectStore):
+    """fake-gcs-server on `port`, and what makes its uploads Google's on another."""
+
+    def __init__(self, program: Path, port: int, folder: Path) -> None:
+        self._uploads = XmlUploads(port)
+        account = folder.with_name("account.json")
+        account.parent.mkdir(parents=True)
+        secrets = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        account.write_text(json.dumps({"gcs_base_url": self._uploads.url, "disable_oauth": True, **secrets}))
+        environment = {"GOOGLE_SERVICE_ACCOUNT": str(account), "GOOGLE_BASE_URL": self._uploads.url}
+        command = [str(program), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+        command += ["-public-host", f"127.0.0.1:{port}", "-backend", "memory", "-log-level", "warn"]
+        try:
+            super().__init__(command, port, f"gs://{BUCKET}", environment, folder)
+            bucket, json_type = json.dumps({"name": BUCKET}).encode(), {"Content-Type": "application/json"}
+            status, _, answer = self._uploads.send("POST", "/storage/v1/b", bucket, json_type)
+            if status != 200:
+                super().stop()
+                raise RuntimeError(f"no bucket: {status} {answer!r}")
+        except BaseException:
+            self._uploads.stop()
+            raise
+
+    def stop(self) -> None:
+        super().stop()
+        self._uploads.stop()
+
+
+def _go_program(name: str, module: str) -> Path:
+    program = TOOLS / "bin" / name
     if not program.exists():
         environment = {**os.environ, "GOBIN": str(program.parent), "GOPATH": str(TOOLS / "go")}
-        subprocess.run(["go", "install", VERSITYGW], check=True, env=environment, timeout=INSTALL_SECONDS)
+        subprocess.run(["go", "install", module], check=True, env=environment, timeout=INSTALL_SECONDS)
+    return program
+
+
+def fake_gcs_server(folder: Path, port: int) -> ObjectStore:
+    return GcsStore(_go_program("fake-gcs-server", FAKE_GCS_SERVER), port, folder / "run")
+
+
+def versitygw(folder: Path, port: int) -> ObjectStore:
+    program = _go_program("versitygw", VERSITYGW)
     data = folder / "data"
     (data / BUCKET).mkdir(parents=True)  # a bucket is a folder there
     environment = {
@@ -110,4 +152,8 @@ def _make_container(port: int) -> None:
         raise RuntimeError(f"no container: {answer.status}")
 
 
-STORES: dict[str, Callable[[Path, int], ObjectStore]] = {"versitygw": versitygw, "azurite": azurite}
+STORES: dict[str, Callable[[Path, int], ObjectStore]] = {
+    "versitygw": versitygw,
+    "azurite": azurite,
+    "fake-gcs-server": fake_gcs_server,
+}

@@ -3,7 +3,8 @@
 `open_files` takes a local path, `file://`, object stores (`s3://`, `gs://`, `az://` and `abfs://`, by obstore), what
 pyarrow reaches by itself (`hdfs://`), and any other URL that fsspec knows, where fsspec is installed (`memory://`,
 `sftp://`, ...). Endpoints and credentials of object stores are those of the environment (`AWS_ENDPOINT_URL`,
-`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...) or of the machine's role.
+`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...) or of the machine's role; an
+endpoint may be plain HTTP.
 
 What all of them promise: a file is there whole or not at all, whatever is interrupted; names are relative, with `/`;
 removing what is not there is no error. Everything blocks, and raises OSError when the store cannot be reached; a write
@@ -323,7 +324,17 @@ _RETRIES = {
     },
 }
 _CLIENT = {"timeout": "30s", "connect_timeout": "5s"}
-_OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+_PROVIDERS = {
+    **dict.fromkeys(("s3", "s3a"), "AWS"),
+    "gs": "GOOGLE",
+    **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "AZURE"),
+}
+_ENDPOINTS = {
+    "AWS": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
+    "GOOGLE": ("GOOGLE_BASE_URL",),
+    "AZURE": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""The variables that obstore takes the address from."""
 
 
 @contextlib.contextmanager
@@ -340,6 +351,15 @@ def _as_os_errors(name: str) -> Iterator[None]:
         raise OSError(errno.EIO, one_line(str(error).split("\n\n")[0], 500), name) from error
 
 
+def _may_be_plain(provider: str) -> bool:
+    """Whether HTTP without TLS was asked for, by the address or by a switch (which options given would hide)."""
+    endpoints = (os.environ.get(name, "") for name in _ENDPOINTS[provider])
+    switch = os.environ.get(f"{provider}_ALLOW_HTTP", "")
+    return switch.lower() in ("1", "true", "yes", "on") or any(
+        endpoint.startswith("http://") for endpoint in endpoints
+    )
+
+
 def _object_store(location: str) -> ObjectFiles:
     """Raises ValueError."""
     from obstore.exceptions import BaseError
@@ -347,7 +367,7 @@ def _object_store(location: str) -> ObjectFiles:
 
     make: Any = from_url
     options: dict[str, Any] = dict(_CLIENT)
-    if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+    if _may_be_plain(_PROVIDERS[location.partition("://")[0]]):
         options["allow_http"] = True
     try:
         store: Any = make(location, client_options=options, retry_config=_RETRIES)
@@ -366,7 +386,7 @@ def open_files(location: str, disk: Disk | None = None, entropy: Entropy | None 
         if not rest.startswith("/"):
             raise ValueError(f"{location!r} has no absolute path; write file:///directory")
         return LocalFiles(Path(rest), disk, entropy)
-    if scheme in _OBJECT_STORES:
+    if scheme in _PROVIDERS:
         return _object_store(location)
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -114,3 +118,62 @@ def test_paths_and_file_urls_are_directories(tmp_path: Path) -> None:
         open_files(location).put("x/y", b"1")
         assert (tmp_path / "x" / "y").read_bytes() == b"1"
         assert str(open_files(location)) == str(tmp_path)
+
+
+@pytest.fixture
+def empty_store() -> Iterator[str]:
+    """The address of a server that has nothing, whatever it is asked for."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("location", "endpoint", "environment"),
+    [
+        ("s3://bucket/x", "AWS_ENDPOINT_URL", {"AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "us-east-1"}),
+        ("gs://bucket/x", "GOOGLE_BASE_URL", {"GOOGLE_SKIP_SIGNATURE": "true"}),
+        (
+            "az://bucket/x",
+            "AZURE_STORAGE_ENDPOINT",
+            {"AZURE_SKIP_SIGNATURE": "true", "AZURE_STORAGE_ACCOUNT_NAME": "account"},
+        ),
+    ],
+)
+def test_an_endpoint_may_be_plain_http(
+    location: str,
+    endpoint: str,
+    environment: dict[str, str],
+    empty_store: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {**environment, endpoint: empty_store}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FileNotFoundError):
+        open_files(location).read("none")
+
+
+def test_plain_http_is_used_where_it_was_asked_for(
+    empty_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = tmp_path / "account.json"
+    secrets = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    account.write_text(json.dumps({"gcs_base_url": empty_store, "disable_oauth": True, **secrets}))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(account))
+    with pytest.raises(OSError, match="HTTP error") as refused:
+        open_files("gs://bucket/x").read("none")
+    assert not isinstance(refused.value, FileNotFoundError)
+    monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
+    with pytest.raises(FileNotFoundError):
+        open_files("gs://bucket/x").read("none")
