@@ -49,8 +49,9 @@ from broker.config import BrokerConfig
 from broker.log.errors import InRemoteStorage
 from broker.ports import Clock, Entropy
 from broker.replication.configs import RACK_AWARE
+from broker.replication.followed import FollowedPartition
 from broker.replication.leading import ReplicatedPartition
-from broker.replication.nearest import NOBODY, FollowedPartition, nearest_replica
+from broker.replication.nearest import NOBODY, nearest_replica
 from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.requests.wakeup import Wakeup

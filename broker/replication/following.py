@@ -23,7 +23,7 @@ from broker.cluster.image import NO_LEADER
 from broker.cluster.log_closing import close_log, delete_with
 from broker.disk_errors import is_disk_full, is_out_of_descriptors
 from broker.log.errors import CorruptLogError
-from broker.replication.nearest import FollowedPartition
+from broker.replication.followed import FollowedPartition
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import Buffer, iter_headers
 
