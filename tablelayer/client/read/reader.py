@@ -267,14 +267,17 @@ class Reader:
         if keys.num_rows == 0:
             return LookupResult(np.zeros(0, bool), reorder(answer_schema.empty_table(), order))
         batches = keys.combine_chunks().to_batches(max_chunksize=self._config.lookup_batch_count)
+        self._cluster.counters.keys_looked_up += keys.num_rows
+        if len(batches) == 1:
+            found, rows = await self._lookup_batch(batches[0], ids, answer_schema, insert_if_absent)
+            return LookupResult(found, reorder(pa.Table.from_batches([rows]), order))
         gate = asyncio.Semaphore(4)
 
         async def one(batch: pa.RecordBatch) -> tuple[np.ndarray, pa.RecordBatch]:
             async with gate:
                 return await self._lookup_batch(batch, ids, answer_schema, insert_if_absent)
 
-        self._cluster.counters.keys_looked_up += keys.num_rows
-        results = [await one(batches[0])] if len(batches) == 1 else await together(map(one, batches))
+        results = await together(map(one, batches))
         found = np.concatenate([result[0] for result in results])
         return LookupResult(found, reorder(pa.Table.from_batches([result[1] for result in results]), order))
 
@@ -315,7 +318,8 @@ class Reader:
                     payloads[bucket] = encode_ipc(left[bucket])
             if left and not got:
                 self._no_progress("looking up")
-        found = np.concatenate([each for bucket, _ in parts for each in found_in[bucket]])
+        listed = [each for bucket, _ in parts for each in found_in[bucket]]
+        found = listed[0] if len(listed) == 1 else np.concatenate(listed)
         rows = [
             rows_of[bucket][0] if len(rows_of[bucket]) == 1 else pa.concat_batches(rows_of[bucket])
             for bucket, _ in parts
@@ -646,7 +650,7 @@ def first_row(result: LookupResult) -> dict[str, Any] | None:
         return None
     return {
         name: python_value(column[0])
-        for name, column in zip(result.rows.column_names, result.rows.columns, strict=True)
+        for name, column in zip(result.rows.schema.names, result.rows.columns, strict=True)
     }
 
 

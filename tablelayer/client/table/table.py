@@ -36,7 +36,7 @@ from tablelayer.client.table.staging import AsyncStagedWriter, Receipt, abort_st
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, retrying, together
 from tablelayer.client.wire.routes import TableRoutes
-from tablelayer.client.write.conform import Data, as_rows, conform
+from tablelayer.client.write.conform import Data, as_rows, bare_keys, conform
 from tablelayer.client.write.lane import WriteMode
 from tablelayer.client.write.writer import WriteResult
 from tablelayer.model.batches.batch import ChangeType
@@ -305,6 +305,9 @@ class AsyncTable:
                 raise DataError(
                     f"{self.path}: the key has {len(names)} columns; give dicts with {', '.join(names)}"
                 )
+            found = bare_keys(keys, columns[0])
+            if found is not None:
+                return found
             keys = [{names[0]: key} for key in keys]
         rows = as_rows(keys)
         if isinstance(rows, list):
@@ -477,16 +480,18 @@ class AsyncTable:
 
         async def look() -> pa.Table:
             condition = self._condition(filter)
-            rows = self._reader.answer_schema(columns).empty_table()
+            found, left = list[pa.Table](), count
             parts = await self._parts.all()
             for part in parts if self.definition.is_primary_key_table else reversed(parts):
-                more = await self._parts.ask_part(
-                    part, partial(_limit, count - rows.num_rows, columns, condition)
-                )
-                rows = rows if more is None else pa.concat_tables([rows, more])
-                if rows.num_rows >= count:
+                more = await self._parts.ask_part(part, partial(_limit, left, columns, condition))
+                if more is not None:
+                    found.append(more)
+                    left -= more.num_rows
+                if left <= 0:
                     break
-            return rows
+            if len(found) == 1:
+                return found[0]
+            return pa.concat_tables([self._reader.answer_schema(columns).empty_table(), *found])
 
         return await self._with_fresh_schema(look)
 

@@ -89,6 +89,18 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
     return pa.table(arrays, schema=pa.schema([column.field() for column in columns]))
 
 
+def bare_keys(values: Sequence[Any], column: Column) -> pa.Table | None:
+    """A few values as a table of one column that is a key, sooner than `conform` has it; None for what it should look
+    at more closely, and for what it has to refuse."""
+    if not values or column.type.is_nested or column.type.kind is TypeKind.CHAR:
+        return None
+    try:
+        array = array_of(values, column.type.arrow())
+    except MisfitError:
+        return None
+    return None if array.null_count else pa.table([array], schema=pa.schema([column.field()]))
+
+
 def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
     """The data as an Arrow table or, if it was mappings, a list of them. Raises DataError for anything else."""
     if isinstance(data, pa.Table):

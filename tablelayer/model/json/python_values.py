@@ -15,10 +15,18 @@ import pyarrow as pa
 from tablelayer.model.rows.nested import entries, is_nested, row_fields
 from tablelayer.model.types.far_years import date_text, time_text, timestamp_text
 
+_PLAIN = {
+    kind.id
+    for kind in (
+        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary()
+    )
+}  # fmt: skip
+"""Types that have no times in them, to be looked up without hashing the type, which takes longer than the value."""
+
 
 def python_value(value: pa.Scalar) -> Any:
     """One value; None for null."""
-    if not _has_times(value.type):
+    if value.type.id in _PLAIN or not _has_times(value.type):
         return value.as_py()
     (found,) = _values(pa.array([value], value.type))
     return found

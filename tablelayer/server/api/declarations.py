@@ -152,6 +152,7 @@ class TableApis:
                 lambda by: by.read.limit_scan,
                 within(topic=Operation.READ),
                 charged=Quota.CONSUMER,
+                at_once=lambda by: by.read.limit_scan_at_once,
             ),
             declare(
                 m.CountRowsRequest,

@@ -48,7 +48,7 @@ Indices = npt.NDArray[np.int64]
 _PIECE_BYTES = 4 << 20
 _FEW_KEYS = 8  # up to here values one by one are quicker than columns
 _FEW_KEYS_BYTES = 4 << 10
-_FEW_ROWS_BYTES = 64 << 10  # some ten microseconds of the event loop
+FEW_ROWS_BYTES = 64 << 10  # some ten microseconds of the event loop
 _SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
 _REACH_MIN = 1024  # offsets that are looked through at once for few rows
 _REACH_MAX = 1 << 18
@@ -188,8 +188,8 @@ def lookup_in_memory(
     except TableError:
         return None  # of keys that are larger than they look, or wrong: `lookup` says it
     cost = wanted.schema.row_cost
-    few_bytes = _FEW_ROWS_BYTES // cost.expansion
-    if rows.num_rows > _FEW_KEYS or rows.num_rows * cost.width > _FEW_ROWS_BYTES:
+    few_bytes = FEW_ROWS_BYTES // cost.expansion
+    if rows.num_rows > _FEW_KEYS or rows.num_rows * cost.width > FEW_ROWS_BYTES:
         return None
     values = store.get_in_memory(few_row_keys(wanted.schema, rows), few_bytes)
     if values is None or len(room.again().those_that_fit(values)) < len(values):
@@ -260,6 +260,20 @@ def first_rows(
     """The first rows in key order."""
     values = store.values_while(ROW_PREFIX, limit, room)
     return LimitedRows(_rows(values, versions, wanted), room.is_full)
+
+
+def first_rows_in_memory(
+    store: KeyValueStore, limit: int, wanted: Wanted, bytes_max: int
+) -> LimitedRows | None:
+    """As `first_rows`, but None at once for rows that are not remembered, or take more than `bytes_max`, or are not of
+    the wanted schema. Does not block."""
+    if not stored_message.is_loaded():
+        return None
+    values, cost = store.first_in_memory(limit), wanted.schema.row_cost
+    if values is None or len(values) * cost.width + cost.expansion * sum(map(len, values)) > bytes_max:
+        return None
+    rows = stored_message.message_of(values, wanted.schema, wanted.columns)
+    return None if rows is None else LimitedRows(rows)
 
 
 async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted, room: Room) -> LimitedRows:
@@ -352,7 +366,7 @@ async def last_rows(
             top = place
         reach = min(4 * reach, _REACH_MAX)  # batches without rows take offsets too
     chosen = _selected(wanted)
-    if room.used <= _FEW_ROWS_BYTES and len(found) <= _FEW_KEYS:
+    if room.used <= FEW_ROWS_BYTES and len(found) <= _FEW_KEYS:
         return LimitedRows(_joined(found[::-1], chosen), room.is_full, start)
     joined = await bucket.services.run(_joined, found[::-1], chosen)
     return LimitedRows(joined, room.is_full, start)

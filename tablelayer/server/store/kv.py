@@ -46,6 +46,7 @@ from broker.ports import Clock, Disk, SystemClock, SystemThreads, Threads
 from tablelayer.model.types.sizes import RowCost
 from tablelayer.server.limits import Limits
 from tablelayer.server.room import Room
+from tablelayer.server.store.first_rows import FirstRows, Remembered
 
 ROW_PREFIX = b"\x01"
 _READ_TOGETHER = 16
@@ -97,6 +98,7 @@ class SharedMemory:
         self.cache = Cache(limits.block_cache_bytes)
         self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
         self.helper = self.threads.pool(1, "table-reads")
+        self.first_rows = Remembered()
 
     def options(self, stores: int = 1) -> Any:
         """For one of so many stores that are written to together: a memtable is no larger than its share, since its
@@ -171,6 +173,7 @@ class KeyValueStore:
         self._flushed_bytes = 0
         self._database = database
         self._make = make
+        self._first_rows = FirstRows(memory.first_rows, ROW_PREFIX)
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True
         self._write_options.no_slowdown = True  # see `_write`
@@ -352,7 +355,8 @@ class KeyValueStore:
 
         self.visible_offset = applied_offset
         try:
-            size = self._write(fill, patience_seconds)
+            with self._first_rows.writing(groups):
+                size = self._write(fill, patience_seconds)
         except Exception:
             self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
             raise
@@ -415,11 +419,12 @@ class KeyValueStore:
         return list(itertools.islice(self._database.values(from_key=first), count))
 
     def values_while(self, first: bytes, count: int, room: Room) -> list[bytes]:
-        """As `values_from`, as many as there is room for."""
+        """As `values_from`, as many as there is room for. Small ones from the first row on are remembered."""
         values: list[bytes] = []
         last: bytes | None = None
         if self._database is None:
             return values
+        begun = self._first_rows.begin() if first == ROW_PREFIX else None
         for key, value in itertools.islice(self._database.items(from_key=first), count):
             if not room.admits(value):
                 return values
@@ -427,7 +432,14 @@ class KeyValueStore:
             last = key
         if len(values) < count:
             _check_end(self._database, first, last)
+            last = None
+        if begun is not None and count:
+            self._first_rows.remember(begun, values, last)
         return values
+
+    def first_in_memory(self, count: int) -> list[bytes] | None:
+        """The values of at most `count` rows, the first in key order, if they are remembered. Microseconds."""
+        return [] if self._database is None else self._first_rows.values(count)
 
     def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
         """At most `count` keys from one up to another, in order."""
@@ -519,6 +531,7 @@ class KeyValueStore:
             self._close()
 
     def _close(self) -> None:
+        self._first_rows.forget()
         if self._database is not None:
             self._database.close()
 

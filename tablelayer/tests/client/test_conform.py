@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablelayer.client.errors import DataError
-from tablelayer.client.write.conform import conform
+from tablelayer.client.write.conform import bare_keys, conform
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.text import parse_type
 
@@ -52,6 +52,24 @@ def test_python_values_come_out_as_they_went_in(data):
     kind = data.draw(st.sampled_from(sorted(VALUES)))
     values = data.draw(st.lists(st.none() | VALUES[kind], max_size=8))
     assert one(values, kind) == values
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_bare_keys_are_what_rows_of_them_would_be(data):
+    kind = data.draw(st.sampled_from(sorted(VALUES)))
+    key = column("c", kind, nullable=False)
+    values = data.draw(st.lists(VALUES[kind], min_size=1, max_size=4))
+    expected = conform([{"c": value} for value in values], [key], table="t", fill_missing=False)
+    found = bare_keys(values, key)
+    assert found.equals(expected)
+    assert found.schema.equals(expected.schema)
+    assert bare_keys([*values, None], key) is None
+
+
+@pytest.mark.parametrize(("kind", "value"), [("INT", 1 << 40), ("STRING", 5), ("CHAR(2)", "abc")])
+def test_bare_keys_that_may_not_fit_are_left_to_conform(kind, value):
+    assert bare_keys([value], column("c", kind, nullable=False)) is None
 
 
 def test_columns_come_in_the_schemas_order_and_types():

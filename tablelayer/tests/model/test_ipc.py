@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
 from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
+from tablelayer.model.batches.ipc_metadata import metadata_size
 from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.schema.schema import Schema
 from tablelayer.tests.model.ipc_mutations import Message, mutated
@@ -58,6 +59,26 @@ def test_invalid_utf8_names_its_column() -> None:
     schema = pa.schema([("a", pa.int64()), ("name", pa.string())])
     with pytest.raises(DecodeError, match="column 'name': Invalid UTF8"):
         decode_ipc(encode_ipc(rows), schema, untrusted=True)
+
+
+def test_what_was_found_sound_once_is_looked_at_again_where_it_differs() -> None:
+    schema, other = pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int64()), ("b", pa.int64())])
+    message = bytes(encode_ipc(pa.record_batch({"a": [1, 2]})))
+    for _ in range(2):
+        assert decode_ipc(message, schema, untrusted=True, rows_max=9)["a"].to_pylist() == [1, 2]
+        for damaged, expected, rows_max in (
+            (message[:-8], schema, 9), (message + bytes(8), schema, 9), (message, other, 9), (message, schema, 1)
+        ):  # fmt: skip
+            with pytest.raises(DecodeError):
+                decode_ipc(damaged, expected, untrusted=True, rows_max=rows_max)
+        with pytest.raises(DecodeError, match="bytes without compression"):
+            decode_ipc(message, schema, bytes_max=8)
+    packed = bytearray(encode_ipc(pa.record_batch({"a": [1] * 1_000}), ArrowCompression.ZSTD))
+    decode_ipc(bytes(packed), schema, untrusted=True)
+    start = packed.index((8_000).to_bytes(8, "little"), metadata_size(packed))
+    packed[start : start + 8] = (1 << 40).to_bytes(8, "little")
+    with pytest.raises(DecodeError, match="bytes without compression"):
+        decode_ipc(bytes(packed), schema, untrusted=True)
 
 
 def test_another_schema_is_refused() -> None:
