@@ -49,6 +49,7 @@ from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import (
     FROM_REMOTE_STORAGE,
     PARTITION_METADATA,
+    POSITIONS_PENDING,
     DataDirectory,
     read_properties,
     to_base64,
@@ -403,6 +404,7 @@ class Broker:
             self._background,
         )
         undo.push_async_callback(groups.stop)
+        await self._enter_positions(groups, executor)
         await groups.start()
         self._metadata.deletion_listeners.append(lambda topic: groups.forget_topic(topic.name))
         transactions = TransactionCoordinator(
@@ -505,6 +507,10 @@ class Broker:
         self._background.keep(retention.run, "retention")
         if self._remote is not None:
             self._background.keep(self._remote.run, "the remote log")
+            self._remote.follow_groups(groups, slices)
+            self._background.keep(
+                self._remote.run_positions, "the positions of consumer groups in remote storage"
+            )
             self._measure_remote_log(self._remote)
         cleaner = LogCleaner(
             config,
@@ -802,6 +808,24 @@ class Broker:
             background=self._background,
             directory=self._directory,
         )
+
+    async def _enter_positions(self, groups: GroupCoordinator, executor: Executor) -> None:
+        """Of a data directory that was restored from remote storage. Raises ConfigError."""
+        if self._disk.size(self._directory.path / POSITIONS_PENDING) is None:
+            return
+        from broker.remote.cluster_copy import ClusterCopyError
+        from broker.remote.entering import enter
+
+        try:
+            entered = await enter(
+                self._disk, self._directory.path, groups, self._metadata, self._clock, executor
+            )
+        except (KafkaError, OSError, ClusterCopyError) as error:
+            raise ConfigError(
+                f"the positions of consumer groups that remote storage had cannot be entered: {error}; start again "
+                f"when that is mended, or without them: remove {self._directory.path / POSITIONS_PENDING}"
+            ) from error
+        logger.info("%s", entered)
 
     def _measure_remote_log(self, remote: RemoteLogManager) -> None:
         from broker.metrics.remote_log import REMOTE_METRICS, collect

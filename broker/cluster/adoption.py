@@ -25,6 +25,7 @@ from broker.cluster import tree
 from broker.cluster.data_dir import (
     FROM_REMOTE_STORAGE,
     LAYOUT_VERSION,
+    POSITIONS_PENDING,
     Properties,
     is_clean,
     lock_directory,
@@ -99,9 +100,11 @@ async def adopt(
         image = _read(path, properties)
         found = replace(
             found,
-            topics=sum(_is_topic(each) for each, _, _ in image.nodes),
+            topics=sum(tree.is_topic(each) for each, _, _ in image.nodes),
             partitions=sum(
-                tree.decode_topic(data).partition_count for each, data, _ in image.nodes if _is_topic(each)
+                tree.decode_topic(data).partition_count
+                for each, data, _ in image.nodes
+                if tree.is_topic(each)
             ),
             nodes=len(image.nodes),
             size_bytes=sum(len(data) for _, data, _ in image.nodes),
@@ -127,9 +130,9 @@ def _check_directory(path: Path, disk: Disk, properties: Properties) -> None:
             f"the data directory {path} is of an earlier version (layout {properties.version}): start it once with"
             " this one, alone, and stop it"
         )
-    if disk.size(path / FROM_REMOTE_STORAGE) is not None:
+    if any(disk.size(path / name) is not None for name in (FROM_REMOTE_STORAGE, POSITIONS_PENDING)):
         raise ConfigError(
-            f"the data directory {path} was restored from remote storage, and does not have all of its partitions yet:"
+            f"the data directory {path} was restored from remote storage, and does not have everything of it yet:"
             " start it once alone, and stop it"
         )
     if disk.size(store_of(path)) is None:
@@ -170,10 +173,6 @@ def _read(path: Path, properties: Properties) -> StoreImage:
                 f"the names below {parent} are {size:,} bytes long together, and ZooKeeper lists {NODE_BYTES_MAX:,}"
             )
     return StoreImage(tuple(nodes), ())
-
-
-def _is_topic(node: str) -> bool:
-    return node.startswith(f"{tree.TOPICS}/") and node.count("/") == 2
 
 
 async def _check_same(store: CoordinationStore, properties: Properties) -> None:

@@ -5,6 +5,7 @@ meta.properties            version, cluster.id, node.id; cluster.member if the t
                            cluster.adoption of one that was a broker alone before
 meta.db                    the embedded coordination store: the truth about topics of a broker alone
 restored-from-remote-storage  of a broker that was made of what remote storage had: partitions are still to follow
+group-positions-from-remote-storage  of such a broker: what groups had committed is still to be entered
 .kafka_cleanshutdown       there only between a clean stop and the next start
 <topic>-<partition>/       a partition's log; `partition.metadata` names the topic's id
 <topic id>-<partition>-delete/      a deleted topic's files, about to be removed
@@ -51,6 +52,7 @@ _LIFE = ".last-life"
 INCARNATIONS_KEPT = 16
 PARTITION_METADATA = "partition.metadata"
 FROM_REMOTE_STORAGE = "restored-from-remote-storage"
+POSITIONS_PENDING = "group-positions-from-remote-storage"
 
 
 def holder(disk: Disk, path: Path) -> str | None:

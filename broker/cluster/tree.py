@@ -61,6 +61,11 @@ def topic_path(name: str) -> str:
     return f"{TOPICS}/{name}"
 
 
+def is_topic(path: str) -> bool:
+    """Whether it is the node of a topic."""
+    return path.startswith(f"{TOPICS}/") and path.count("/") == 2
+
+
 def states_path(name: str) -> str:
     return f"{TOPICS}/{name}/states"
 

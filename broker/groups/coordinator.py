@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -47,9 +47,11 @@ from broker.groups.events import (
 from broker.groups.group import Group
 from broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfigs
 from broker.groups.model import NEVER, CommittedOffset, DropOffset, Limits, Now, Phase
+from broker.groups.positions import GroupPositions, positions_of
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from broker.groups.transactional import TransactionalOffsets
+from broker.slices import Work
 from broker.sweep import Sweep
 from protocol.errors import ErrorCode, KafkaError
 
@@ -126,6 +128,8 @@ class GroupCoordinator:
             clock=clock,
             background=background,
         )
+        self.changes: Counter[int] = Counter()
+        """By journal partition: goes up with whatever changes what is stored of its groups."""
         self._storing: Counter[str] = Counter()
         self._deadlines = Deadlines(clock, self._tick)
         self.expiry = Sweep(
@@ -275,6 +279,7 @@ class GroupCoordinator:
         return True
 
     def _ended(self, index: int, producer_id: int, *, commit: bool) -> None:
+        self.changes[index] += 1
         for group_id, offsets in self.transactional.end(index, producer_id).items():
             if commit:
                 self._run(group_id, TransactionCommitted(offsets))
@@ -359,6 +364,7 @@ class GroupCoordinator:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{records} records do not fit into one batch")
 
     def _appended(self, group_id: str, effect: Append) -> ErrorCode:
+        self.changes[self.journal.index_of(group_id)] += 1
         match effect.pending:
             case PendingTransactionalCommit(commit, producer_id):
                 index = self.journal.index_of(group_id)
@@ -386,12 +392,14 @@ class GroupCoordinator:
             self._executor, read.groups, self.now(), self.limits
         )
         self.groups.update(groups)
+        self.changes[index] += 1
         self.transactional.take_over(read.transactional)
         for group_id, group in groups.items():
             if group.next_wake != NEVER:
                 self._deadlines.wake(group_id, group.next_wake)
 
     def let_go(self, index: int) -> None:
+        self.changes[index] += 1
         gone = {group.group_id for group in self._groups_of(index)}
         for group_id in gone:
             del self.groups[group_id]
@@ -418,6 +426,18 @@ class GroupCoordinator:
         group = self.groups.get(key)
         records = [] if group is None else list(live_records(group))
         return journal.encode_journal_batch(records, self._clock.time_ms()) if records else None
+
+    def positions(self, indexes: Collection[int]) -> Work[dict[int, list[GroupPositions]]]:
+        """Of the groups of these journal partitions that have any, as they are stored: of each as of one moment. As
+        work that rests between groups; what is let go of meanwhile is missing.
+        """
+        found: dict[int, list[GroupPositions]] = {index: [] for index in indexes}
+        for group_id, group in list(self.groups.items()):
+            yield
+            index = self.journal.index_of(group_id)
+            if index in found and group.offsets:
+                found[index].append(positions_of(group))
+        return found
 
     # -- expiry ----------------------------------------------------------------------------------------------
 

@@ -6,35 +6,70 @@ locally, where that ends (`partition_files`), before any log is opened; the note
 was never copied is not there: the segments that were being written, and topics without remote storage, which come back
 empty.
 
+What consumer groups had committed is left in a file, which the first start enters (`entering`).
+
 Members of a cluster, whose metadata is in ZooKeeper, do the same for each partition that they have no folder of.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from broker.cluster.data_dir import FROM_REMOTE_STORAGE, found_directory
+import msgspec
+
+from broker.cluster import tree
+from broker.cluster.data_dir import FROM_REMOTE_STORAGE, POSITIONS_PENDING, found_directory
 from broker.cluster.store import write_store
 from broker.log.checkpoint import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.epochs import LeaderEpochs
 from broker.log.recovery import snapshot_name
 from broker.remote.cluster_copy import ClusterCopyError, ClusterImage, clusters, read_newest
+from broker.remote.configs import is_enabled
+from broker.remote.entering import Entered, Range, encode_pending, fitted
+from broker.remote.group_positions import NewerError, decode
+from broker.remote.group_positions import read_newest as read_newest_positions
+from broker.remote.log import newest_manifest
+from broker.remote.manifest import Manifest, ManifestError, partition_folder
 
 if TYPE_CHECKING:
+    from broker.cluster.topic import TopicImage
     from broker.objects.files import RemoteFiles
     from broker.ports import Disk
-    from broker.remote.manifest import Manifest
 
+NODES: Final = "/remote-log"
+"""Below it a node for each topic that has something in remote storage, by its id."""
 _STORE_NAME: Final = "meta.db"
 
 
+class Restored(msgspec.Struct, frozen=True):
+    """`positions`: what the first start will do about what groups had committed, as far as remote storage says now;
+    `positions_ms`: since when at least all that was committed is not in it, None without any. `damaged`: objects of
+    positions that cannot be read.
+    """
+
+    image: ClusterImage
+    positions: Entered
+    positions_ms: int | None = None
+    damaged: tuple[str, ...] = ()
+
+
 def make_directory(
-    files: RemoteFiles, location: str, cluster_id: str | None, disk: Disk, data_dir: Path
-) -> ClusterImage:
+    files: RemoteFiles,
+    location: str,
+    cluster_id: str | None,
+    disk: Disk,
+    data_dir: Path,
+    executor: Executor | None = None,
+) -> Restored:
     """Make the data directory of a cluster that remote storage has, durably; of the only one without an id. It must not
-    be there, or be empty. Raises ClusterCopyError, OSError; nothing is there then.
+    be there, or be empty. `executor`: where many objects are read at a time. Raises ClusterCopyError, OSError; nothing
+    is there then.
     """
     if disk.names(data_dir) or disk.directories(data_dir):
         raise ClusterCopyError(f"{data_dir} is not empty: restore into a new directory")
@@ -47,12 +82,18 @@ def make_directory(
     elif cluster_id not in found:
         raise ClusterCopyError(f"{location} has no cluster {cluster_id}, but {', '.join(found) or 'none'}")
     image = read_newest(files, cluster_id)
+    each = map if executor is None else executor.map
+    objects, damaged = _readable(read_newest_positions(files, cluster_id))
+    manifests = _manifests(files, image, each)
+    restored = _fitted(image, objects, damaged, manifests)
     making = data_dir.with_name(f"{data_dir.name}.restoring")
     disk.remove_tree(making)
     try:
         found_directory(disk, making, image.cluster_id, image.broker_id)
         write_store(making / _STORE_NAME, image.store)
         disk.open_read_only(making / _STORE_NAME).sync()
+        if restored.positions.positions:
+            disk.replace(making / POSITIONS_PENDING, encode_pending(objects), sync=True)
         disk.replace(making / FROM_REMOTE_STORAGE, f"{location}\n".encode(), sync=True)
         disk.sync_directory(making)
         disk.remove_directory(data_dir)
@@ -61,7 +102,68 @@ def make_directory(
     except BaseException:
         disk.remove_tree(making)
         raise
-    return image
+    return restored
+
+
+def _readable(objects: Mapping[str, bytes]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Those objects of positions that can be read, and the names of the others. Raises NewerError."""
+    found, damaged = {}, []
+    for name, data in objects.items():
+        try:
+            decode(name, data)
+        except NewerError:
+            raise
+        except ClusterCopyError:
+            damaged.append(name)
+        else:
+            found[name] = data
+    return found, tuple(damaged)
+
+
+def _manifests(
+    files: RemoteFiles, image: ClusterImage, each: Callable[..., Iterable[Any]]
+) -> dict[tuple[str, int], Manifest]:
+    """Of the partitions that may have a remote part, by topic and index. Raises ClusterCopyError, OSError."""
+    nodes = {path: data for path, data, _ in image.store.nodes}
+    wanted = [
+        (topic, index)
+        for topic in _topics(image)
+        if is_enabled(topic.config) or f"{NODES}/{topic.topic_id}" in nodes
+        for index in range(topic.partition_count)
+    ]
+    folders = [partition_folder(topic.topic_id, index) for topic, index in wanted]
+    try:
+        found = list(each(partial(newest_manifest, files), folders))
+    except ManifestError as error:
+        raise ClusterCopyError(str(error)) from error
+    return {(topic.name, index): manifest for (topic, index), manifest in zip(wanted, found, strict=True)}
+
+
+def _topics(image: ClusterImage) -> list[TopicImage]:
+    return [tree.decode_topic(data) for path, data, _ in image.store.nodes if tree.is_topic(path)]
+
+
+def _fitted(
+    image: ClusterImage,
+    objects: Mapping[str, bytes],
+    damaged: tuple[str, ...],
+    manifests: Mapping[tuple[str, int], Manifest],
+) -> Restored:
+    topics = {topic.name: topic for topic in _topics(image)}
+    entered, oldest = Entered(), None
+    for name, data in objects.items():
+        head, records = decode(name, data)
+        oldest = head.made_ms if oldest is None else min(oldest, head.made_ms)
+
+        def range_of(name: str, index: int, ids: Mapping[str, str] = head.topics) -> Range | None:
+            topic = topics.get(name)
+            if topic is None or index >= topic.partition_count or ids.get(name) != str(topic.topic_id):
+                return None
+            manifest = manifests.get((name, index), Manifest())
+            return max(manifest.start_offset, manifest.log_start_offset), manifest.end_offset
+
+        deque(fitted(records, range_of, entered), maxlen=0)
+    return Restored(image, entered, oldest, damaged)
 
 
 def partition_files(manifest: Manifest, producers: bytes) -> dict[str, bytes]:

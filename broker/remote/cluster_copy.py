@@ -2,6 +2,7 @@
 new machine that has nothing but remote storage goes on from there (`bootstrap`).
 
     cluster/<cluster id>/metadata-<n>.json.gz   its coordination store (`ClusterImage`); the highest number counts
+    cluster/<cluster id>/groups/                what consumer groups have committed (`group_positions`)
 
 Numbers are created, never replaced. A broker creates the next one when it starts, before it writes anything else to
 remote storage, and whenever its store has changed since; it looks for a later one all the time. So of two brokers that
@@ -111,6 +112,8 @@ class ClusterCopy:
         self._writer = writer
         self._time_ms = time_ms
         self._executor = executor
+        self.claim: int | None = None
+        """The number by which this broker has what is there: that of its first; None before."""
         self._number: int | None = None
         self._written: StoreImage | None = None
         self._changes = -1
@@ -159,6 +162,8 @@ class ClusterCopy:
                 continue
             self._number = number
             break
+        if self.claim is None:
+            self.claim = number
         if number > 1:
             with contextlib.suppress(OSError):
                 self._files.remove(name_of(self._cluster_id, number - 1))

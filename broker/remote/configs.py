@@ -30,6 +30,14 @@ REMOTE_CONFIGS: Final = (
         at_least(1),
     ),
     ConfigKey(
+        "remote.log.group.positions.interval.ms",
+        ConfigType.LONG,
+        "30000",
+        "How often at most what consumer groups have committed is copied to remote storage, of each partition of "
+        "__consumer_offsets with groups whose positions have changed. Not one of Apache Kafka's.",
+        at_least(1),
+    ),
+    ConfigKey(
         "remote.log.reader.threads",
         ConfigType.INT,
         "10",

@@ -18,6 +18,9 @@ writing until it has looked again. When the answer is lost, what is there tells 
 A broker alone keeps its metadata there too (`cluster_copy`), always before segments of topics that it knows of: a new
 machine can go on with what is there (`bootstrap`). Who finds that another one has done so only reads from then on.
 
+What consumer groups have committed is kept there by itself (`group_copy`, every
+`remote.log.group.positions.interval.ms`), once the broker has found that what is there is its own.
+
 A topic that is deleted leaves nothing: a node of the coordination store, `/remote-log/<topic id>`, is made before its
 first object, and goes after its last one; nor does one whose remote storage is switched off with its data. What
 is in remote storage without such a node is another cluster's: it is not touched.
@@ -50,11 +53,12 @@ from broker.cluster.store import EmbeddedStore
 from broker.config_key import ConfigError
 from broker.log.recovery import snapshot_name
 from broker.ports import STORE_LOST, CreateNode, NodeExistsError
-from broker.remote.bootstrap import partition_files
+from broker.remote.bootstrap import NODES, partition_files
 from broker.remote.chunks import Chunks
 from broker.remote.cluster_copy import ClusterCopy, ReplacedError
 from broker.remote.configs import is_enabled
 from broker.remote.counts import Counts
+from broker.remote.group_copy import GroupCopy
 from broker.remote.log import RemoteLog, newest_manifest, read_producers
 from broker.remote.manifest import (
     Manifest,
@@ -77,17 +81,18 @@ if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage
     from broker.cluster.topic_policy import TopicPolicy
     from broker.config import BrokerConfig
+    from broker.groups.coordinator import GroupCoordinator
     from broker.log.partition_log import PartitionLog
     from broker.log.segment import Segment
     from broker.objects.files import RemoteFiles
     from broker.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
     from broker.replication.following import Follower
+    from broker.slices import Slices
 
 logger = logging.getLogger("headrace.remote")
 
 Result = TypeVar("Result")
 
-NODES: Final = "/remote-log"
 _PIECE_BYTES: Final = 4 << 20
 
 
@@ -162,6 +167,8 @@ class RemoteLogManager:
         self._counts: dict[str, Counts] = {}
         """By topic."""
         self._copy_quota = self._quota("copy", clock)
+        self._positions: GroupCopy | None = None
+        self._position_copier = threads.pool(1, "remote group positions")
         self._fetch_quota = self._quota("fetch", clock)
         self._clock = clock
         self._turn_ends = 0.0
@@ -278,8 +285,46 @@ class RemoteLogManager:
 
     def close(self) -> None:
         """What is under way ends by itself: nobody waits for the network any more."""
-        for pool in (self.readers, self._ahead, self._copier):
+        for pool in (self.readers, self._ahead, self._copier, self._position_copier):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- consumer groups -----------------------------------------------------------------------------------
+
+    def follow_groups(self, groups: GroupCoordinator, slices: Slices) -> None:
+        """From here on their positions are copied, by `run_positions`."""
+        self._positions = GroupCopy(
+            self._files,
+            groups,
+            self._metadata,
+            cluster_id=self._directory.cluster_id,
+            writer=self._writer,
+            quota=self._copy_quota,
+            time_ms=self._ages.time_ms,
+            slices=slices,
+            executor=self._position_copier,
+        )
+
+    async def run_positions(self) -> None:
+        """For as long as the broker runs."""
+        interval = self._config["remote.log.group.positions.interval.ms"] / 1000
+        while True:
+            await asyncio.sleep(interval)
+            await self.copy_positions()
+
+    async def copy_positions(self) -> None:
+        """Once. Nothing happens before it is known that what is in remote storage is this broker's."""
+        claim = None if self._cluster is None else self._cluster.claim
+        if self._positions is None or self._is_read_only or claim is None:
+            return
+        try:
+            await self._positions.keep(claim)
+        except (KafkaError, OSError) as error:
+            disk_errors.DISK_LOG.tell(
+                logger, logging.ERROR, "group positions in remote storage",
+                "the positions of consumer groups cannot be copied to remote storage: %s", error,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - groups are served, and positions copied again
+            self._background.failed("the positions of consumer groups in remote storage", error)
 
     # -- the task ------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """What is in remote storage of one partition, and under which names. Pure.
 
     cluster/<cluster id>/metadata-<n>.json.gz the topics and everything else that is known of them (`cluster_copy`)
+    cluster/<cluster id>/groups/              what consumer groups have committed (`group_positions`)
     <topic id>/topic.json                     what the topic was when its first segment was copied: name, partitions
     <topic id>/<partition>/manifest-<n>.json  which segments there are; the one with the highest number counts
     <topic id>/<partition>/<base>-<id>.segment

@@ -7,14 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from faulty_s3 import BUCKET, FaultyS3
 from object_stores import STORES
 
+from broker.groups.model import PutOffset
 from broker.objects.files import open_files
+from broker.remote import group_positions
+from broker.remote.cluster_copy import clusters
 from tablelayer.client import connect
 
 LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -4, -5
@@ -28,6 +33,7 @@ SETTINGS = {
     "remote.log.storage.system.enable": "true",
     "remote.log.storage.directory": f"s3://{BUCKET}/remote",
     "remote.log.manager.task.interval.ms": "100",
+    "remote.log.group.positions.interval.ms": "100",
     "log.retention.check.interval.ms": "100",
     "log.initial.task.delay.ms": "0",
 }
@@ -79,6 +85,57 @@ def consume(address: str, topic: str, group: str, count: int) -> list[int]:
             found.append(int(message.value()[:6]))
     finally:
         consumer.close()
+    return found
+
+
+def read_some(address: str, topic: str, group: str, count: int, protocol: str) -> set[tuple[int, int]]:
+    """(partition, offset) of so many records after what the group has committed, or of all that there are; they are
+    committed then.
+    """
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    found: set[tuple[int, int]] = set()
+    try:
+        consumer.subscribe([topic])
+        while len(found) < count:
+            message = consumer.poll(PATIENCE_SECONDS)
+            assert message is not None, f"{len(found)} of {count} records came"
+            assert message.error() is None, message.error()
+            found.add((message.partition(), message.offset()))
+        ends = {
+            partition: max(offset for each, offset in found if each == partition) + 1
+            for partition, _ in found
+        }
+        consumer.commit(offsets=[TopicPartition(topic, *each) for each in ends.items()], asynchronous=False)
+    finally:
+        consumer.close()
+    return found
+
+
+def positions(address: str, group: str) -> dict[tuple[str, int], int]:
+    """As Kafka's admin client says."""
+    admin = AdminClient({"bootstrap.servers": address})
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    found = asked[group].result(PATIENCE_SECONDS).topic_partitions
+    return {(each.topic, each.partition): each.offset for each in found}
+
+
+def copied_positions(url: str, groups: Collection[str]) -> dict[str, dict[tuple[str, int], int]]:
+    """What remote storage has of groups."""
+    files = open_files(url)
+    found: dict[str, dict[tuple[str, int], int]] = {group: {} for group in groups}
+    for cluster_id in clusters(files):
+        for name, data in group_positions.read_newest(files, cluster_id).items():
+            for record in group_positions.decode(name, data)[1]:
+                if isinstance(record, PutOffset) and record.group_id in found:
+                    found[record.group_id][record.topic, record.partition] = record.committed.offset
     return found
 
 
@@ -160,6 +217,19 @@ def test_a_new_machine_that_has_the_bucket_alone_serves_what_is_there(
             wait_until(is_state_copied, "a snapshot and what it goes on from", PATIENCE_SECONDS)
             rows = sorted(connection.table(keyed).to_arrow().to_pylist(), key=lambda row: row["id"])
             assert len(rows) == 50
+            groups = {protocol: unique(protocol) for protocol in ("classic", "consumer")}
+            read = {
+                protocol: read_some(old.address, topic, group, 100, protocol)
+                for protocol, group in groups.items()
+            }
+            everything = unique("everything")
+            read_some(old.address, topic, everything, 600, "classic")
+            there = {group: positions(old.address, group) for group in (*groups.values(), everything)}
+            wait_until(
+                lambda: copied_positions(f"s3://{BUCKET}/remote", there) == there,
+                "copies of positions",
+                PATIENCE_SECONDS,
+            )
             tiered = connection.kafka.offsets(topic, LATEST_TIERED)
         old.kill()
         shutil.rmtree(old.directory)
@@ -168,6 +238,8 @@ def test_a_new_machine_that_has_the_bucket_alone_serves_what_is_there(
             "restore", "--from-remote", f"s3://{BUCKET}/remote", "--data", tmp_path / "new" / "data"
         )
         assert "3 topics have records in remote storage" in said
+        assert "positions of 3 consumer groups" in said
+        assert "2 of them beyond the end of what is there" in said
         new = server_process_class(tmp_path / "new", **settings).start()
         try:
             with connect(new.address) as connection:
@@ -176,6 +248,13 @@ def test_a_new_machine_that_has_the_bucket_alone_serves_what_is_there(
                 assert connection.kafka.offsets(topic) == {each: last + 1 for each, last in tiered.items()}
                 found = consume(new.address, topic, unique("group"), count)
                 assert len(set(found)) == count
+                ends = {(topic, each): last + 1 for each, last in tiered.items()}
+                assert positions(new.address, everything) == ends
+                for protocol, group in groups.items():
+                    assert positions(new.address, group) == there[group]
+                    rest = read_some(new.address, topic, group, count - 100, protocol)
+                    assert not rest & read[protocol], "what was read and committed was read again"
+                    assert positions(new.address, group) == ends
                 read = connection.table(log_table).to_arrow().column("id").to_pylist()
                 assert read == list(range(len(read)))
                 assert len(read) > 300

@@ -185,24 +185,33 @@ def restore_backup(
 
 def restore_from_remote(location: str, data: Path | None, cluster_id: str | None) -> None:
     """Raises CommandError."""
-    from broker.remote.bootstrap import make_directory
+    from broker.remote.bootstrap import NODES, make_directory
     from broker.remote.cluster_copy import ClusterCopyError
-    from broker.remote.manager import NODES
 
     if data is None:
         raise CommandError("say with --data where to restore to")
     files = _open(location)
+    pool = SystemThreads().pool(THREADS, "restore")
     with _told(location):
         try:
-            image = make_directory(files, location, cluster_id, SystemDisk(), data.absolute())
+            restored = make_directory(files, location, cluster_id, SystemDisk(), data.absolute(), pool)
         except ClusterCopyError as error:
             raise CommandError(str(error)) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    image = restored.image
     count = sum(path.startswith(f"{NODES}/") for path, _, _ in image.store.nodes)
     typer.echo(
         f"{data} is of cluster {image.cluster_id}, broker {image.broker_id}, as its metadata was at "
-        f"{_time_text(image.made_ms)}; {count} topics have records in remote storage. Start it with "
-        "remote.log.storage.system.enable=true and the same remote.log.storage.directory; the old server, should it "
-        "still run, copies nothing any more then"
+        f"{_time_text(image.made_ms)}; {count} topics have records in remote storage"
+    )
+    if restored.positions_ms is not None:
+        typer.echo(f"{restored.positions}; copied at {_time_text(restored.positions_ms)} or later")
+    for name in restored.damaged:
+        typer.echo(f"{name} cannot be read: the positions in it are left out")
+    typer.echo(
+        "Start it with remote.log.storage.system.enable=true and the same remote.log.storage.directory; the old "
+        "server, should it still run, copies nothing any more then"
     )
 
 
