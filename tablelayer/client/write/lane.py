@@ -61,7 +61,7 @@ class Batch:
     """
 
     bucket: int
-    data: bytearray
+    data: memoryview
     row_count: int
     mode: WriteMode
     deadline_at: float

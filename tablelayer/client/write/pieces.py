@@ -18,6 +18,8 @@ from tablelayer.model.batches.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE
 PIECE_BYTES_MAX: Final = BYTES_PER_MESSAGE_MAX - (1 << 20)
 """Arrow's bytes of a piece: what a server takes in one message, without the frame around it."""
 
+_FILLED: Final = 0.75
+
 
 def check_rows_fit(rows: pa.Table, table: str) -> None:
     """Raise DataError for a row that is too large for a request."""
@@ -38,6 +40,25 @@ def check_rows_fit(rows: pa.Table, table: str) -> None:
         for begin, size in ((start + half, count - half), (start, half)):  # the first row first
             if rows.slice(begin, size).nbytes > PIECE_BYTES_MAX:
                 places.append((begin, size))
+
+
+def slabs(rows: pa.Table, count: int) -> Iterator[pa.RecordBatch]:
+    """The rows in their order, at most `count` at a time and, but for the last, at least `_FILLED` of that. What lies
+    together is not copied: to join two chunks so that a slab is quite full costs more than the slab saves."""
+    waiting: list[pa.RecordBatch] = []
+    wanted = count
+    for chunk in rows.to_batches():
+        start = 0
+        while start < chunk.num_rows:
+            part = chunk.slice(start, wanted)
+            start += part.num_rows
+            wanted -= part.num_rows
+            waiting.append(part)
+            if wanted <= count * (1 - _FILLED):
+                yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+                waiting, wanted = [], count
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
 
 
 def pieces(rows: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:

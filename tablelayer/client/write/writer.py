@@ -33,7 +33,7 @@ from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Backoff, Deadline, at_last, error_of, is_stale_route, may_retry
 from tablelayer.client.wire.routes import TableRoutes
 from tablelayer.client.write.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict, WriteMode
-from tablelayer.client.write.pieces import pieces
+from tablelayer.client.write.pieces import pieces, slabs
 from tablelayer.client.write.split import Spread, buckets_of, split_by_bucket
 from tablelayer.model.batches.batch import encode_arrow_batch
 from tablelayer.model.errors import TableError
@@ -85,7 +85,7 @@ CHANGE_COLUMN = "\0change"
 """A uint8 column that conformed rows may end with: each row's change type, where they are not all the same."""
 
 
-def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type: int | None) -> bytearray:
+def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type: int | None) -> memoryview:
     """Conformed rows as a write batch. `change_type` is that of every row, None for a log table's."""
     change_types = None if change_type is None else np.full(rows.num_rows, change_type, np.uint8)
     if rows.schema.names[-1] == CHANGE_COLUMN:
@@ -208,14 +208,11 @@ class Writer:
             return
         row_size = max(1, rows.nbytes // rows.num_rows)
         slab_size = min(self._config.batch_size_bytes * self._definition.bucket_count, _SLAB_SIZE)
-        count = max(1, slab_size // row_size)
-        for start in range(0, rows.num_rows, count):
-            piece = rows.slice(start, count).combine_chunks().to_batches()
-            yield piece[0] if len(piece) == 1 else pa.concat_batches(piece)
+        yield from slabs(rows, max(1, slab_size // row_size))
 
     def _encode(
         self, slab: pa.RecordBatch, definition: TableDefinition, change_type: int | None
-    ) -> list[tuple[int, bytearray, int]]:
+    ) -> list[tuple[int, memoryview, int]]:
         encoded = []
         for bucket, part in self._split(slab, definition):
             encoded += [

@@ -102,7 +102,7 @@ def encode_arrow_batch(
     base_offset: int = 0,
     statistics: bytes = b"",
     offset_deltas: npt.NDArray[np.int32] | None = None,
-) -> bytearray:
+) -> memoryview:
     """One whole batch, ready for a log, a write request or a scanner.
 
     `change_types` is uint8[rows], or None for a batch of appends. `sequence_count` defaults to the number of
@@ -122,7 +122,8 @@ def encode_arrow_batch(
     message = encode_ipc(batch, compression)
     start = message_position(len(changes), len(statistics))
     size = start + len(message)
-    buffer = bytearray(size)
+    buffer = memoryview(pa.allocate_buffer(size)).cast("B")  # of pages that Arrow keeps; not zeroed
+    buffer[:start] = bytes(start)
     HEADER.pack_into(
         buffer,
         0,
@@ -150,10 +151,9 @@ def encode_arrow_batch(
         len(changes),
         len(statistics),
     )
-    with memoryview(buffer) as view:  # a bytearray would copy a view once more before it takes it
-        view[PREFIX_SIZE : PREFIX_SIZE + len(changes)] = changes
-        view[PREFIX_SIZE + len(changes) : PREFIX_SIZE + len(changes) + len(statistics)] = statistics
-        view[start:] = message
+    buffer[PREFIX_SIZE : PREFIX_SIZE + len(changes)] = changes
+    buffer[PREFIX_SIZE + len(changes) : PREFIX_SIZE + len(changes) + len(statistics)] = statistics
+    buffer[start:] = message
     write_crc(buffer)
     return buffer
 

@@ -119,11 +119,11 @@ class LogBucket(TableBucket):
         """Appends do not depend on what is there."""
         return nullcontext()
 
-    async def prepare_rows(self, source: OperationSource, writer: Writer) -> bytearray:
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> bytearray | memoryview:
         now_ms = self.services.context.clock.time_ms()
         return await self.services.run(_encoded, source, writer, self.definition, now_ms)
 
-    def log_prepared(self, prepared: bytearray, size: int) -> AppendInfo:
+    def log_prepared(self, prepared: bytearray | memoryview, size: int) -> AppendInfo:
         info = self.partition.append(prepared, AppendOrigin.EXTENSION)
         self.services.budget.release(size)
         return info
@@ -162,7 +162,7 @@ def _stamped(batch: memoryview, definition: TableDefinition, writer: Writer, now
     return stamped
 
 
-def _encoded(source: OperationSource, writer: Writer, definition: TableDefinition, now_ms: int) -> bytearray:
+def _encoded(source: OperationSource, writer: Writer, definition: TableDefinition, now_ms: int) -> memoryview:
     rows = source(definition).rows
     return encode_arrow_batch(
         rows,

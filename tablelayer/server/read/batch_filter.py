@@ -124,7 +124,7 @@ def read_projected(region: FileRegion, position: int, size: int, projection: Pro
     return b"".join((front, *(region.read_at(at, length) for at, length in ranges)))
 
 
-def filtered_batch(batch: ArrowBatch, rows: pa.RecordBatch, mask: Mask) -> bytearray:
+def filtered_batch(batch: ArrowBatch, rows: pa.RecordBatch, mask: Mask) -> memoryview:
     """A batch with those of its rows that are wanted, at their own offsets."""
     kept = rows.filter(pa.array(mask))
     header = batch.header

@@ -48,7 +48,7 @@ _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema
 class PreparedWrite(msgspec.Struct, frozen=True):
     """A batch for the log, and what it will change in the store."""
 
-    batch: bytearray
+    batch: memoryview
     keys: list[bytes]
     values: list[bytes | None]
     row_delta: int

@@ -33,3 +33,23 @@ def test_a_row_that_is_too_large_is_named_with_its_largest_column(monkeypatch):
     ) as caught:
         pieces.check_rows_fit(rows, "t")
     assert (caught.value.row, caught.value.column) == (7, "s")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slabs_have_all_rows_in_order_and_are_filled(seed):
+    dice = random.Random(seed)
+    lengths = [dice.choice([0, 1, 3, 30, 79, 95, 100, 250]) for _ in range(dice.randrange(30))]
+    chunks = [
+        pa.array(range(1_000 * at, 1_000 * at + length), pa.int64()) for at, length in enumerate(lengths)
+    ]
+    rows = pa.table({"n": pa.chunked_array(chunks, pa.int64())})
+    cut = list(pieces.slabs(rows, 100))
+    assert pa.Table.from_batches(cut, schema=rows.schema).equals(rows)
+    assert all(75 <= slab.num_rows <= 100 for slab in cut[:-1])
+    assert all(0 < slab.num_rows <= 100 for slab in cut)
+
+
+def test_what_nearly_fills_a_slab_is_not_copied():
+    chunks = [pa.array(range(90)) for _ in range(3)]
+    for chunk, slab in zip(chunks, pieces.slabs(pa.table({"n": pa.chunked_array(chunks)}), 100), strict=True):
+        assert slab.column(0).buffers()[1].address == chunk.buffers()[1].address

@@ -69,6 +69,16 @@ def test_cut_and_damaged_batches_are_decode_errors(
         return
 
 
+def test_a_batch_has_nothing_of_what_was_in_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, changes = pa.record_batch({"a": pa.array([1, 2])}), np.zeros(2, np.uint8)
+    expected = bytes(encode_arrow_batch(batch, schema_id=1, change_types=changes))
+    for left in (b"\x00", b"\xff"):
+        monkeypatch.setattr(
+            pa, "allocate_buffer", lambda size, left=left: pa.py_buffer(bytearray(left * size))
+        )
+        assert bytes(encode_arrow_batch(batch, schema_id=1, change_types=changes)) == expected
+
+
 def test_a_change_type_for_each_row() -> None:
     batch = pa.record_batch({"a": pa.array([1, 2])})
     with pytest.raises(ValueError, match="1 change types for 2 rows"):
