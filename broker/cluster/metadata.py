@@ -194,6 +194,7 @@ class TopicManager:
         self._entries: dict[str, TopicEntry] = {}
         self._member = Member(store, registration, fence)
         self._is_alone = fence is None
+        self._fence = fence
         self._woken = asyncio.Event()
         self._must_stand = True
         self._installed = asyncio.Event()
@@ -218,6 +219,11 @@ class TopicManager:
         self._changes: set[asyncio.Task[Any]] = set()
         self._removals: set[asyncio.Task[None]] = set()
         self._replica_removals: dict[tuple[uuid.UUID, int], asyncio.Future[None]] = {}
+
+    @property
+    def is_fenced(self) -> bool:
+        """Others may lead what is led here."""
+        return self._fence is not None and self._fence.is_shut
 
     # -- reading the image ---------------------------------------------------------------------------------
 

@@ -21,15 +21,16 @@ from uuid import UUID
 
 from broker.net.peers import PeerLostError, Peers
 from broker.replication.following import FAILED_SECONDS, RETRY_SECONDS, Follower
-from broker.replication.sessions import NAMED_MAX, OVER, Asking, Told
+from broker.replication.safe_time import Vouched
+from broker.replication.sessions import INITIAL_EPOCH, NAMED_MAX, OVER, Asking, Told
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
-    FetchResponse,
     FetchTopic,
     ForgottenTopic,
     PartitionData,
+    ReplicaFetchResponse,
     ReplicaState,
 )
 
@@ -76,7 +77,9 @@ class Fetcher:
         executor: Executor,
         slices: Slices,
         throttle: Throttle,
+        clock: Callable[[], float],
     ) -> None:
+        """`clock` gives monotonic seconds."""
         self.leader_id = leader_id
         self.followers: dict[Key, Follower] = {}
         self._broker_id = broker_id
@@ -86,7 +89,13 @@ class Fetcher:
         self._executor = executor
         self._slices = slices
         self._throttle = throttle
+        self._clock = clock
+        self._vouched = Vouched()
+        self._told_of: dict[Follower, int] = {}
+        """High watermarks that the leader and this broker know, for which `_vouched` does not hold yet."""
         self._asking: Asking[Follower] = Asking()
+        self._asked_of: dict[Follower, int] = {}
+        """High watermarks that the request under way has told."""
         self._asked_as = -1
         self._touched: dict[Follower, None] = {}
         self._held: dict[Follower, float] = {}
@@ -102,6 +111,8 @@ class Fetcher:
     def add(self, key: Key, follower: Follower) -> None:
         """It follows this leader from now on, or a later epoch of it."""
         self.followers[key] = follower
+        if self._asking.epoch_of(follower) != follower.state.leader_epoch:
+            self._untold(follower)
         follower.changed = self.touched
         self.touched(follower)
 
@@ -111,6 +122,7 @@ class Fetcher:
             del self.followers[key]
         self._touched.pop(follower, None)
         self._held.pop(follower, None)
+        self._untold(follower)
         self._asking.exclude(follower)
 
     def touched(self, follower: Follower) -> None:
@@ -145,11 +157,12 @@ class Fetcher:
             wait_ms = min(wait_ms, self._config["replica.fetch.wait.max.ms"])
             self._is_polling = self._asking.is_said and not self._touched and not self._changed.is_set()
             request.max_wait_ms = wait_ms if self._is_polling else 0
+            sent_at = self._clock()
             try:
                 response = await self._peers.ask(
                     self.leader_id,
                     request,
-                    FetchResponse,
+                    ReplicaFetchResponse,
                     VERSION,
                     channel=CHANNEL,
                     seconds=wait_ms / 1000 + ANSWER_SECONDS,
@@ -174,6 +187,7 @@ class Fetcher:
                 )
                 await asyncio.sleep(FAILED_SECONDS)
                 continue
+            self._vouch(response, sent_at)
             self._asking.answered(response.session_id)
             await self._take_over(response)
 
@@ -217,9 +231,11 @@ class Fetcher:
         self._held.pop(follower, None)
         wait = self._held_up_seconds(follower) if follower.leader == self.leader_id else 0.0
         if follower.leader != self.leader_id or (not follower.is_open and wait <= 0):
+            self._untold(follower)
             self._asking.exclude(follower)
             return
         if wait > 0:
+            self._untold(follower)
             self._asking.exclude(follower)
             due = asyncio.get_running_loop().time() + wait
             self._held[follower] = due
@@ -250,6 +266,9 @@ class Fetcher:
         if broker_epoch != self._asked_as:  # another incarnation than the one whose session it was
             asking.over()
             self._asked_as = broker_epoch
+        if asking.epoch == INITIAL_EPOCH:  # of the session before nothing is vouched for any more
+            self._vouched, self._told_of = Vouched(), {}
+        self._asked_of = {}
         pace = self._slices.pace()
         for follower in asking.next_names():
             await pace.rest()
@@ -260,6 +279,7 @@ class Fetcher:
             if topic is None:
                 topic = topics[topic_id] = FetchTopic(topic_id=topic_id, partitions=[])
             told = named[follower] = _told(follower)
+            self._asked_of[follower] = follower.high_watermark
             leader_epoch, end_offset, last_epoch, log_start_offset = told
             topic.partitions.append(
                 FetchPartition(
@@ -291,7 +311,43 @@ class Fetcher:
 
     # -- what is answered ----------------------------------------------------------------------------------
 
-    async def _take_over(self, response: FetchResponse) -> None:
+    def _untold(self, follower: Follower) -> None:
+        self._told_of.pop(follower, None)
+        follower.safe_time.untold()
+
+    def _vouch(self, response: ReplicaFetchResponse, sent_at: float) -> None:
+        """Note as of when the followers are that the answer speaks of, or was asked for."""
+        told_of = self._told_of
+        for follower, high_watermark in self._asked_of.items():
+            if follower in self._asking:
+                follower.safe_time.untold()
+                told_of[follower] = high_watermark
+        for topic in response.responses:
+            for answer in topic.partitions:
+                named = self.followers.get((topic.topic_id, answer.partition_index))
+                if named is None or named not in self._asking:
+                    continue
+                self._untold(named)
+                diverging = answer.diverging_epoch
+                if not answer.error_code and (diverging is None or diverging.end_offset < 0):
+                    told_of[named] = answer.high_watermark
+        if not response.is_current:
+            return
+        doubted = [
+            self.followers.get((topic.topic_id, index))
+            for topic in response.doubted
+            for index in topic.partitions
+        ]
+        for each in doubted:
+            if each is not None and (before := each.safe_time.untold()) >= 0:
+                told_of[each] = before
+        self._vouched.at = sent_at
+        for follower, high_watermark in list(told_of.items()):
+            if follower not in doubted and self._asking.epoch_of(follower) == follower.state.leader_epoch:
+                follower.safe_time.told(high_watermark, self._vouched)
+                del told_of[follower]
+
+    async def _take_over(self, response: ReplicaFetchResponse) -> None:
         unsafe = []
         pace = self._slices.pace()
         for topic in response.responses:

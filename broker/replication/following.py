@@ -24,6 +24,7 @@ from broker.cluster.log_closing import close_log, delete_with
 from broker.disk_errors import is_disk_full, is_out_of_descriptors
 from broker.log.errors import CorruptLogError
 from broker.replication.followed import FollowedPartition
+from broker.replication.safe_time import SafeTime
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import Buffer, iter_headers
 
@@ -54,6 +55,8 @@ class Follower:
         self.state = state
         self.high_watermark = 0
         """As the leader has said, at most the log's end."""
+        self.safe_time = SafeTime()
+        """As of when its log is."""
         self.not_before = 0.0
         """When to ask again, after something went wrong."""
         self.retry_seconds = RETRY_SECONDS
@@ -170,6 +173,7 @@ class Follower:
             )
             if self.hooks is not None:
                 self.hooks.truncated(max(answer.log_start_offset, 0))
+            self.safe_time.forget()
             log.restart_at(max(answer.log_start_offset, 0))
             self.high_watermark = min(self.high_watermark, log.log_end_offset)
             if self._read is not None:
@@ -276,6 +280,7 @@ class Follower:
         if own_epoch >= 0:
             end_offset = min(end_offset, own_end)
         if end_offset < self.high_watermark:
+            self.safe_time.forget()
             logger.warning(
                 "%s is cut to offset %d, below the high watermark %d: an unclean election has taken records back",
                 self.name,
@@ -321,6 +326,7 @@ class Follower:
     def begin_anew(self) -> None:
         """Its files are out of the way: copy everything."""
         self.failure, self.is_damaged, self.high_watermark = None, False, 0
+        self.safe_time.forget()
 
     # -- the end -------------------------------------------------------------------------------------------
 

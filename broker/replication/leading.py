@@ -55,6 +55,9 @@ class Leading(Protocol):
     def unheard(self, partition: ReplicatedPartition, brokers: Sequence[int]) -> None:
         """These have to say anew how far they are."""
 
+    def doubted(self, partition: ReplicatedPartition) -> None:
+        """Whom it vouches for may have changed."""
+
     def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
         """Write it down; the partition hears of it by `follow` or `refused`."""
 
@@ -81,6 +84,7 @@ class ReplicatedPartition(Partition):
     is_replicated = True
 
     __slots__ = (
+        "_is_over",
         "_leading",
         "_local_waiters",
         "_replicated_offset",
@@ -114,6 +118,7 @@ class ReplicatedPartition(Partition):
         self._leading = leading
         self._local_waiters: list[asyncio.Future[None]] = []
         self._told_start = -1
+        self._is_over = False
         self.progress = Progress(leading.broker_id, state, 0, leading.now())
         if log is not None:
             log.assign_epoch(self.leader_epoch)
@@ -162,6 +167,7 @@ class ReplicatedPartition(Partition):
             self.log.assign_epoch(state.leader_epoch)
             self._begin(self.log)
         super().lead(state.leader_epoch)
+        self._leading.doubted(self)
         self.advance()
 
     def follow(self, state: PartitionState) -> None:
@@ -170,12 +176,14 @@ class ReplicatedPartition(Partition):
         unheard = self.progress.follow(state)
         if unheard:
             self._leading.unheard(self, unheard)
+        self._leading.doubted(self)
         self.advance()
 
     def refused(self, change: ChangeIsr) -> None:
         """A proposal was not carried out, and never will be."""
         if (change.leader_epoch, change.partition_epoch) == (self.leader_epoch, self.state.partition_epoch):
             self.progress.proposed = None
+            self._leading.doubted(self)
             self.look_again()
 
     def look_again(self) -> None:
@@ -299,6 +307,20 @@ class ReplicatedPartition(Partition):
         self.advance()
         self._join(broker, broker_epoch)
 
+    def vouches_for(self, broker: int) -> bool:
+        """Whether what this leader says of the high watermark is what a follower may go by: nobody can have
+        acknowledged more elsewhere without having heard from that follower, or from this broker's fence.
+        """
+        progress = self.progress
+        return (
+            self.is_open
+            and not self._is_over
+            and self.failure is None
+            and self._replicated_offset >= progress.start_offset
+            and broker in self.state.isr
+            and (progress.proposed is None or broker in progress.proposed)
+        )
+
     def had_all(self, broker: int, at: float) -> None:
         """A follower that said nothing since had everything then."""
         self.progress.had_all(broker, at)
@@ -332,6 +354,7 @@ class ReplicatedPartition(Partition):
         isr = self.progress.propose(
             joins=joins, leave=leave, known=lambda broker: epochs.get(broker, UNKNOWN)
         )
+        leading.doubted(self)
         leading.propose(
             self,
             ChangeIsr(
@@ -342,9 +365,11 @@ class ReplicatedPartition(Partition):
     # -- the end -------------------------------------------------------------------------------------------
 
     async def close(self, executor: Any = None) -> None:
+        self._is_over = True
         self._leading.leads_no_longer(self)
         await super().close(executor)
 
     async def drop(self) -> None:
+        self._is_over = True
         self._leading.leads_no_longer(self)
         await super().drop()

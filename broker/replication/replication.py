@@ -124,12 +124,17 @@ class Replication:
         if self._peers is not None:
             self.fetches.unheard(partition, brokers)
 
+    def doubted(self, partition: ReplicatedPartition) -> None:
+        if self._peers is not None:
+            self.fetches.doubted(partition)
+
     def leads(self, partition: ReplicatedPartition) -> None:
         self._led[partition] = None
 
     def leads_no_longer(self, partition: ReplicatedPartition) -> None:
         self._led.pop(partition, None)
         self._proposals.pop(partition, None)
+        self.doubted(partition)
 
     def failed(self, replica: ReplicatedPartition | Follower) -> None:
         self._failed[replica] = None
@@ -141,6 +146,9 @@ class Replication:
             await self._failing.wait()
             self._failing.clear()
             failed, self._failed = self._failed, {}
+            for each in failed:
+                if isinstance(each, ReplicatedPartition):
+                    self.doubted(each)
             try:
                 await self._metadata.lose_replicas([each.place for each in failed])
                 for replica in failed:
@@ -252,6 +260,7 @@ class Replication:
                 executor=self._executor,
                 slices=self._slices,
                 throttle=self._throttle,
+                clock=self._clock.monotonic,
             )
             self._background.keep(fetcher.run, f"what broker {leader} leads")
         self._fetcher_of[follower] = fetcher

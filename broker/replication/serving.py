@@ -9,6 +9,11 @@ followers what has happened (`appended`, `published`); nothing is registered wit
 An answer names the partitions that have something to tell: records, another high watermark or log start, where the logs
 part (KIP-320), an error. A fetch that finds nothing waits for records, and tells the rest at its end.
 
+An answer says whether it is all that there is to tell (`is_current`), by which followers know as of when they are
+(`safe_time`). It is not when it was cut short, or while the broker's fence is shut. Partitions that may be led
+elsewhere, have not reached the start of their epoch, or do not count the follower as in sync are `doubted`: nothing
+follows from what is not said of them.
+
 How far a follower has come counts for the ISR only where it fetches under the leader's present epoch, from an offset up
 to which both logs are the same. What was known of one that is not in sync does not outlive a change of the partition's
 replicas (`unheard`): it may have given its log up meanwhile. It is told that, and names the partition anew.
@@ -33,8 +38,9 @@ from protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
-    FetchResponse,
+    ForgottenTopic,
     PartitionData,
+    ReplicaFetchResponse,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +53,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.replication")
 
 _SESSION_IDS = 2**31 - 1
+DOUBTED_MAX = 32
+"""Named in an answer; with more it is not current."""
 
 Topic = str | UUID
 """Its name, where the version of the request names topics so."""
@@ -102,6 +110,12 @@ class FollowerFetches:
             for session in self._sessions.get(broker, ()):
                 session.unheard(partition)
 
+    def doubted(self, partition: ReplicatedPartition) -> None:
+        """Whether it can be vouched for (`vouches_for`) may have changed."""
+        for broker in partition.progress.replicas:
+            for session in self._sessions.get(broker, ()):
+                session.look_for_doubt(partition)
+
     def _brokers_changed(self) -> None:
         """Sessions of those that are not alive any more have ended."""
         alive = self._metadata.image.brokers
@@ -118,10 +132,10 @@ class FollowerFetches:
             )
         return self._fetch(request)
 
-    async def _fetch(self, request: FetchRequest) -> FetchResponse:
+    async def _fetch(self, request: FetchRequest) -> ReplicaFetchResponse:
         session = self._session(request)
         if not isinstance(session, _Session):
-            return FetchResponse(error_code=session, session_id=request.session_id, responses=[])
+            return ReplicaFetchResponse(error_code=session, session_id=request.session_id, responses=[])
         loop = asyncio.get_running_loop()
         session.fetched_at = self._clock()
         deadline = loop.time() + request.max_wait_ms / 1000
@@ -139,7 +153,7 @@ class FollowerFetches:
                     break
             for _ in fetch.news():
                 await pace.rest()
-            return fetch.response()
+            return fetch.response(is_fenced=self._metadata.is_fenced)
         finally:
             fetch.end()
             if session.session_id == NO_SESSION:
@@ -252,6 +266,7 @@ class _Session:
         """They may have something else to tell."""
         self.answered: list[_Entry] = []
         """By the last answer, of which nobody knows yet whether it has come."""
+        self.doubted: dict[_Entry, None] = {}
         self._places: dict[ReplicatedPartition, _Entry] = {}
         self._wakeup = Wakeup()
 
@@ -288,6 +303,7 @@ class _Session:
         entry.has_failed = entry.is_unheard = entry.is_at_end = entry.is_new = False
         if isinstance(partition, ReplicatedPartition):
             self._places[partition] = entry
+        self.doubted[entry] = None
         self.dirty.pop(entry, None)
         return entry
 
@@ -301,7 +317,15 @@ class _Session:
             if not entries:
                 del self.entries[topic]
 
+    def weigh(self, entry: _Entry) -> None:
+        partition = entry.partition
+        if partition.leader_epoch == entry.asked.current_leader_epoch and partition.vouches_for(self.broker):
+            self.doubted.pop(entry, None)
+        else:
+            self.doubted[entry] = None
+
     def _part_from(self, entry: _Entry) -> None:
+        self.doubted.pop(entry, None)
         self._no_longer_at_end(entry)
         if self._places.get(entry.partition) is entry:
             del self._places[entry.partition]
@@ -324,6 +348,8 @@ class _Session:
         entry = self._places.get(partition)
         if entry is not None:
             self.news[entry] = None
+            if entry in self.doubted:
+                self.weigh(entry)
             if at_once and self.fetch is not None:
                 self.fetch.tell_now(entry)
 
@@ -333,6 +359,11 @@ class _Session:
             entry.is_unheard, entry.is_at_end = True, False
             self.dirty[entry] = None
             self.wake()
+
+    def look_for_doubt(self, partition: ReplicatedPartition) -> None:
+        entry = self._places.get(partition)
+        if entry is not None:
+            self.weigh(entry)
 
     def wake(self) -> None:
         self._wakeup.wake()
@@ -371,6 +402,7 @@ class _FollowerFetch:
             self.is_over = True
             session = self._session
             session.dirty = self._aside | dict.fromkeys(self._answers) | session.dirty
+            session.news.update(dict.fromkeys(self._answers))
             if session.fetch is self:
                 session.fetch = None
             session.wake()
@@ -438,6 +470,7 @@ class _FollowerFetch:
                 entry.is_at_end = True
             if entry.has_news():
                 session.news[entry] = None
+            session.weigh(entry)
         except KafkaError as error:
             self._failed(entry, error.code)
         except Exception as error:
@@ -543,9 +576,9 @@ class _FollowerFetch:
                 self._answer(entry)
             yield
 
-    def response(self) -> FetchResponse:
+    def response(self, *, is_fenced: bool) -> ReplicaFetchResponse:
         session = self._session
-        response = FetchResponse(session_id=session.session_id, responses=[])
+        response = ReplicaFetchResponse(session_id=session.session_id, responses=[])
         if self.is_over:
             return response
         topics: dict[Topic, list[PartitionData]] = {}
@@ -562,6 +595,17 @@ class _FollowerFetch:
             else FetchableTopicResponse(topic_id=topic, partitions=answers)
             for topic, answers in topics.items()
         ]
+        if not (is_fenced or session.news or len(session.doubted) > DOUBTED_MAX):
+            response.is_current = True
+            doubted: dict[Topic, list[int]] = {}
+            for entry in session.doubted:
+                doubted.setdefault(entry.key[0], []).append(entry.key[1])
+            response.doubted = [
+                ForgottenTopic(topic=topic, partitions=indices)
+                if isinstance(topic, str)
+                else ForgottenTopic(topic_id=topic, partitions=indices)
+                for topic, indices in doubted.items()
+            ]
         session.answered = list(self._answers)
         session.dirty = self._aside | session.dirty
         self._answers, self._aside = {}, {}

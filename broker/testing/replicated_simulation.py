@@ -11,6 +11,7 @@ Beside C1, C2 and M1 to M7
     R1, R3    what was acknowledged by all, or read by anybody, is there at the end (C1, C2 of `histories.py`)
     R2        below the high watermark the logs of all replicas are the same, byte by byte
     R4        one leader of a partition in an epoch (M3); the high watermark that a leader shows never goes back in one
+    S1        a follower that says as of when it is has everything that any leader had published by then
     R6        who joins the ISR has everything below it
     R9        after all was healed every ISR is whole again
 """
@@ -58,6 +59,9 @@ class ReplicatedSimulation(ClusterSimulation):
         self._shown: dict[tuple[int, int, int], int] = {}
         self._is_losing = False
         self._joined: dict[int, tuple[int, ...]] = {}
+        self._published: dict[int, list[tuple[float, int]]] = {}
+        self.safe_times = 0
+        """How often a follower has said as of when it is."""
         self._lost: dict[int, int] = {}
         """The broker epoch of who has lost something, as it was before."""
         self.moves = 0
@@ -239,6 +243,31 @@ class ReplicatedSimulation(ClusterSimulation):
                             f" from {before} back to {partition.high_watermark}"
                         )
                     self._shown[key] = partition.high_watermark
+                    published = self._published.setdefault(partition.index, [])
+                    if not published or partition.high_watermark > published[-1][1]:
+                        published.append((self.world.loop.time(), partition.high_watermark))
+            self._check_safe_times()
+
+    def _check_safe_times(self) -> None:
+        """S1, of all that follows."""
+        for member in self.world.members.values():
+            if member.direct is None or not member.direct.broker._loaded:
+                continue
+            for index, published in self._published.items():
+                follower = member.direct.context.metadata.follower(KEPT, index)
+                if follower is None or not follower.is_open:
+                    continue
+                has = min(follower.high_watermark, follower.log.log_end_offset)
+                at = follower.safe_time.at(has)
+                if at is None:
+                    continue
+                self.safe_times += 1
+                known = max((offset for time, offset in published if time < at), default=0)
+                if known > has:
+                    self.problems.append(
+                        f"broker {member.node_id} has {KEPT}-{index} below {has} and says that it is as of {at:.3f},"
+                        f" when {known} was published"
+                    )
 
     def _observe(self, session: int, operations: Sequence[StoreOperation]) -> None:
         """R6, of what is written to the store."""

@@ -14,6 +14,7 @@ from protocol.schema import (
     ApiMessage,
     Struct,
     array,
+    boolean,
     int8,
     int16,
     int32,
@@ -121,3 +122,12 @@ class FetchResponse(ApiMessage, key=1, kind="response", versions="4-18", flexibl
     session_id: int = int32(versions="7+")
     responses: list[FetchableTopicResponse] = array(FetchableTopicResponse)
     node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, versions="16+", tag=0)
+
+
+class ReplicaFetchResponse(FetchResponse, key=1, kind="response", versions="4-18", flexible="12+"):
+    """Between our own brokers: what a leader adds for followers (`broker.replication.safe_time`). Others skip it."""
+
+    is_current: bool = boolean(versions="18+", ignorable=True, tag=10000)
+    """Of the session's partitions this answer names all whose high watermark is not the one that the follower has told
+    or was told last, but those that are `doubted`; and whoever answers led them all when it did."""
+    doubted: list[ForgottenTopic] = array(ForgottenTopic, versions="18+", ignorable=True, tag=10001)

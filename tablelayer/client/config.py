@@ -50,10 +50,26 @@ class ClientConfig:
     partition_discovery_ms: int = 1_000
     #: Keys in one lookup request: bounds the answer, and lets the server work on several at a time.
     lookup_batch_count: int = 16_384
+    #: Who answers lookups and prefix lookups: "leader", which has everything that was acknowledged; or "any", the
+    #: replica on `client_rack`, or else one of all, so that lookups are spread over the brokers and go on while a
+    #: bucket has no leader. What a follower gives is stale by at most `LookupResult.staleness_ms`, in a quiet cluster
+    #: about a second; two replicas may be at different times. Kafka's KIP-392 for keys.
+    lookup_from: str = "leader"
+    #: With "any": what is older a replica does not answer, and the leader is asked. Kafka's replica.lag.time.max.ms: a
+    #: follower that is further behind is not in sync.
+    lookup_max_staleness_ms: int = 30_000
+    #: The rack that the client is on, as `broker.rack` says it of brokers. Kafka's client.rack.
+    client_rack: str = ""
 
     def __post_init__(self) -> None:
         if self.acks not in ("all", "1"):
             raise ValueError(f"acks is {self.acks!r}: use 'all' (the default) or '1'")
+        if self.lookup_from not in ("leader", "any"):
+            raise ValueError(f"lookup_from is {self.lookup_from!r}: use 'leader' (the default) or 'any'")
+        if not 0 <= self.lookup_max_staleness_ms < 1 << 31:
+            raise ValueError(
+                f"lookup_max_staleness_ms is {self.lookup_max_staleness_ms}: give 0 to {(1 << 31) - 1} milliseconds"
+            )
         if not 1 <= self.max_in_flight <= 5:
             raise ValueError(
                 f"max_in_flight is {self.max_in_flight}: the server deduplicates at most 5 batches per bucket"

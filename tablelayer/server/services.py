@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from broker.context import BrokerContext
     from broker.log.region import FileRegion
     from broker.ports import Clock, Disk, Threads
+    from tablelayer.model.rows.versions import SchemaVersions
     from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.store.kv import KeyValueStore, SharedMemory
     from tablelayer.server.store.snapshots import BucketSnapshots
@@ -156,6 +157,21 @@ class KeptStore(Protocol):
 
     @property
     def store(self) -> KeyValueStore | None: ...
+
+    def versions(self) -> SchemaVersions: ...
+
+    async def read(
+        self,
+        staleness_ms_max: int,
+        work: Callable[..., Result],
+        *arguments: Any,
+        quick: Callable[..., Result | None] | None = None,
+    ) -> tuple[Result, tuple[int, int]]:
+        """What `work(store, ...)` gives, how stale that is at most in ms, and the changelog's offset that it has."""
+
+    def read_at_once(
+        self, staleness_ms_max: int, quick: Callable[..., Result | None], *arguments: Any
+    ) -> tuple[Result, tuple[int, int]] | None: ...
 
     async def checkpoint(self, path: Path) -> None:
         """Make `path` the store as it is; nothing if there is none."""

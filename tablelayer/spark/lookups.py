@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tablelayer.client.config import ClientConfig
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
@@ -47,6 +48,8 @@ def lookup_join(
     select: Sequence[str] | Mapping[str, str] | None = None,
     how: Literal["left", "inner"] = "left",
     cache_ttl_s: float = 0.0,
+    lookup_from: Literal["leader", "any"] = "leader",
+    lookup_max_staleness_ms: int | None = None,
 ) -> Any:
     """`frame` with columns of PK table `table` ("db.t") added.
 
@@ -55,9 +58,13 @@ def lookup_join(
     `select`: columns to add; a mapping gives them new names, `{"name": "cust_name"}`; default all that are
     not in `on`. `how`: "left" keeps rows without a match (nulls; a null in the key matches nothing),
     "inner" drops them. `cache_ttl_s`: how long a worker may use what it has looked up before (0: not at all; only
-    by primary key). Raises TableError for a table without a primary key and for columns that are missing
-    or clash.
+    by primary key). `lookup_from`, `lookup_max_staleness_ms`: those of `ClientConfig`; with "any" every replica
+    answers, stale by so much at most. Raises TableError for a table without a primary key and for columns that are
+    missing or clash.
     """
+    config = ClientConfig(lookup_from=lookup_from)
+    if lookup_max_staleness_ms is not None:
+        config = replace(config, lookup_max_staleness_ms=lookup_max_staleness_ms)
     settings = ConnectionSettings.make(bootstrap)
     definition = connection(settings).admin.describe_table(table)
     if not definition.is_primary_key_table:
@@ -118,6 +125,7 @@ def lookup_join(
         how == "inner",
         by_prefix,
         cache_ttl_s,
+        config if lookup_from == "any" else None,
     )
     return frame.mapInArrow(lookup, output)
 
@@ -138,9 +146,10 @@ class BatchLookup:
     matched_only: bool
     by_prefix: bool = False
     cache_ttl_s: float = 0.0
+    config: ClientConfig | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        table: Any = open_table(self.bootstrap, self.definition)
+        table: Any = open_table(self.bootstrap, self.definition, self.config)
         if self.cache_ttl_s:
             table = _cached(table, self.columns, self.cache_ttl_s)
         target = self.target()

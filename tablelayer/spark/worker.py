@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from tablelayer.client.config import ClientConfig
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 
 if TYPE_CHECKING:
@@ -21,47 +22,47 @@ CONNECT_SECONDS: Final = 30.0
 runs already."""
 _RETRY_SECONDS: Final = 0.25
 
-_connections: dict[tuple[int, ConnectionSettings], Connection] = {}
+_connections: dict[tuple[int, ConnectionSettings, ClientConfig | None], Connection] = {}
 
-_tables: dict[tuple[int, ConnectionSettings, object, int], Table] = {}
+_tables: dict[tuple[int, ConnectionSettings, object, int, ClientConfig | None], Table] = {}
 
 
-def table(bootstrap: Bootstrap, definition: TableDefinition) -> Table:
+def table(bootstrap: Bootstrap, definition: TableDefinition, config: ClientConfig | None = None) -> Table:
     """The process's handle of this very table in this very schema: one that was dropped and created again is
     another table, and who planned a read before an ALTER wants the columns of then.
     """
     settings = ConnectionSettings.make(bootstrap)
-    key = (os.getpid(), settings, definition.table_id, definition.schema.schema_id)
+    key = (os.getpid(), settings, definition.table_id, definition.schema.schema_id, config)
     found = _tables.get(key)
     if found is None:
-        found = _tables.setdefault(key, connection(settings).open_table(definition))
+        found = _tables.setdefault(key, connection(settings, config).open_table(definition))
     return found
 
 
-def connection(bootstrap: Bootstrap) -> Connection:
-    """The process's connection to this server with these properties, opened at the first call.
+def connection(bootstrap: Bootstrap, config: ClientConfig | None = None) -> Connection:
+    """The process's connection to this server with these properties and settings, opened at the first call.
 
     Raises ConnectionFailed when no server has answered for CONNECT_SECONDS, AuthenticationFailed at once.
     """
     settings = ConnectionSettings.make(bootstrap)
-    key = (os.getpid(), settings)
+    key = (os.getpid(), settings, config)
     found = _connections.get(key)
     if found is None:
-        made = _connect(settings)
+        made = _connect(settings, config)
         found = _connections.setdefault(key, made)
         if found is not made:  # another thread was sooner; a lock would be forked with whoever holds it
             made.close()
     return found
 
 
-def _connect(settings: ConnectionSettings) -> Connection:
+def _connect(settings: ConnectionSettings, config: ClientConfig | None) -> Connection:
     from tablelayer.client import connect
     from tablelayer.client.errors import ConnectionFailed
 
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            return connect(settings)
+            return connect(settings, config)
         except ConnectionFailed:
             if time.monotonic() >= deadline:
                 raise

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -26,6 +26,7 @@ from protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
+from tablelayer.client.errors import ConnectionFailed, OutcomeUnknown, RequestTimeout
 from tablelayer.client.read.state import snapshot_pieces
 from tablelayer.client.wire.cluster import Cluster, NotAtOnce
 from tablelayer.client.wire.retry import (
@@ -73,6 +74,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _limit_numbers = itertools.count(1)
 EARLIEST = -2
 LATEST = -1
+_ONE_OF_SEVERAL_MS = 2_000
+"""So long a broker has to answer what others can answer too: a lookup takes milliseconds, and a process that is stopped
+answers nothing."""
 
 
 def time_ms(time: int | datetime) -> int:
@@ -83,14 +87,25 @@ def time_ms(time: int | datetime) -> int:
     return (zoned - _EPOCH) // timedelta(milliseconds=1)
 
 
-class LookupResult(NamedTuple):
-    """Answers to a batch of keys, in the order of the keys.
-
-    `found` is bool[n]; row i of `rows` belongs to key i and is all null where `found[i]` is false.
-    """
-
+class _FoundRows(NamedTuple):
     found: np.ndarray
     rows: pa.Table
+
+
+class LookupResult(_FoundRows):
+    """Answers to a batch of keys, in the order of the keys: `found, rows = ...`.
+
+    `found` is bool[n]; row i of `rows` belongs to key i and is all null where `found[i]` is false. `staleness_ms`:
+    every write that was acknowledged by all in-sync replicas (`acks="all"`) more than so long before the answer is in
+    it; 0 from leaders.
+    """
+
+    staleness_ms: int
+
+    def __new__(cls, found: np.ndarray, rows: pa.Table, staleness_ms: int = 0) -> LookupResult:
+        made = super().__new__(cls, found, rows)
+        made.staleness_ms = staleness_ms
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +241,100 @@ class Reader:
             break
         return answers
 
+    async def ask_any(
+        self,
+        buckets: Sequence[int],
+        send: Callable[[int, list[int], Deadline], Coroutine[Any, Any, dict[int, AnswerT]]],
+        *,
+        doing: str,
+    ) -> dict[int, AnswerT]:
+        """As `ask`, of any replica of each bucket: one that cannot answer is followed by the leader, and then by the
+        others. Whoever is not the last to be asked has a part of the time.
+        """
+        deadline = Deadline(self._config.delivery_timeout_ms)
+        backoff = Backoff(self._config)
+        answers: dict[int, AnswerT] = {}
+        asked: dict[int, set[int]] = {bucket: set() for bucket in buckets}
+        failure: Exception | None = None
+        while left := [bucket for bucket in buckets if bucket not in answers]:
+            groups: dict[tuple[int, bool, bool], list[int]] = {}
+            try:
+                for bucket in left:
+                    replicas, leader = await self._routes.replicas(bucket, deadline)
+                    rest = [node for node in replicas if node not in asked[bucket]]
+                    if rest:
+                        key = rest[0], rest[0] == leader, len(rest) == 1
+                        groups.setdefault(key, []).append(bucket)
+            except Exception as caught:  # noqa: BLE001 - _fail_for_good raises what must not be retried
+                failure, groups = caught, {}
+                self._fail_for_good(caught, deadline)
+            if not groups:
+                assert failure is not None
+                self._must_wait()
+                self._routes.forget()
+                await backoff.pause(deadline)
+                if deadline.passed:
+                    raise failure
+                self._cluster.counters.retries += 1
+                asked = {bucket: set() for bucket in left}
+                continue
+            if len(groups) > 1:
+                self._must_wait()
+            results = await _all(
+                self._one_of_several(send, node, group, deadline, is_last=is_last)
+                for (node, _, is_last), group in groups.items()
+            )
+            for ((node, is_leader, is_last), group), result in zip(groups.items(), results, strict=True):
+                for bucket in group:
+                    asked[bucket].add(node)
+                if not isinstance(result, BaseException):
+                    for bucket in group:
+                        answer: Any = result.get(bucket)
+                        error = (
+                            KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing} bucket {bucket}: no answer")
+                            if answer is None
+                            else error_of(
+                                answer.error_code,
+                                answer.error_message,
+                                doing=f"{doing} bucket {bucket} of {self._topic}",
+                            )
+                        )
+                        if error is None:
+                            answers[bucket] = answer
+                            continue
+                        failure = error
+                        if is_leader or is_last:
+                            self._fail_for_good(error, deadline)
+                elif not isinstance(result, Exception):
+                    raise result
+                else:
+                    failure = result
+                    if isinstance(result, (ConnectionFailed, OutcomeUnknown)):
+                        self._cluster.avoid(node)
+                    elif is_leader or is_last:
+                        self._fail_for_good(result, deadline)
+            if failure is not None and any(bucket not in answers for bucket in left):
+                self._must_wait()
+        return answers
+
+    async def _one_of_several(
+        self,
+        send: Callable[[int, list[int], Deadline], Coroutine[Any, Any, dict[int, AnswerT]]],
+        node: int,
+        buckets: list[int],
+        deadline: Deadline,
+        *,
+        is_last: bool,
+    ) -> dict[int, AnswerT]:
+        if is_last or not self._cluster.waits:
+            return await send(node, buckets, deadline)
+        ms = min(_ONE_OF_SEVERAL_MS, deadline.remaining_ms)
+        try:
+            async with asyncio.timeout(ms / 1000):
+                return await send(node, buckets, deadline)
+        except TimeoutError:
+            raise RequestTimeout(f"broker {node} did not answer within {ms} ms") from None
+
     def _must_wait(self) -> None:
         if not self._cluster.waits:
             raise NotAtOnce
@@ -269,23 +378,25 @@ class Reader:
         batches = keys.combine_chunks().to_batches(max_chunksize=self._config.lookup_batch_count)
         self._cluster.counters.keys_looked_up += keys.num_rows
         if len(batches) == 1:
-            found, rows = await self._lookup_batch(batches[0], ids, answer_schema, insert_if_absent)
-            return LookupResult(found, reorder(pa.Table.from_batches([rows]), order))
+            found, batch, stale = await self._lookup_batch(batches[0], ids, answer_schema, insert_if_absent)
+            return LookupResult(found, reorder(pa.Table.from_batches([batch]), order), stale)
         gate = asyncio.Semaphore(4)
 
-        async def one(batch: pa.RecordBatch) -> tuple[np.ndarray, pa.RecordBatch]:
+        async def one(batch: pa.RecordBatch) -> tuple[np.ndarray, pa.RecordBatch, int]:
             async with gate:
                 return await self._lookup_batch(batch, ids, answer_schema, insert_if_absent)
 
         results = await together(map(one, batches))
         found = np.concatenate([result[0] for result in results])
-        return LookupResult(found, reorder(pa.Table.from_batches([result[1] for result in results]), order))
+        rows = reorder(pa.Table.from_batches([result[1] for result in results]), order)
+        return LookupResult(found, rows, max(result[2] for result in results))
 
     async def _lookup_batch(
         self, keys: pa.RecordBatch, ids: list[int] | None, answer_schema: pa.Schema, insert_if_absent: bool
-    ) -> tuple[np.ndarray, pa.RecordBatch]:
+    ) -> tuple[np.ndarray, pa.RecordBatch, int]:
         parts, positions = self._split(keys)
-        left = dict(parts)
+        left, stale = dict(parts), 0
+        ask_any = self._asks_any and not insert_if_absent
         payloads = {bucket: encode_ipc(part) for bucket, part in parts}
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
@@ -296,6 +407,7 @@ class Reader:
                 schema_id=self._schema_id,
                 insert_if_absent=insert_if_absent,
                 timeout_ms=deadline.remaining_ms if insert_if_absent else 0,
+                staleness_ms_max=self._config.lookup_max_staleness_ms if ask_any else -1,
             )
             answer = await self._cluster.send(request, LookupResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"look up in {self._topic}")
@@ -304,9 +416,13 @@ class Reader:
         found_in: dict[int, list[np.ndarray]] = {bucket: [] for bucket, _ in parts}
         rows_of: dict[int, list[pa.RecordBatch]] = {bucket: [] for bucket, _ in parts}
         while left:
-            answers = await self.ask(list(left), send, doing="look up in", changes=insert_if_absent)
+            if ask_any:
+                answers = await self.ask_any(list(left), send, doing="look up in")
+            else:
+                answers = await self.ask(list(left), send, doing="look up in", changes=insert_if_absent)
             got = 0
             for bucket, answer in answers.items():
+                stale = max(stale, answer.staleness_ms)
                 count = len(answer.found)
                 found_in[bucket].append(np.frombuffer(answer.found, np.uint8))
                 rows_of[bucket].append(decode_answer(answer.rows, answer_schema))
@@ -325,10 +441,14 @@ class Reader:
             for bucket, _ in parts
         ]
         if len(parts) == 1:
-            return found.astype(bool), rows[0]
+            return found.astype(bool), rows[0], stale
         back = np.empty(len(positions), np.int64)
         back[positions] = np.arange(len(positions))
-        return found[back].astype(bool), pa.concat_batches(rows).take(pa.array(back))
+        return found[back].astype(bool), pa.concat_batches(rows).take(pa.array(back)), stale
+
+    @property
+    def _asks_any(self) -> bool:
+        return self._config.lookup_from == "any"
 
     async def prefix_lookup(
         self, prefixes: pa.Table, columns: Sequence[str] | None
@@ -366,6 +486,7 @@ class Reader:
                         for bucket in buckets
                     ],
                     schema_id=self._schema_id,
+                    staleness_ms_max=self._config.lookup_max_staleness_ms if self._asks_any else -1,
                 )
                 answer = await self._cluster.send(
                     request, PrefixLookupResponse, node_id=leader, deadline=deadline
@@ -374,7 +495,8 @@ class Reader:
                 return {entry.bucket: entry for entry in answer.buckets}
 
             while left := [bucket for bucket, _ in parts if not places[bucket].finished]:
-                answers = await self.ask(left, send, doing="prefix lookup in")
+                ask = self.ask_any if self._asks_any else self.ask
+                answers = await ask(left, send, doing="prefix lookup in")
                 moved = [
                     places[bucket].add(
                         answer.counts, decode_answer(answer.rows, answer_schema), answer.cursor

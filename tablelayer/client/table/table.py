@@ -365,7 +365,8 @@ class AsyncTable:
         )
         found = np.concatenate([result.found for result in results])
         rows = pa.concat_tables([result.rows for result in results])
-        return LookupResult(found[back], rows.take(pa.array(back)))
+        stale = max(result.staleness_ms for result in results)
+        return LookupResult(found[back], rows.take(pa.array(back)), stale)
 
     async def lookup_one(
         self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False

@@ -11,6 +11,7 @@ All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -31,6 +32,8 @@ ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
 CONTROL = "control"
 DEFAULT_PORT = 9092
+AVOIDED_SECONDS = 5.0
+"""After a broker did not answer, others are asked where there are others."""
 TURNED_AWAY_MAX = 3
 """Connections in a row on which nothing was answered but what everybody may ask: no accident any more."""
 
@@ -46,6 +49,8 @@ class TopicRoutes:
 
     leaders: dict[int, int]
     loaded_at: float
+    in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Brokers that have all that is acknowledged, by partition; the leader is one of them."""
 
 
 @dataclass(slots=True)
@@ -86,6 +91,10 @@ class Cluster:
         self._access = access_of(settings)
         self._turned_away = 0
         self._brokers: dict[int, tuple[str, int]] = {}
+        self._racks: dict[int, str] = {}
+        self._silent: dict[int, float] = {}
+        """Until when other brokers than these are asked."""
+        self._spread = random.randrange(1 << 16)
         self._controller: int | None = None
         self._routes: dict[str, TopicRoutes] = {}
         self._slots: dict[tuple[tuple[str, int], str], _Slot] = {}
@@ -282,7 +291,8 @@ class Cluster:
         if error is not None:
             raise error
         leaders = {partition.partition_index: partition.leader_id for partition in found.partitions}
-        routes = TopicRoutes(leaders, monotonic())
+        in_sync = {each.partition_index: tuple(sorted(each.isr_nodes)) for each in found.partitions}
+        routes = TopicRoutes(leaders, monotonic(), in_sync)
         self._routes[topic] = routes
         return routes
 
@@ -292,6 +302,7 @@ class Cluster:
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         answer = await self.send(request, MetadataResponse, deadline=deadline)
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+        self._racks = {broker.node_id: broker.rack or "" for broker in answer.brokers}
         return answer
 
     def remember(self, node_id: int, host: str, port: int) -> int:
@@ -316,6 +327,33 @@ class Cluster:
                 ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} of {topic} has no leader just now"
             )
         return leader
+
+    def avoid(self, node_id: int) -> None:
+        """It did not answer: for a while others are asked first, where others can answer."""
+        self._silent[node_id] = monotonic() + AVOIDED_SECONDS
+
+    async def replicas(self, topic: str, partition: int, deadline: Deadline) -> tuple[list[int], int]:
+        """Who may be asked for what any replica can answer, and the leader, -1 while there is none. In their order: one
+        on the client's rack or else any, always the same for a partition; then the leader; then the others. Those that
+        did not answer lately come last. One attempt; raises as `routes`.
+        """
+        routes = await self.routes(topic, deadline)
+        leader = routes.leaders.get(partition)
+        if leader is None:
+            self.forget_routes(topic)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic} has no partition {partition}")
+        others = [node for node in routes.in_sync.get(partition, ()) if node in self._brokers]
+        rack = self.config.client_rack
+        near = [node for node in others if rack and self._racks.get(node) == rack] or others
+        first = [near[(partition + self._spread) % len(near)]] if near else []
+        found = dict.fromkeys([*first, *([leader] if leader >= 0 else []), *others])
+        if not found:
+            self.forget_routes(topic)
+            raise KafkaError(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} of {topic} has no replica just now"
+            )
+        now = monotonic()
+        return sorted(found, key=lambda node: self._silent.get(node, 0.0) > now), leader
 
     async def by_leader(
         self, topic: str, partitions: Sequence[int], deadline: Deadline

@@ -122,6 +122,7 @@ class DirectCluster(Cluster):
         super().__init__(settings, config)
         self.counters = behind.counters
         self._behind = behind
+        self._spread = behind._spread
         self._lock = threading.Lock()
         self._idle: list[_Line] = []
         self._lines: set[_Line] = set()
@@ -159,6 +160,14 @@ class DirectCluster(Cluster):
 
     def forget_routes(self, topic: str) -> None:
         self._behind.forget_routes(topic)
+
+    async def replicas(self, topic: str, partition: int, deadline: Deadline) -> tuple[list[int], int]:
+        self._brokers, self._racks, self._silent = (
+            self._behind._brokers,
+            self._behind._racks,
+            self._behind._silent,
+        )
+        return await super().replicas(topic, partition, deadline)
 
     async def by_leader(
         self, topic: str, partitions: Sequence[int], deadline: Deadline

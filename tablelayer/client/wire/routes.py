@@ -43,6 +43,15 @@ class TableRoutes:
                 await self._check_existence(deadline)
             raise
 
+    async def replicas(self, bucket: int, deadline: Deadline) -> tuple[list[int], int]:
+        """Who may be asked for what any replica can answer (`Cluster.replicas`). As `leader`."""
+        try:
+            return await self._cluster.replicas(self._path.topic, bucket, deadline)
+        except KafkaError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                await self._check_existence(deadline)
+            raise
+
     async def _check_existence(self, deadline: Deadline) -> None:
         await self.describe(deadline)
 

@@ -24,15 +24,23 @@ class LookupResult(BucketAnswer):
 
     Since version 2 an answer that would be too large has the first keys only, as many as ``found`` has bytes, maybe
     none of a bucket's: the reader asks for the others. Before, there was an error then (ANSWER_TOO_LARGE).
+
+    ``staleness_ms``: every write that was acknowledged by all more than so long before the answer is in it; 0 from the
+    leader. ``applied_offset``: the changelog below it is in a follower's answer; -1 from the leader.
     """
 
     found: bytes = binary()
     rows: Any = records(nullable="0+")
+    staleness_ms: int = int64(versions="3+", ignorable=True)
+    applied_offset: int = int64(versions="3+", default=-1, ignorable=True)
 
 
-class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-2", flexible="0+"):
+class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-3", flexible="0+"):
     """``insert_if_absent`` writes rows of nulls for keys that are not there, and answers when they are stored or
     ``timeout_ms`` have passed.
+
+    ``staleness_ms_max``: a follower may answer too, from a state that is at most so stale; -1: the leader alone.
+    Followers that cannot answer with NOT_LEADER_OR_FOLLOWER. With ``insert_if_absent`` the leader alone.
     """
 
     table_id: UUID = uuid()
@@ -41,9 +49,10 @@ class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-2", flexi
     schema_id: int = int16(default=-1, tag=0)
     insert_if_absent: bool = boolean(versions="1+")
     timeout_ms: int = int32(versions="1+", ignorable=True)
+    staleness_ms_max: int = int32(versions="3+", default=-1, ignorable=True)
 
 
-class LookupResponse(TableResponse, key=10012, kind="response", versions="0-2", flexible="0+"):
+class LookupResponse(TableResponse, key=10012, kind="response", versions="0-3", flexible="0+"):
     schema_id: int = int16()
     buckets: list[LookupResult] = array(LookupResult)
 
@@ -64,21 +73,28 @@ class PrefixLookupResult(BucketAnswer):
     Since version 1 an answer that would be too large has the first prefixes only, as many as ``counts`` says, maybe
     none of a bucket's: the reader asks for the others. A ``cursor`` says that the last of these has more rows, and
     where.
+
+    ``staleness_ms`` and ``applied_offset`` as in a lookup.
     """
 
     counts: bytes = binary()
     rows: Any = records(nullable="0+")
     cursor: bytes | None = binary(versions="1+", nullable="1+", default=None, ignorable=True)
+    staleness_ms: int = int64(versions="2+", ignorable=True)
+    applied_offset: int = int64(versions="2+", default=-1, ignorable=True)
 
 
-class PrefixLookupRequest(ApiMessage, key=10013, kind="request", versions="0-1", flexible="0+"):
+class PrefixLookupRequest(ApiMessage, key=10013, kind="request", versions="0-2", flexible="0+"):
+    """``staleness_ms_max`` as in a lookup."""
+
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     buckets: list[PrefixLookupBucket] = array(PrefixLookupBucket)
     schema_id: int = int16(default=-1, tag=0)
+    staleness_ms_max: int = int32(versions="2+", default=-1, ignorable=True)
 
 
-class PrefixLookupResponse(TableResponse, key=10013, kind="response", versions="0-1", flexible="0+"):
+class PrefixLookupResponse(TableResponse, key=10013, kind="response", versions="0-2", flexible="0+"):
     schema_id: int = int16()
     buckets: list[PrefixLookupResult] = array(PrefixLookupResult)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from uuid import UUID
 
 from broker.requests.declaration import RequestContext
 from tablelayer.model.batches.extremes import check_ordered
@@ -22,7 +23,7 @@ from tablelayer.server.read.extremes import log_extremes, state_extremes
 from tablelayer.server.read.scan_log import scan_log
 from tablelayer.server.read.snapshot_scans import SnapshotScans
 from tablelayer.server.room import Room
-from tablelayer.server.services import Services
+from tablelayer.server.services import KeptStore, Services
 
 _FIRST_LOOKUP_IN_PARTS = 2
 _FIRST_PREFIX_LOOKUP_IN_PARTS = 1
@@ -51,19 +52,33 @@ class ReadHandlers:
             check_each_once(definition, [part.bucket for part in request.buckets])
             limits, cost, answers = self._services.limits, wanted.schema.row_cost, []
             for index, part in enumerate(request.buckets):
-                bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
                 room = Room(limits.answer_bytes_max // count, cost, must=index == 0)
-                found = bucket.read_at_once(
-                    reads.lookup_in_memory,
-                    bucket.versions,
-                    part.keys,
-                    wanted,
-                    limits.keys_per_lookup_max,
-                    room,
-                )
-                if found is None:
-                    return None
-                answers.append(m.LookupResult(bucket=part.bucket, found=found[0], rows=found[1]))
+                keys_max, staleness_ms_max = limits.keys_per_lookup_max, request.staleness_ms_max
+                standby = self._standby(request.table_id, part.bucket, staleness_ms_max)
+                answer = m.LookupResult(bucket=part.bucket)
+                if standby is not None:
+                    stale = standby.read_at_once(
+                        staleness_ms_max,
+                        reads.lookup_in_memory,
+                        standby.versions,
+                        part.keys,
+                        wanted,
+                        keys_max,
+                        room,
+                    )
+                    if stale is None:
+                        return None
+                    found, (answer.staleness_ms, answer.applied_offset) = stale
+                else:
+                    bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
+                    led = bucket.read_at_once(
+                        reads.lookup_in_memory, bucket.versions, part.keys, wanted, keys_max, room
+                    )
+                    if led is None:
+                        return None
+                    found = led
+                answer.found, answer.rows = found
+                answers.append(answer)
         except Exception:  # noqa: BLE001 - `lookup` meets it too, and says it
             return None
         return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
@@ -84,6 +99,16 @@ class ReadHandlers:
         async def one(part: m.LookupBucket, room: Room) -> m.LookupResult:
             answer = m.LookupResult(bucket=part.bucket)
             try:
+                staleness_ms_max = -1 if request.insert_if_absent else request.staleness_ms_max
+                standby = self._standby(request.table_id, part.bucket, staleness_ms_max)
+                if standby is not None:
+                    found, (answer.staleness_ms, answer.applied_offset) = await standby.read(
+                        staleness_ms_max, reads.lookup, standby.versions, part.keys, wanted, limit, room,
+                        quick=quick,
+                    )  # fmt: skip
+                    _check_whole(whole, room)
+                    answer.found, answer.rows = found
+                    return answer
                 bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
                 if request.insert_if_absent:
                     self._targets.check_replicas(definition, part.bucket)
@@ -121,11 +146,18 @@ class ReadHandlers:
         async def one(part: m.PrefixLookupBucket, room: Room) -> m.PrefixLookupResult:
             answer = m.PrefixLookupResult(bucket=part.bucket)
             try:
-                bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
-                found = await bucket.read(
-                    reads.prefix_lookup, bucket.versions, prefix_length, part.prefixes, wanted, limit, room,
-                    part.after,
-                )  # fmt: skip
+                standby = self._standby(request.table_id, part.bucket, request.staleness_ms_max)
+                if standby is not None:
+                    found, (answer.staleness_ms, answer.applied_offset) = await standby.read(
+                        request.staleness_ms_max, reads.prefix_lookup, standby.versions, prefix_length,
+                        part.prefixes, wanted, limit, room, part.after,
+                    )  # fmt: skip
+                else:
+                    bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
+                    found = await bucket.read(
+                        reads.prefix_lookup, bucket.versions, prefix_length, part.prefixes, wanted, limit,
+                        room, part.after,
+                    )  # fmt: skip
                 _check_whole(whole, room)
                 answer.counts, answer.rows, answer.cursor = found
             except Exception as error:  # noqa: BLE001 - of one bucket
@@ -277,6 +309,10 @@ class ReadHandlers:
             rows=rows,
             cursor=cursor,
         )
+
+    def _standby(self, table_id: UUID, index: int, staleness_ms_max: int) -> KeptStore | None:
+        """Of a bucket that another broker leads, for who takes what is so stale; None: the leader answers."""
+        return None if staleness_ms_max < 0 else self._services.standbys.get((table_id, index))
 
     def _whole_log(self, definition: TableDefinition, index: int) -> LogBucket:
         """For who wants to know something of all of its rows."""

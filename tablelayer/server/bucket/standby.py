@@ -8,18 +8,25 @@ Invariants
 - A log that begins behind the store (this replica is new, or was away for long) is not gone on with before the store
   has been copied from another broker (`may_fetch`): so every replica in sync can lead.
 
-Applying is one task; what blocks is done in the executor. Nobody reads the store before it is released to the bucket
-that this broker leads then. Expiry of rows, snapshots and numbers are the leader's.
+- A read says how stale it may be: all that was acknowledged longer ago is in it (`broker.replication.safe_time`). The
+  offset that this is known of is the one that was applied before the read began, and the time is that of its end. What
+  is older than the reader wants, or of which nothing is known, is not read: the leader is to be asked. Neither is a
+  store whose log has been cut, or while this broker's fence is shut: nobody would tell it then what is granted to whom.
+- Two replicas are at two times: a reader that goes from one to the other may see less than before.
+
+Applying is one task; what blocks is done in the executor. Expiry of rows, snapshots and numbers are the leader's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from protocol.errors import KafkaError
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError
 from tablelayer.model.rows.versions import SchemaVersions
 from tablelayer.server.store.copies import NoCopyError, copy_store
@@ -38,9 +45,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.tables")
 
+Result = TypeVar("Result")
+
 TOGETHER_SECONDS: Final = 0.02
 """What the leader tells within such a time is applied together."""
 RETRY_SECONDS: Final = 1.0
+
+
+class Staleness(NamedTuple):
+    """Of what was read: all that was acknowledged more than `ms` before is in it, and the changelog below `offset`."""
+
+    ms: int
+    offset: int
 
 
 class Standby:
@@ -67,6 +83,7 @@ class Standby:
         self._cut_to: int | None = None
         self._cuts = 0
         self._flushed_at = services.context.clock.monotonic()
+        self._damage: Exception | None = None
         self._ended = False
         self.applied_rows = 0
         """Changes that were applied since it began."""
@@ -157,6 +174,9 @@ class Standby:
         log, services = self._log, self._services
         assert log is not None
         await self._check_cut()
+        if self._damage is not None:
+            damage, self._damage = self._damage, None
+            raise damage
         if self._store is None:
             self._store = await self._opened_store(log)
             await self._check_cut()
@@ -182,6 +202,67 @@ class Standby:
                 _replay, Tablet(store), definition.versions, data, RowTimes.of(definition)
             )
             await self._flush_if_due(store)
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def versions(self) -> SchemaVersions:
+        """As `KeyBucket.versions`. Raises TableError if the table is gone."""
+        return self._services.catalog.definition(self._follower.partition.topic).versions
+
+    async def read(
+        self,
+        staleness_ms_max: int,
+        work: Callable[..., Result],
+        *arguments: Any,
+        quick: Callable[..., Result | None] | None = None,
+    ) -> tuple[Result, Staleness]:
+        """As `KeyBucket.read`, of a state that is at most so stale. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        store = self._readable()
+        offset = store.applied_offset
+        self._staleness(offset, staleness_ms_max)
+        try:
+            result = None if quick is None else quick(store, *arguments)
+            if result is None:
+                result = await self._services.run(work, store, *arguments)
+        except Exception as error:
+            if self._store is store and not is_damage(error):
+                raise
+            if self._store is store:
+                self._damage = error
+                self._moved.set()
+            raise self._refusal("its store is being closed or built again") from error
+        if self._readable() is not store:
+            raise self._refusal("its store is another one by now")
+        return result, self._staleness(offset, staleness_ms_max)
+
+    def read_at_once(
+        self, staleness_ms_max: int, quick: Callable[..., Result | None], *arguments: Any
+    ) -> tuple[Result, Staleness] | None:
+        """What `quick(store, ...)` gives, which must not block. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        store = self._readable()
+        offset = store.applied_offset
+        result = quick(store, *arguments)
+        return None if result is None else (result, self._staleness(offset, staleness_ms_max))
+
+    def _readable(self) -> KeyValueStore:
+        store, follower = self._store, self._follower
+        if self._ended or store is None or self._cut_to is not None or follower.ended:
+            raise self._refusal("it has no store to read")
+        if follower.failure is not None or self._services.context.metadata.is_fenced:
+            raise self._refusal("this broker may not know what has become of it")
+        return store
+
+    def _staleness(self, offset: int, ms_max: int) -> Staleness:
+        at = self._follower.safe_time.at(offset)
+        if at is None:
+            raise self._refusal("it is not known how stale it is")
+        ms = math.ceil((self._services.context.clock.monotonic() - at) * 1000)
+        if ms > ms_max:
+            raise self._refusal(f"it may be {ms} ms stale, and at most {ms_max} are asked for")
+        return Staleness(ms, offset)
+
+    def _refusal(self, why: str) -> KafkaError:
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name}: {why}; ask the leader")
 
     @property
     def definition(self) -> TableDefinition | None:

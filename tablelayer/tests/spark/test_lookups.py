@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +12,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tablelayer.client.config import ClientConfig
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import BIGINT, STRING
@@ -74,6 +76,21 @@ def test_batches_come_out_in_order_though_several_are_under_way() -> None:
     with patch("tablelayer.spark.lookups.open_table", lambda *_: Slow()):
         found = [row["its_v"] for batch in worker(iter(batches)) for row in batch.to_pylist()]
     assert found == [str(n) for k in range(10) for n in (k, k + 100)]
+
+
+def test_workers_look_up_with_the_settings_that_were_asked_for() -> None:
+    definition = TableDefinition(TablePath("db", "t"), Schema.of([("k", BIGINT), ("v", STRING)], ["k"]))
+    config = ClientConfig(lookup_from="any", lookup_max_staleness_ms=500)
+    worker = BatchLookup("x:1", definition, ("k",), ("v",), ("its_v",), False, config=config)
+    opened = []
+
+    def open_table(*arguments: Any) -> Slow:
+        opened.append(arguments)
+        return Slow()
+
+    with patch("tablelayer.spark.lookups.open_table", open_table):
+        list(pickle.loads(pickle.dumps(worker))(iter([pa.record_batch({"k": pa.array([1], pa.int64())})])))
+    assert opened == [("x:1", definition, config)]
 
 
 class Versions:
