@@ -18,6 +18,7 @@ from broker.cluster.image import PartitionState
 from broker.config import BrokerConfig
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
+from broker.replication import sessions
 from broker.replication.fetcher import Fetcher
 from broker.replication.following import Follower
 from broker.replication.leading import ReplicatedPartition
@@ -252,12 +253,27 @@ async def test_the_leader_of_another_epoch_is_not_believed() -> None:
     assert follower.safe_time.at(3) is None
 
 
-async def test_what_was_vouched_for_in_a_session_is_not_in_the_next_one() -> None:
-    over = [lambda *_: ReplicaFetchResponse(session_id=0, error_code=70, responses=[])]
+async def test_what_was_vouched_for_in_a_session_is_not_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it is named there, which takes several requests where there are many."""
+
+    def over(*_: Any) -> ReplicaFetchResponse:
+        monkeypatch.setattr(sessions, "NAMED_MAX", 0)
+        return ReplicaFetchResponse(session_id=0, error_code=70, responses=[])
+
+    def named(*_: Any) -> ReplicaFetchResponse:
+        monkeypatch.undo()
+        return answer()
+
     first = [lambda topic, _: answer(topic, high_watermark=3)]
-    follower, leader = await after(*first, *over, lambda *_: answer(current=False))
-    assert [len(each.topics) for each in leader.asked] == [1, 0, 1]
+    follower, leader = await after(*first, over, *[lambda *_: answer()] * 2)
+    assert [len(each.topics) for each in leader.asked] == [1, 0, 0, 0]
     assert follower.safe_time.at(3) == 100.0
+    monkeypatch.undo()
+    follower, leader = await after(*first, over, named, lambda *_: answer())
+    assert [len(each.topics) for each in leader.asked] == [1, 0, 0, 1]
+    assert follower.safe_time.at(3) == 103.0
 
 
 async def test_what_was_taken_back_is_forgotten() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
     acknowledged: list[tuple[float, int]] = []
     bounds: list[int] = []
 
-    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+    async with direct_cluster(tmp_path, 3, extensions) as cluster, AsyncExitStack() as held:
         may_apply.set()
         made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
         table = await led(cluster, made, {1, 2, 3})
@@ -164,6 +165,7 @@ async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
             assert values(await look(node_id), made)[0] == 3
 
         may_apply.clear()
+        held.callback(may_apply.set)
         await asyncio.sleep(0)
         await write(table, 4)
         stale = min(others)
