@@ -83,7 +83,7 @@ class DataDirectory:
         try:
             disk.make_directory(path)
         except OSError as error:
-            raise ConfigError(f"the data directory {path} cannot be used: {error.strerror}") from error
+            raise _unusable(path, error) from error
         self._lock = lock_directory(disk, path)
         try:
             self.cluster_id = self._load_properties(broker_id, new_cluster_id, member_of)
@@ -327,7 +327,7 @@ def read_properties(disk: Disk, path: Path) -> Properties | None:
             return None
         lines = disk.read(file).decode(errors="replace").splitlines()
     except OSError as error:
-        raise ConfigError(f"the data directory {path} cannot be used: {error.strerror}") from error
+        raise _unusable(path, error) from error
     fields = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
     try:
         properties = Properties(
@@ -352,12 +352,22 @@ def write_properties(disk: Disk, path: Path, properties: Properties) -> None:
     disk.replace(path / _PROPERTIES, properties.encode(), sync=True)
 
 
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    """A container's user is seldom who made the directory that is mounted there, so who it is that may not is said."""
+    who = (
+        f" (this process is user {os.geteuid()}, who must be able to write there)"
+        if isinstance(error, PermissionError)
+        else ""
+    )
+    return ConfigError(f"the data directory {path} cannot be used: {error.strerror}{who}")
+
+
 def lock_directory(disk: Disk, path: Path) -> DiskLock:
     """Keep others from a directory that is there. Raises ConfigError."""
     try:
         return disk.lock(path / _LOCK, str(os.getpid()))
     except OSError as error:
-        raise ConfigError(f"the data directory {path} cannot be used: {error.strerror}") from error
+        raise _unusable(path, error) from error
     except LockedError as error:
         raise ConfigError(
             f"the data directory {path} is in use by another broker (process {error.holder}); "

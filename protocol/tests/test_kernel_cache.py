@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 from numba.core.caching import IndexDataCacheFile
 
 from protocol.kernel_cache import one_writer
@@ -63,6 +64,20 @@ def test_a_folder_of_their_own_has_what_was_compiled_before(tmp_path: Path) -> N
     compiled = {path.name for path in (ROOT / "protocol" / "records" / "__pycache__").glob("*.nb[ic]")}
     (copied,) = (each for each in folder.iterdir() if each.name.startswith("records_"))
     assert {path.name for path in copied.iterdir()} >= compiled
+
+
+def test_another_user_of_an_image_has_what_was_compiled_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "image"
+    kernel = image / "numba" / "records_0" / "gather.nbi"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(image))
+    (tmp_path / "data").mkdir()
+    answer = run(tmp_path / "data", "given")
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "data" / "kernels" / "records_0" / "gather.nbi").read_bytes() == b"compiled"
 
 
 def test_without_a_folder_they_go_with_the_process(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
-from broker.cluster.data_dir import DataDirectory
+from broker.cluster.data_dir import DataDirectory, lock_directory
 from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
 from broker.log.disk import SystemDisk
-from broker.ports import SystemClock
+from broker.ports import DiskLock, SystemClock
 from broker.testing.disk import SimulatedDisk, Tear
 from broker.testing.fsyncs import recorded_fsyncs
 
@@ -62,6 +64,17 @@ def test_a_path_that_is_a_file_is_a_clear_error(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         opened(tmp_path / "file")
+
+
+def test_who_may_not_write_a_directory_is_told_who_they_are(tmp_path) -> None:
+    """In a container the process's user is seldom the owner of what is mounted."""
+
+    class Mounted(SystemDisk):
+        def lock(self, path: Path, holder: str) -> DiskLock:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with pytest.raises(ConfigError, match=rf"Permission denied \(this process is user {os.geteuid()}, who"):
+        lock_directory(Mounted(), tmp_path)
 
 
 def test_only_a_clean_stop_is_seen_as_clean_and_only_once(tmp_path) -> None:

@@ -146,6 +146,23 @@ def test_what_the_stateful_set_refers_to_is_there() -> None:
     assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "docker/Dockerfile").read_text()
 
 
+def test_every_user_of_the_image_finds_its_kernels() -> None:
+    """They are compiled for any CPU, in a folder that is not somebody's home, where numba looks for a user's."""
+    image = (ROOT / "docker/Dockerfile").read_text()
+    place = re.search(r"XDG_CACHE_HOME=(\S+)", image)
+    assert place
+    assert not place[1].startswith("/home")
+    made, used, warmed = (
+        re.search(pattern, image, re.M)
+        for pattern in (rf"^RUN .*install -d -o headrace .*{place[1]}$", r"^USER ", r"^RUN headrace warm-up$")
+    )
+    assert made is not None
+    assert used is not None
+    assert warmed is not None
+    assert made.start() < used.start() < place.start() < warmed.start()
+    assert "NUMBA_CPU_NAME=generic" in image
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = (DEPLOY / "systemd/headrace.service").read_text()
