@@ -39,7 +39,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -259,7 +259,7 @@ class StagedCommits:
         durable = partition.log.config.flush_messages == 1
         for key, batch_id, attempt in await self._services.run(self._area.of_place, table_id, place):
             path = self._area.path_of_key(table_id, key, batch_id, attempt, place)
-            last = await self._services.run(_last, self._area.read(path))
+            last = await self._services.run(self._area.last, path)
             if last is not None:
                 kept = partial(
                     m.KeepStagedRequest,
@@ -712,7 +712,11 @@ class StagedCommits:
 
     async def mark_used(self, table_id: UUID, writer: str, batch_id: int) -> None:
         """It is about to be committed."""
-        await self._services.run(self._space.touch, self._area.path(table_id, writer, batch_id, "", 0).parent)
+        await self._services.run(self._touch, self._area.path(table_id, writer, batch_id, "", 0).parent)
+
+    def _touch(self, folder: Path) -> None:
+        self._area.touch(folder)  # first: what looks at the disk from here on sees it
+        self._space.touch(folder)
 
     # -- in the background ---------------------------------------------------------------------------------
 
@@ -835,12 +839,6 @@ def _gone(ledger: Ledger, place: Place, there: int, decided: int) -> TableError:
     )
 
 
-def _last(chunks: Iterator[Chunk]) -> tuple[int, Chunk] | None:
-    """The last one, with its number."""
-    found = deque(enumerate(chunks), maxlen=1)
-    return found[0] if found else None
-
-
 def _append(
     area: StagingArea,
     path: Path,
@@ -851,9 +849,10 @@ def _append(
     client: str,
     decided: Callable[[], set[Path]],
 ) -> None:
-    if number >= area.count(path):
-        space.admit(path, client, len(chunk.batch), decided)
-    area.append(path, number, chunk, durable=durable)
+    if number < area.count(path):
+        return
+    with space.admitted(path, client, len(chunk.batch), decided):
+        area.append(path, number, chunk, durable=durable)
 
 
 def _numbered(place: Place, number: int) -> m.StagedPlace:

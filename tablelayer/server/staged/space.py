@@ -6,14 +6,16 @@ go, the longest idle one first; whoever wrote one is told, when it commits, to r
 enough, the chunk is refused, and may be sent again later. Batches that are decided are never touched.
 
 The disk itself says what is there: between two looks at it only what comes in is counted, and it is looked at again
-before anything is refused. Blocking; may be used from any thread.
+before anything is refused. What was admitted and is not written yet counts with what the disk has. Blocking; may be
+used from any thread.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -35,6 +37,19 @@ class _Batch(msgspec.Struct):
     used_ms: float = 0.0
 
 
+class _Admitted(msgspec.Struct, eq=False):
+    """A chunk that is being written: how far its file goes with it."""
+
+    path: Path
+    size: int
+    used_ms: float
+
+
+def _counted(size: int | None) -> int:
+    """What a file of this size counts."""
+    return 0 if size is None else max(size, _FILE_BYTES)
+
+
 class StagedSpace:
     def __init__(
         self, root: Path, limits: Limits, remove: Callable[[Path], None], disk: Disk, clock: Clock
@@ -50,32 +65,51 @@ class StagedSpace:
         self._clients: dict[Path, str] = {}
         self._sizes: Counter[str] = Counter()
         """By client; of batches from before a restart by an empty name."""
+        self._admitted: list[_Admitted] = []
         self._looked_at: float | None = None
 
-    def admit(self, path: Path, client: str, size: int, decided: Callable[[], set[Path]]) -> None:
-        """Count a chunk that is about to be written to `path` by the host `client`. `decided` gives the folders of
-        batches that stay. Raises TableError(BUFFER_EXHAUSTED)."""
-        folder = path.parent
+    @contextmanager
+    def admitted(
+        self, path: Path, client: str, size: int, decided: Callable[[], set[Path]]
+    ) -> Iterator[None]:
+        """Count a chunk that the host `client` writes to `path` in the block. `decided` gives the folders of batches
+        that stay. Raises TableError(BUFFER_EXHAUSTED)."""
         with self._lock:
-            if self._looked_at is None:
-                self._look()
+            admitted = self._admit(path, client, size, decided)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._admitted.remove(admitted)
+
+    def _admit(self, path: Path, client: str, size: int, decided: Callable[[], set[Path]]) -> _Admitted:
+        folder = path.parent
+        if self._looked_at is None:
+            self._look()
+        complaint = self._complaint(client, size)
+        looked_at = self._looked_at or 0.0
+        if complaint is not None and self._clock.monotonic() - looked_at > _LOOK_AGAIN_SECONDS:
+            self._look()
             complaint = self._complaint(client, size)
-            looked_at = self._looked_at or 0.0
-            if complaint is not None and self._clock.monotonic() - looked_at > _LOOK_AGAIN_SECONDS:
-                self._look()
-                complaint = self._complaint(client, size)
-            if complaint is not None:
-                complaint = self._make_room(client, size, {*decided(), folder})
-            if complaint is not None:
-                raise TableError(
-                    TableErrorCode.BUFFER_EXHAUSTED,
-                    f"{complaint}; commit or abort other batches, or try again later",
-                )
-            batch = self._batches.setdefault(folder, _Batch())
-            charge = size if self._disk.size(path) is not None else max(size, _FILE_BYTES)
-            self._sizes[self._clients.setdefault(folder, client)] += charge
-            batch.size += charge
-            batch.used_ms = self._clock.time_ms()
+        if complaint is not None:
+            complaint = self._make_room(client, size, {*decided(), folder})
+        if complaint is not None:
+            raise TableError(
+                TableErrorCode.BUFFER_EXHAUSTED,
+                f"{complaint}; commit or abort other batches, or try again later",
+            )
+        there = self._disk.size(path)
+        admitted = _Admitted(path, (there or 0) + size, self._clock.time_ms())
+        self._clients.setdefault(folder, client)
+        self._count(folder, self._batches, _counted(admitted.size) - _counted(there), admitted.used_ms)
+        self._admitted.append(admitted)
+        return admitted
+
+    def _count(self, folder: Path, batches: dict[Path, _Batch], size: int, used_ms: float) -> None:
+        batch = batches.setdefault(folder, _Batch())
+        batch.size += size
+        batch.used_ms = max(batch.used_ms, used_ms)
+        self._sizes[self._clients.get(folder, "")] += size
 
     def _complaint(self, client: str, size: int) -> str | None:
         disk = self._disk.usage(self._root if self._disk.is_directory(self._root) else self._root.parent)
@@ -112,20 +146,17 @@ class StagedSpace:
 
     def _look(self) -> None:
         found: dict[Path, _Batch] = {}
+        self._sizes = Counter()
         for folder in batch_folders(self._disk, self._root):
-            batch = _Batch()
             for name in self._disk.names(folder):
                 size = self._disk.size(folder / name)
                 if size is not None:  # else it was committed meanwhile
-                    batch.size += max(size, _FILE_BYTES)
-                    batch.used_ms = max(batch.used_ms, self._disk.written_ms(folder / name) or 0.0)
-            if batch.size:
-                found[folder] = batch
+                    self._count(folder, found, _counted(size), self._disk.written_ms(folder / name) or 0.0)
+        for each in self._admitted:
+            coming = max(0, _counted(each.size) - _counted(self._disk.size(each.path)))
+            self._count(each.path.parent, found, coming, each.used_ms)
         self._batches = found
         self._clients = {folder: self._clients[folder] for folder in found if folder in self._clients}
-        self._sizes = Counter()
-        for folder, batch in found.items():
-            self._sizes[self._clients.get(folder, "")] += batch.size
         self._looked_at = self._clock.monotonic()
 
     def touch(self, folder: Path) -> None:
@@ -134,5 +165,3 @@ class StagedSpace:
             batch = self._batches.get(folder)
             if batch is not None:
                 batch.used_ms = self._clock.time_ms()
-                for name in self._disk.names(folder)[:1]:
-                    self._disk.touch(folder / name)

@@ -19,7 +19,9 @@ import hashlib
 import re
 import struct
 import threading
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -27,7 +29,7 @@ import crc32c
 import msgspec
 
 from broker.log.disk import SystemDisk
-from broker.ports import Clock, Disk, SystemClock
+from broker.ports import Clock, Disk, DiskFile, SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.server.merge.writes import ClientWrite
@@ -82,10 +84,11 @@ def place_of(text: str) -> Place:
 
 
 class _Tail(msgspec.Struct):
-    """Where a file goes on."""
+    """Where a file goes on, and where its last chunk begins."""
 
     count: int
     size: int
+    last: int = 0
 
 
 def writer_key(writer: str) -> str:
@@ -129,7 +132,9 @@ class StagingArea:
         self._named: set[Path] = set()
         """Files and folders whose names are on the disk."""
         self._folders = threading.Lock()
-        """While a file comes into its folder, or a folder without files goes."""
+        """While a file comes into its folder, a batch is marked as used, or a folder goes because it is not used."""
+        self._written = Counter[Path]()
+        """Folders of batches, with how many chunks are being written to them."""
 
     def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, place: Place) -> Path:
         return self.path_of_key(table_id, writer_key(writer), batch_id, attempt, place)
@@ -156,25 +161,39 @@ class StagingArea:
             head = chunk.head()
             size = len(head) + len(chunk.batch)
             crc = crc32c.crc32c(chunk.batch, crc32c.crc32c(head))
-            with self._folders:
-                if not tail.count:
-                    self.disk.make_directory(path.parent)
-                file = self.disk.open(path, create=True)
-            try:
+            with self._appending(path, tail) as file:
                 if file.size() > tail.size:
                     file.truncate(tail.size)  # what a failed or interrupted append left
                 file.write([_PREFIX.pack(size, crc) + head, chunk.batch], tail.size)
                 if durable:
                     file.sync()
-            finally:
-                file.close()
-            if durable:
-                self._sync_names(path)
+                    self._sync_names(path)
         except OSError as error:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"rows cannot be staged: {error.strerror or error}"
             ) from error
-        self._tails[path] = _Tail(tail.count + 1, tail.size + _PREFIX.size + size)
+        self._tails[path] = _Tail(tail.count + 1, tail.size + _PREFIX.size + size, tail.size)
+
+    @contextmanager
+    def _appending(self, path: Path, tail: _Tail) -> Iterator[DiskFile]:
+        """The file, whose batch is in use from before it is opened until it was written. Raises OSError, and
+        KafkaError if what `tail` says went meanwhile."""
+        with self._folders:
+            if tail.count and self._tails.get(path) is not tail:
+                raise KafkaError(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    f"what was staged as {path.name} is gone: nobody had used it for long; begin a new attempt",
+                )
+            if not tail.count:
+                self.disk.make_directory(path.parent)
+            file = self.disk.open(path, create=True)
+            self._written[path.parent] += 1
+        try:
+            yield file
+        finally:
+            with self._folders:
+                self._written -= Counter([path.parent])
+            file.close()
 
     def _sync_names(self, path: Path) -> None:
         """Make the names of a file and of the folders above it durable. Raises OSError."""
@@ -208,19 +227,31 @@ class StagingArea:
 
     def read(self, path: Path) -> Iterator[Chunk]:
         """The whole chunks of a file, one at a time in memory."""
+        yield from (chunk for _, chunk in self._read(path, 0))
+
+    def last(self, path: Path) -> tuple[int, Chunk] | None:
+        """The last whole chunk of a file, with its number; read alone where it is known where it begins."""
+        tail = self._tails.get(path)
+        if tail is not None:
+            found = next(self._read(path, tail.last), None)
+            return None if found is None else (tail.count - 1, found[1])
+        chunks = deque(enumerate(self.read(path)), maxlen=1)
+        return chunks[0] if chunks else None
+
+    def _read(self, path: Path, position: int) -> Iterator[tuple[int, Chunk]]:
+        """Whole chunks from a position on, each with its own."""
         try:
             file = self.disk.open_read_only(path)
         except FileNotFoundError:
             return
-        position = 0
         try:
             while len(prefix := file.read(_PREFIX.size, position)) == _PREFIX.size:
                 size, crc = _PREFIX.unpack(prefix)
                 body = file.read(max(0, size), position + _PREFIX.size)
-                position += _PREFIX.size + size
                 if len(body) < size or size < _COUNT.size or crc32c.crc32c(body) != crc:
                     return
-                yield Chunk.of(body)
+                yield position, Chunk.of(body)
+                position += _PREFIX.size + size
         finally:
             file.close()
 
@@ -228,13 +259,22 @@ class StagingArea:
         found = self._tails.get(path)
         if found is None:
             found = _Tail(0, 0)
-            for chunk in self.read(path):
+            for position, chunk in self._read(path, 0):
                 found.count += 1
+                found.last = position
                 head = _COUNT.size + 4 * len(chunk.targets or ())
                 found.size += _PREFIX.size + head + len(chunk.batch)
             if found.count:
                 self._tails[path] = found
         return found
+
+    def touch(self, folder: Path) -> None:
+        """A batch, by its folder, is about to be committed: `drop_abandoned` leaves it."""
+        with self._folders:
+            for name in self.disk.names(folder):
+                with suppress(FileNotFoundError):  # an attempt that was given up goes at any time
+                    self.disk.touch(folder / name)
+                    break
 
     # -- removing ------------------------------------------------------------------------------------------
 
@@ -269,11 +309,13 @@ class StagingArea:
         oldest = self.clock.time_ms() - 1000 * older_than_s
         for folder in list(batch_folders(self.disk, self._root)):
             table_id, writer, batch = folder.parts[-3:]
-            files = [folder / name for name in self.disk.names(folder)]
-            newest = max(self.disk.written_ms(path) or 0.0 for path in (folder, *files))
-            if newest < oldest and (table_id, writer, int(batch)) not in kept:
-                self._remove(folder)
-                removed += 1
+            with self._folders:  # nobody begins to use it between the look and the end of it
+                files = [folder / name for name in self.disk.names(folder)]
+                newest = max(self.disk.written_ms(path) or 0.0 for path in (folder, *files))
+                is_used = folder in self._written or (table_id, writer, int(batch)) in kept
+                if newest < oldest and not is_used:
+                    self._remove(folder)
+                    removed += 1
         return removed
 
     def tables(self) -> list[UUID]:
