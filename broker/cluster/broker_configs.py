@@ -5,12 +5,17 @@ moment their change is answered, on other brokers when these have heard of it, a
 set for one broker wins over what is set for all, and that over what the broker was started with. Only configurations
 declared `dynamic` may be set; a change is taken whole or refused whole, and refused if any topic would be left with
 configurations that contradict each other.
+
+What another broker has set and this one cannot use (that one is of a newer version) is kept in the store and told in
+the log; this one goes on following, with the rest of what is set. It does not start with such a configuration.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +26,8 @@ from protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.ports import CoordinationStore
+
+logger = logging.getLogger("headrace.server")
 
 _ROOT = "/broker-configs"
 _DEFAULT = "default"
@@ -55,33 +62,62 @@ class BrokerConfigs:
 
     async def load(self) -> None:
         """Raises ConfigError if something in the store is no longer legal, or not yet: of a newer version."""
+        found = await self._found()
         try:
-            await self._read()
+            self._config.set_dynamic(found[ALL_BROKERS], found[self._own])
         except ConfigError as error:
             raise ConfigError(
                 f"{error}\nThis was not given at the start but set while a broker ran, and is stored in {_ROOT}. If it"
                 " was of a newer version, start that, delete the configuration there (`headrace configs`), and stop it"
             ) from error
+        self._explicit.update(found)
 
     async def run(self) -> None:
         """Follow what is set through other brokers, until cancelled."""
 
         async def read() -> None:
             async with self._change:
-                if await self._read():
+                found = await self._found()
+                if found != self._explicit:
+                    self._use_what_can_be(found)
+                    self._explicit.update(found)
                     await self._tell()
 
         await follow(self._store, _ROOT, read)
 
-    async def _read(self) -> bool:
-        """Whether anything is other than it was."""
+    async def _found(self) -> dict[str, dict[str, str]]:
         nodes = {name: await self._store.get(self._path(name)) for name in self._explicit}
-        found = {name: _from_json(None if node is None else node.data) for name, node in nodes.items()}
-        if found == self._explicit:
-            return False
-        self._config.set_dynamic(found[ALL_BROKERS], found[self._own])
-        self._explicit.update(found)
-        return True
+        return {name: _from_json(None if node is None else node.data) for name, node in nodes.items()}
+
+    def _use_what_can_be(self, found: Mapping[str, Mapping[str, str]]) -> None:
+        """What is set by brokers that know more than this one; without what cannot be used, or not at all if the rest
+        contradicts itself."""
+        try:
+            self._config.set_dynamic(found[ALL_BROKERS], found[self._own])
+        except ConfigError as error:
+            usable = {name: self._each_usable(config) for name, config in found.items()}
+            try:
+                self._config.set_dynamic(usable[ALL_BROKERS], usable[self._own])
+            except ConfigError as contradiction:
+                logger.error(
+                    "what another broker has set cannot be used, this one stays as it is: %s", contradiction
+                )
+            else:
+                left = sorted(
+                    name for each, config in found.items() for name in config if name not in usable[each]
+                )
+                logger.warning(
+                    "this broker goes on without %s, set by another one: %s", ", ".join(left), error
+                )
+
+    def _each_usable(self, config: Mapping[str, str]) -> dict[str, str]:
+        usable = {}
+        for name, text in config.items():
+            with contextlib.suppress(ConfigError):
+                if (key := self._config.key(name)) is not None:
+                    key.parse(text)
+                    usable[name] = text
+        return usable
 
     async def _tell(self) -> None:
         for listener in self.listeners:
@@ -117,7 +153,7 @@ class BrokerConfigs:
                 self._store, self._path(name), lambda data: _to_json(changed(_from_json(data))), root=_ROOT
             )
             self._explicit[name] = _from_json(stored)
-            self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
+            self._use_what_can_be(self._explicit)
             await self._tell()
 
     def _check(self, name: str, changes: Mapping[str, str | None], config: Mapping[str, str]) -> None:
@@ -149,7 +185,10 @@ class BrokerConfigs:
                 await check(changed, names)
 
     def _as_with(self, name: str, config: Mapping[str, str]) -> BrokerConfig:
-        layers = {**self._explicit, name: config}
+        layers = {
+            each: {key: text for key, text in its.items() if self._config.key(key) is not None}
+            for each, its in {**self._explicit, name: config}.items()
+        }
         return self._config.with_dynamic(layers[ALL_BROKERS], layers[self._own])
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from broker.cluster.nodes import OwnedNodes, modify
 from broker.cluster.producer_ids import BLOCK_SIZE, ProducerIds
 from broker.cluster.store import EmbeddedStore
 from broker.config import BrokerConfig
+from broker.config_key import ConfigError
 from broker.groups.group_configs import GroupConfigs
 from broker.ports import (
     BadVersionError,
@@ -283,6 +285,52 @@ def test_configurations_that_another_broker_sets_are_not_lost(tmp_path) -> None:
         again = BrokerConfigs(store, BrokerConfig(), 2)
         await again.load()
         assert again.explicit(ALL_BROKERS) == broker
+
+    in_store(test, tmp_path)
+
+
+def test_a_configuration_that_a_newer_broker_sets_does_not_end_the_following(tmp_path, caplog) -> None:
+    """What is not known, and what cannot be parsed, is told; the rest counts, now and from then on."""
+
+    async def test(store: EmbeddedStore) -> None:
+        config = BrokerConfig()
+        configs, told = BrokerConfigs(store, config, 0), asyncio.Semaphore(0)
+        await configs.load()
+
+        async def heard() -> None:
+            told.release()
+
+        async def newer_sets(**changes: str) -> None:
+            def added(data: bytes | None) -> bytes:
+                return json.dumps({**json.loads(data or b"{}"), **changes}).encode()
+
+            await modify(store, "/broker-configs/default", added, root="/broker-configs")
+            async with asyncio.timeout(60):
+                await told.acquire()
+
+        configs.listeners.append(heard)
+        following = asyncio.create_task(configs.run())
+        try:
+            await newer_sets(**{"of.a.newer.version": "7", "log.retention.ms": "5000", "log.roll.ms": "soon"})
+            assert config["log.retention.ms"] == 5000
+            assert config["log.roll.ms"] is None
+            assert "goes on without log.roll.ms, of.a.newer.version" in caplog.text
+            await newer_sets(**{"log.roll.ms": "3000"})
+            assert config["log.roll.ms"] == 3000
+            await configs.alter(ALL_BROKERS, lambda _: {"log.retention.ms": "6000"})
+            await told.acquire()
+            assert config["log.retention.ms"] == 6000
+            assert configs.explicit(ALL_BROKERS)["of.a.newer.version"] == "7", (
+                "it is that broker's to take away"
+            )
+            await newer_sets(**{"log.segment.bytes": "2000000"})
+            assert config["log.segment.bytes"] == 2_000_000
+            assert not following.done()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        with pytest.raises(ConfigError, match="newer version"):
+            await BrokerConfigs(store, BrokerConfig(), 2).load()
 
     in_store(test, tmp_path)
 
