@@ -166,6 +166,7 @@ def measure(work: Path, samples: Samples, only: list[str], rounds: int, scale: f
     """All rounds of a group before the next group, both sides in turn. Restarts come last, and once."""
     console = Console(stderr=True)
     sides: list[Side] = []
+    HeadraceSide(work).close()  # not counted: modules are compiled, as pip does with what it installs
     try:
         for side in (FlussSide(work), HeadraceSide(work)):
             sides.append(side)
