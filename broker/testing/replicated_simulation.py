@@ -58,6 +58,7 @@ class ReplicatedSimulation(ClusterSimulation):
             self.mode = self.random.choice(MODES)
         self._shown: dict[tuple[int, int, int], int] = {}
         self._is_losing = False
+        self._is_one_lossy = False
         self._joined: dict[int, tuple[int, ...]] = {}
         self._published: dict[int, list[tuple[float, int]]] = {}
         self.safe_times = 0
@@ -162,6 +163,31 @@ class ReplicatedSimulation(ClusterSimulation):
             await self._rest()
         await super()._end(member)
 
+    async def _expire(self, member: Member) -> None:
+        await self._after_a_loss()
+        await super()._expire(member)
+
+    async def _lose_store(self, member: Member) -> None:
+        await self._after_a_loss()
+        await super()._lose_store(member)
+
+    async def _pause(self, member: Member) -> None:
+        await self._after_a_loss()
+        await super()._pause(member)
+
+    async def _after_a_loss(self) -> None:
+        """Until the store knows whose log is not what it was. Whoever else leaves an ISR before leaves it to that one
+        alone, as it may where one replica is enough, and nobody leads any more.
+        """
+        while self._is_one_lossy:
+            await self._rest()
+
+    async def _crash(self, member: Member) -> None:
+        """Not of one that is being started by somebody else, who would wait for it for good."""
+        while self._is_losing:
+            await self._rest()
+        await super()._crash(member)
+
     async def _end_together(self, members: Sequence[Member], tear: Callable[[], Tear]) -> None:
         """Unless one of them is down, or about to be."""
         if any(not member.is_up or member.died.is_set() for member in members):
@@ -194,9 +220,18 @@ class ReplicatedSimulation(ClusterSimulation):
     async def _lose(self) -> None:
         """Of one broker everything that was not synced, while another has what was published."""
         member = self.world.members[self.random.randrange(BROKERS)]
-        if self._is_kept_without(member.node_id):
+        if self._is_kept_without(member.node_id) and all(map(self._is_well, self.world.members.values())):
             self._lost[member.node_id] = _epoch(self._live(), member)
-            await self._end_together([member], lambda: self.random.choice(POWER_TEARS))
+            self._is_one_lossy = True
+            try:
+                await self._end_together([member], lambda: self.random.choice(POWER_TEARS))
+            finally:
+                self._is_one_lossy = False
+
+    def _is_well(self, member: Member) -> bool:
+        """Its session goes on, as far as it is up to it."""
+        is_suspended = self.world.loop.is_suspended(member.owner)
+        return not is_suspended and member.store is not None and member.store.connected
 
     def _is_kept_without(self, node_id: int) -> bool:
         """As the store has it. Nobody else loses any: who is killed holds its log as it is."""

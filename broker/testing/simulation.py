@@ -216,7 +216,8 @@ class Simulation:
             for task in done:
                 task.result()
         self._healing = True
-        await asyncio.gather(*harm)
+        async with asyncio.timeout(10 * PATIENCE_SECONDS):
+            await asyncio.gather(*harm)
         await self._heal()
         done, waiting = await asyncio.wait(tasks, timeout=self.patience_seconds)
         for task in waiting:

@@ -109,6 +109,8 @@ def log_problems(folder) -> list[str]:
     problems = []
     for topic in ("plain", "tx", TABLE):
         for path in sorted((folder / "1" / "data").glob(f"{topic}-*")):
+            if path.name.endswith("-stray"):
+                continue  # what was damaged, and has been copied anew
             logs = []
             for number in NODES:
                 segments = sorted((folder / str(number) / "data" / path.name).glob("*.log"))
