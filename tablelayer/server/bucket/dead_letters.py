@@ -6,58 +6,110 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker.log.validation import AppendOrigin
+from broker.net.peers import PeerLostError
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from tablelayer.server.catalog.catalog import is_partition, is_table
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
 
 _MESSAGE_BYTES_MAX: Final = 100 << 20
 """Of a topic that is made: tables take whatever a request can hold, and so must the place of what they refuse."""
+_BY_NAME: Final = 12
+"""The newest version of Produce that names topics."""
+_CHANNEL: Final = "dead-letters"
+_MORE_SECONDS: Final = 2.0
+"""Beyond what the request waits at the other broker."""
 
 
 async def write_dead_letters(
     context: BrokerContext, topic: str, batches: Sequence[bytes], timeout_ms: int
 ) -> None:
     """Append the batches to the topic, which is made if it is not there, and wait until they count as acknowledged.
-    Raises KafkaError.
+    The topic's partitions are those of whoever leads them, as those of any topic are. Raises KafkaError.
     """
     metadata = context.metadata
     if metadata.topic(topic) is None:
         try:
             await metadata.create_topic(topic, 1, {"max.message.bytes": str(_MESSAGE_BYTES_MAX)})
         except KafkaError as error:
+            if (
+                error.code is ErrorCode.INVALID_REPLICATION_FACTOR
+            ):  # a broker is missing: who writes tries again
+                raise KafkaError(
+                    ErrorCode.NOT_ENOUGH_REPLICAS,
+                    f"dead-letter topic {topic} cannot be made: {error.message}",
+                ) from error
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
-    partition = _served_here(context, topic)
-    for batch in batches:
-        info = partition.append(batch, AppendOrigin.CLIENT)
-        if not await partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
-            raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"dead letters are in {topic}, but not on disk within {timeout_ms} ms",
-            )
-
-
-def _served_here(context: BrokerContext, topic: str) -> Partition:
-    image = context.metadata.topic(topic)
+    image = metadata.topic(topic)
     if image is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"dead-letter topic {topic} was deleted")
     if image.internal:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"dead-letter topic {topic} is the broker's own")
+    if is_table(image.config) or is_partition(image.config):
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"dead-letter topic {topic} is a table; dead letters need a plain topic",
+        )
+    index, leader = _led_near(context, image)
+    for batch in batches:
+        if leader == context.identity.broker_id:
+            partition = context.partition(topic, index)
+            info = partition.append(batch, AppendOrigin.CLIENT)
+            if not await partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"dead letters are in {topic}, but not on disk within {timeout_ms} ms",
+                )
+        else:
+            await _send(context, leader, topic, index, batch, timeout_ms)
+
+
+def _led_near(context: BrokerContext, image: TopicImage) -> tuple[int, int]:
+    """A partition and who leads it, this broker if it leads any."""
     own = context.identity.broker_id
+    led: dict[int, int] = {}
     for index in range(image.partition_count):
-        leader = context.metadata.leader(topic, index)
-        if leader is not None and leader.broker_id != own:
-            continue
-        partition = context.partition(topic, index)
-        if partition.hooks is not None:
-            raise KafkaError(
-                ErrorCode.INVALID_CONFIG,
-                f"dead-letter topic {topic} is a table; dead letters need a plain topic",
-            )
-        return partition
-    raise KafkaError(
-        ErrorCode.POLICY_VIOLATION,
-        f"no partition of dead-letter topic {topic} is on broker {own}, where the table is",
+        leader = context.metadata.leader(image.name, index)
+        if leader is not None:
+            led.setdefault(leader.broker_id, index)
+    if not led:
+        raise KafkaError(
+            ErrorCode.LEADER_NOT_AVAILABLE, f"no partition of dead-letter topic {image.name} has a leader now"
+        )
+    leader_id = own if own in led else next(iter(led))
+    return led[leader_id], leader_id
+
+
+async def _send(
+    context: BrokerContext, leader: int, topic: str, index: int, batch: bytes, timeout_ms: int
+) -> None:
+    """To another broker, as one of its clients."""
+    partition = PartitionProduceData(index=index, records=batch)
+    request = ProduceRequest(
+        acks=-1,
+        timeout_ms=timeout_ms,
+        topic_data=[TopicProduceData(name=topic, partition_data=[partition])],
     )
+    try:
+        response = await context.peers.ask(
+            leader,
+            request,
+            ProduceResponse,
+            _BY_NAME,
+            channel=_CHANNEL,
+            seconds=timeout_ms / 1000 + _MORE_SECONDS,
+        )
+    except PeerLostError as error:
+        raise KafkaError(
+            ErrorCode.LEADER_NOT_AVAILABLE, f"dead-letter topic {topic}: {error.message}"
+        ) from None
+    (answer,) = response.responses[0].partition_responses
+    if answer.error_code:
+        raise KafkaError(
+            ErrorCode(answer.error_code),
+            f"broker {leader} does not take them: {answer.error_message or ErrorCode(answer.error_code).name}",
+        )

@@ -505,7 +505,9 @@ class Catalog:
     async def create_partition(
         self, definition: TableDefinition, name: str, *, ignore_if_exists: bool
     ) -> TableDefinition:
-        """Create a partition of a table. Raises TableError."""
+        """Create a partition of a table. Raises TableError, and KafkaError(NOT_ENOUGH_REPLICAS) as long as brokers are
+        missing: nobody has asked for a number of replicas here, and whoever writes tries again.
+        """
         check_partitioned(definition)
         path = definition.of_partition(name, None).path
         for key, value in zip(definition.partition_keys, values_of(name), strict=True):
@@ -523,6 +525,10 @@ class Catalog:
                     path.topic, definition.bucket_count, definition.to_partition_config()
                 )
             except KafkaError as error:
+                if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:
+                    raise KafkaError(
+                        ErrorCode.NOT_ENOUGH_REPLICAS, f"partition {path} cannot be made now: {error.message}"
+                    ) from error
                 if error.code not in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.INVALID_CONFIG):
                     raise
                 existing = self.context.metadata.topic(path.topic)

@@ -519,3 +519,53 @@ async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(
         assert (await cluster.brokers[1].send(commit)).error_code == ErrorCode.NOT_CONTROLLER
         fenced = await controller.send(commit)
         assert fenced.error_code == TableErrorCode.FENCED_TIERING_EPOCH
+
+
+@pytest.mark.parametrize("made", ["a partition", "a dead-letter topic"])
+async def test_what_a_write_makes_is_made_when_the_missing_broker_is_back(tmp_path, made: str) -> None:
+    """Meanwhile who writes is told to try again: a code by which a Kafka client gave the rows up would lose them."""
+    is_partition = made == "a partition"
+    given = {"table.replication.factor": "2", "table.kafka.dead-letter-topic": "letters"}
+    definition = TableDefinition(
+        TablePath("default", "t"), parse_columns("p STRING, k INT"), bucket_count=2,
+        partition_keys=("p",) if is_partition else (), options=given,
+    )  # fmt: skip
+    config = {"default.replication.factor": "2"}
+    async with direct_cluster(tmp_path, 0, extensions) as cluster, asyncio.timeout(DEADLINE_SECONDS):
+        for node_id in (1, 2):
+            await cluster.start(node_id, config)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        await tables_at(cluster, 1).create_as(definition)
+        await cluster.stop(2)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 1)
+        broker = cluster.brokers[1]
+        await cluster.agreed(lambda broker: len(own_buckets(broker, "default.t")) == 2)
+        batch = identified([{"p": "x", "k": 1} if is_partition else {"p": "x", "k": "no number"}], 0)
+        refused = await broker.produce("default.t", batch)
+        assert refused.error_code == ErrorCode.NOT_ENOUGH_REPLICAS, refused.error_message
+        if is_partition:
+            table = await tables_at(cluster, 1).open()
+            with pytest.raises(KafkaError, match=r"default\.t\.y cannot be made now.* only 1 broker"):
+                await tables_at(cluster, 1).extension.catalog.create_partition(
+                    table.definition, "y", ignore_if_exists=True
+                )
+        await cluster.start(2, config)
+        while (answer := await broker.produce("default.t", batch)).error_code:
+            assert ErrorCode(answer.error_code).retriable, answer.error_message
+            await asyncio.sleep(0.01)
+        assert broker.context.metadata.topic("default.t.x" if is_partition else "letters") is not None
+
+
+async def test_dead_letters_go_to_their_topic_whoever_leads_it(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2, extensions) as cluster:
+        opened = await created(cluster, "k INT", given={"table.kafka.dead-letter-topic": "letters"})
+        for number, table in opened.items():
+            (mine, *_) = own_buckets(table.broker, "default.t")
+            answer = await table.broker.produce(
+                "default.t", identified([{"k": "bad"}, {"k": number}], 0, number), partition=mine
+            )
+            assert answer.error_code == ErrorCode.NONE, answer.error_message
+        (leader,) = [table.broker for table in opened.values() if own_buckets(table.broker, "letters")]
+        fetched = await leader.fetch("letters", 0)
+        assert values_of(fetched.records) == [(at, b'{"k": "bad"}') for at in (0, 1)]
+        assert sorted(row["k"] for row in await all_rows(opened)) == [1, 2]
