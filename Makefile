@@ -52,8 +52,8 @@ soak: setup  ## the long tests, alone: kills, faults, attacks, random schedules,
 mutants: setup  ## break each promise in a copy of the source: its tests must fail (ARGS="--since main", "--only groups")
 	@$(BIN)/python -m mutants $(ARGS)
 
-compat: setup  ## clients of other languages, applications, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md
-	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -p no:randomly -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py compat-tests/apps
+compat: setup  ## clients of other languages, applications, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md (BROKERS=3: against a cluster)
+	@HEADRACE_BROKERS=$(or $(BROKERS),1) HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -p no:randomly -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py compat-tests/apps
 
 docs: setup  ## the documentation as a site, into build/site
 	@$(BIN)/python -m docsite

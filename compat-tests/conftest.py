@@ -1,7 +1,8 @@
 """A real server process for black-box tests: foreign clients on one side, a port on the other.
 
 Nothing of the server is imported here. `server` is shared by all tests of a run, so each test takes names of
-its own (`unique`); tests that kill take a server of their own (`own_server`).
+its own (`unique`); tests that kill take a server of their own (`own_server`). With HEADRACE_BROKERS=3 either is three
+processes and a ZooKeeper (`broker/testing/three_brokers.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from broker.testing.ports import free_port
+from broker.testing.three_brokers import BROKERS, NUMBERS, ThreeBrokers, path_in, settings_of
+from broker.testing.zookeeper import LONG_SESSIONS, running_zookeeper
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # what the tests share lies beside this file
@@ -41,6 +46,13 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*unclosed.*socket:ResourceWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        about = item.get_closest_marker("one_process")
+        if about is not None and BROKERS != 1:
+            item.add_marker(pytest.mark.skip(reason=f"about one process: {about.args[0]}"))
 
 
 class ServerProcess:
@@ -114,6 +126,58 @@ class ServerProcess:
         return self._log.read_text() if self._log.exists() else ""
 
 
+class ServerProcesses(ThreeBrokers[ServerProcess]):
+    """Three of them, with what else a test knows of one. `settings` go to each when it starts."""
+
+    def __init__(self, directory: Path, zookeeper: str, **settings: str) -> None:
+        """`zookeeper`: the address and the path of the cluster."""
+        self.directory = directory
+        self.settings = settings
+        members = []
+        for number in NUMBERS:
+            folder = directory / f"broker-{number}"
+            folder.mkdir()
+            members.append(ServerProcess(folder, **settings_of(number, zookeeper)))
+        super().__init__(members, _are_in_sync)
+
+    @property
+    def port(self) -> int:
+        """Of the first."""
+        return self.members[0].port
+
+    def start(self) -> ServerProcesses:
+        for member in self.members:
+            member.settings |= self.settings
+        super().start()
+        return self
+
+    def stop(self) -> int:
+        """0 if each ended with it."""
+        return max((abs(code) for code in self.stop_each()), default=0)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def log(self) -> str:
+        return "".join(member.log() for member in self.members)
+
+
+def _are_in_sync(addresses: str) -> bool:
+    """Whether each broker knows all, and all replicas of all partitions are in sync."""
+    for address in addresses.split(","):
+        try:
+            found = AdminClient({"bootstrap.servers": address}).list_topics(timeout=10)
+        except KafkaException:
+            return False
+        partitions = [each for topic in found.topics.values() for each in topic.partitions.values()]
+        if len(found.brokers) < len(NUMBERS) or any(
+            len(each.isrs) < len(each.replicas) for each in partitions
+        ):
+            return False
+    return True
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
@@ -129,8 +193,18 @@ def _free_port():
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    process = ServerProcess(tmp_path_factory.mktemp("server")).start()
+def make_server(tmp_path_factory):
+    """`make_server(directory, **settings)`: one server that is not started yet, or three brokers in its place."""
+    if BROKERS == 1:
+        yield ServerProcess
+        return
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper"), settings=LONG_SESSIONS) as zookeeper:
+        yield lambda directory, **settings: ServerProcesses(directory, path_in(zookeeper.address), **settings)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, make_server):
+    process = make_server(tmp_path_factory.mktemp("server")).start()
     yield process
     code = process.stop()
     assert "Traceback" not in process.log(), process.log()
@@ -138,10 +212,10 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture
-def own_server(tmp_path):
-    process = ServerProcess(tmp_path).start()
+def own_server(tmp_path, make_server):
+    process = make_server(tmp_path).start()
     yield process
-    process.kill()
+    process.kill_all() if isinstance(process, ServerProcesses) else process.kill()
     assert "Traceback" not in process.log(), process.log()
 
 

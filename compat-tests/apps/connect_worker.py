@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.kafka_peer import KAFKA_VERSION
 from bench.maven import fetch, java
+from broker.testing.three_brokers import REPLICAS
 from examples.server import free_port
 
 LOG4J_VERSION = "2.25.1"
@@ -58,7 +59,7 @@ class Worker:
         storage = {
             f"{what}.storage.{name}": value
             for what in ("config", "offset", "status")
-            for name, value in (("topic", f"connect-{what}"), ("replication.factor", "1"))
+            for name, value in (("topic", f"connect-{what}"), ("replication.factor", str(REPLICAS)))
         }
         given = {
             "bootstrap.servers": self.bootstrap,

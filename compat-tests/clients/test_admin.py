@@ -17,6 +17,8 @@ from confluent_kafka.admin import (
 from kafka.admin import KafkaAdminClient
 from kafka.admin import NewTopic as PythonNewTopic
 
+from broker.testing.three_brokers import REPLICAS
+
 
 @pytest.fixture
 def admin(server):
@@ -33,10 +35,10 @@ def produce(server, topic, count, partition=0):
 class TestConfluent:
     def test_topics(self, admin, unique):
         topic = unique("topic")
-        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(60)
+        admin.create_topics([NewTopic(topic, 2, REPLICAS)])[topic].result(60)
         assert set(admin.list_topics(topic, timeout=60).topics[topic].partitions) == {0, 1}
         with pytest.raises(KafkaException) as raised:
-            admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(60)
+            admin.create_topics([NewTopic(topic, 2, REPLICAS)])[topic].result(60)
         assert raised.value.args[0].name() == "TOPIC_ALREADY_EXISTS"
         admin.create_partitions([NewPartitions(topic, 5)])[topic].result(60)
         assert len(admin.list_topics(topic, timeout=60).topics[topic].partitions) == 5
@@ -49,8 +51,8 @@ class TestConfluent:
     def test_bad_topics_are_refused_with_a_reason(self, admin, unique):
         good = unique("topic")
         bad = {
-            "no/slash": NewTopic("no/slash", 1, 1),
-            good: NewTopic(good, 1, 1, config={"retention.ms": "soon"}),
+            "no/slash": NewTopic("no/slash", 1, REPLICAS),
+            good: NewTopic(good, 1, REPLICAS, config={"retention.ms": "soon"}),
         }
         for name, new in bad.items():
             with pytest.raises(KafkaException) as raised:
@@ -60,7 +62,9 @@ class TestConfluent:
 
     def test_configs(self, admin, unique):
         topic = unique("topic")
-        admin.create_topics([NewTopic(topic, 1, 1, config={"retention.ms": "1000000"})])[topic].result(60)
+        admin.create_topics([NewTopic(topic, 1, REPLICAS, config={"retention.ms": "1000000"})])[topic].result(
+            60
+        )
 
         def described():
             resource = ConfigResource(ResourceType.TOPIC, topic)
@@ -80,12 +84,13 @@ class TestConfluent:
 
     def test_cluster(self, admin, server):
         cluster = admin.describe_cluster().result(60)
-        assert [(node.host, node.port) for node in cluster.nodes] == [("127.0.0.1", server.port)]
-        assert cluster.controller.port == server.port
+        addresses = {f"{node.host}:{node.port}" for node in cluster.nodes}
+        assert addresses == set(server.address.split(","))
+        assert f"{cluster.controller.host}:{cluster.controller.port}" in addresses
 
     def test_offsets(self, admin, server, unique):
         topic = unique("topic")
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+        admin.create_topics([NewTopic(topic, 1, REPLICAS)])[topic].result(60)
         produce(server, topic, 10)
         part = TopicPartition(topic, 0)
         for spec, expected in [(OffsetSpec.earliest(), 0), (OffsetSpec.latest(), 10)]:
@@ -95,7 +100,7 @@ class TestConfluent:
 
     def test_groups(self, admin, server, unique):
         topic, group = unique("topic"), unique("group")
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+        admin.create_topics([NewTopic(topic, 1, REPLICAS)])[topic].result(60)
         consumer = Consumer({"bootstrap.servers": server.address, "group.id": group})
         consumer.commit(offsets=[TopicPartition(topic, 0, 7)], asynchronous=False)
         consumer.close()
@@ -114,7 +119,7 @@ class TestKafkaPython:
 
     def test_topics(self, admin, unique):
         topic = unique("topic")
-        admin.create_topics([PythonNewTopic(topic, 3, 1)])
+        admin.create_topics([PythonNewTopic(topic, 3, REPLICAS)])
         assert topic in admin.list_topics()
         (described,) = admin.describe_topics([topic])
         assert len(described["partitions"]) == 3
@@ -123,7 +128,7 @@ class TestKafkaPython:
 
     def test_groups(self, admin, server, unique):
         topic, group = unique("topic"), unique("group")
-        admin.create_topics([PythonNewTopic(topic, 1, 1)])
+        admin.create_topics([PythonNewTopic(topic, 1, REPLICAS)])
         consumer = Consumer({"bootstrap.servers": server.address, "group.id": group})
         consumer.commit(offsets=[TopicPartition(topic, 0, 7)], asynchronous=False)
         consumer.close()
@@ -140,7 +145,7 @@ async def test_aiokafka(server, unique):
     admin = AIOKafkaAdminClient(bootstrap_servers=server.address)
     await admin.start()
     try:
-        await admin.create_topics([AioNewTopic(topic, 2, 1)])
+        await admin.create_topics([AioNewTopic(topic, 2, REPLICAS)])
         assert topic in await admin.list_topics()
         (described,) = await admin.describe_topics([topic])
         assert len(described["partitions"]) == 2

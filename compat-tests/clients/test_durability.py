@@ -11,6 +11,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
+from broker.testing.three_brokers import REPLICAS
+
 PART = 500
 KILLS = 2
 
@@ -118,7 +120,7 @@ def read_all(address, topic):
 def test_idempotent_producer_survives_kill_9(own_server, unique, wait_until, produce):
     topic = unique("topic")
     admin = AdminClient({"bootstrap.servers": own_server.address})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, 1, REPLICAS)])[topic].result(60)
     acknowledged, failures = [], []
     stop = threading.Event()
 
@@ -158,7 +160,7 @@ def test_idempotent_producer_survives_kill_9(own_server, unique, wait_until, pro
 def test_topics_and_configs_survive_a_clean_stop_and_a_kill(own_server, unique):
     topic = unique("topic")
     admin = AdminClient({"bootstrap.servers": own_server.address})
-    new = NewTopic(topic, 3, 1, config={"retention.ms": "123456789"})
+    new = NewTopic(topic, 3, REPLICAS, config={"retention.ms": "123456789"})
     admin.create_topics([new])[topic].result(60)
     producer = Producer({"bootstrap.servers": own_server.address})
     producer.produce(topic, b"kept", partition=0)

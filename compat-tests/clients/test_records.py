@@ -4,6 +4,8 @@ import foreign_clients as adapters
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from broker.testing.three_brokers import REPLICAS
+
 pytestmark = pytest.mark.xdist_group("records")  # what is written once is read by all
 Record = adapters.Record
 
@@ -45,7 +47,7 @@ def written(server):
         "message.timestamp.after.max.ms": "9223372036854775807",
     }
     for created in admin.create_topics(
-        [NewTopic(name, 1, 1, config=config) for name in names.values()]
+        [NewTopic(name, 1, REPLICAS, config=config) for name in names.values()]
     ).values():
         created.result(20)
     result = {client: {} for client in clients}

@@ -10,7 +10,9 @@ import asyncio
 import socket
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -51,13 +53,14 @@ def messages() -> dict[int, tuple[type[ApiMessage], type[ApiMessage]]]:
 
 
 class Tap:
-    """Listens on `address` in a thread of its own and passes everything on to `upstream`."""
+    """Listens on ports of 127.0.0.1 in a thread of its own and passes everything on: `upstreams` by port."""
 
-    def __init__(self, port: int, upstream: int) -> None:
+    def __init__(self, upstreams: Mapping[int, int]) -> None:
+        self.address = ",".join(f"127.0.0.1:{port}" for port in upstreams)
         self.usages: dict[tuple[str, int, int], Usage] = defaultdict(Usage)
         self.failures: list[str] = []
         self._messages = messages()
-        self._port, self._upstream = port, upstream
+        self._upstreams = dict(upstreams)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tap", daemon=True)
@@ -73,20 +76,24 @@ class Tap:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        listening = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", self._port, limit=2**20)
-        )
+        listening = [
+            self._loop.run_until_complete(
+                asyncio.start_server(partial(self._serve, upstream), "127.0.0.1", port, limit=2**20)
+            )
+            for port, upstream in self._upstreams.items()
+        ]
         self._ready.set()
         self._loop.run_forever()
-        listening.close()
+        for each in listening:
+            each.close()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0.05))
         self._loop.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, upstream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", upstream)
         except OSError:
             writer.close()
             return

@@ -23,6 +23,8 @@ from foreign.programs import PROGRAMS, Program, ToolMissingError, command
 from foreign.report import PATH, render
 from foreign.tap import Tap, advertised_by
 
+from broker.testing.three_brokers import BROKERS
+
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(180)]
 COUNT = 40
 FIRST_TIMESTAMP = 1_700_000_000_000
@@ -33,15 +35,26 @@ IN_PROCESS = (foreign_clients.KafkaPython, foreign_clients.Confluent, foreign_cl
 @pytest.fixture(scope="session")
 def tapped(tmp_path_factory, request):
     """A server behind a tap; when the run ends, what was seen becomes COMPATIBILITY.md."""
-    server_process = request.getfixturevalue("server_process_class")
+    make_server = request.getfixturevalue("make_server")
     free_port = request.getfixturevalue("free_port")
-    port = free_port()
-    process = server_process(
-        tmp_path_factory.mktemp("tapped"), **{"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
-    ).start()
-    tap = Tap(port, process.port).start()
-    tap.address = f"127.0.0.1:{port}"
+    process = make_server(tmp_path_factory.mktemp("tapped"))
+    members = process.members if BROKERS > 1 else [process]
+    upstreams = {}
+    for member in members:
+        port = free_port()
+        upstreams[port] = member.port
+        member.settings["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
+        if BROKERS > 1:  # what they tell each other does not go by the tap
+            inside = f"INSIDE://127.0.0.1:{free_port()}"
+            member.settings |= {
+                "listener.security.protocol.map": "INSIDE:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+                "inter.broker.listener.name": "INSIDE",
+                "listeners": f"{inside},PLAINTEXT://{member.address}",
+                "advertised.listeners": f"{inside},PLAINTEXT://127.0.0.1:{port}",
+            }
+    tap = Tap(upstreams).start()
     tap.outcomes = {}
+    process.start()
     try:
         advertised = advertised_by(process.port)
         yield tap
@@ -51,7 +64,7 @@ def tapped(tmp_path_factory, request):
     assert tap.failures == []
     assert "Traceback" not in process.log(), process.log()
     assert code == 0
-    if os.environ.get("HEADRACE_WRITE_COMPATIBILITY"):
+    if os.environ.get("HEADRACE_WRITE_COMPATIBILITY") and BROKERS == 1:
         PATH.write_text(render(advertised, tap.outcomes, tap.usages) + applications())
 
 

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.kafka_peer import jars
 from bench.maven import java
+from broker.testing.three_brokers import REPLICAS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.needs.with_args(jars)]
 
@@ -51,7 +52,7 @@ def table(text: str) -> list[list[str]]:
 def test_javas_consumer_and_kafkas_tools(own_server, tool, wait_until):
     admin = AdminClient({"bootstrap.servers": own_server.address})
     for topic in ("java-a", "java-b", "other"):
-        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(10)
+        admin.create_topics([NewTopic(topic, 2, REPLICAS)])[topic].result(10)
     producer = Producer({"bootstrap.servers": own_server.address})
     for number in range(40):
         producer.produce("java-a" if number % 2 else "java-b", str(number), partition=number // 2 % 2)
@@ -89,12 +90,13 @@ def test_javas_consumer_and_kafkas_tools(own_server, tool, wait_until):
     assert not admin.list_consumer_groups().result(10).valid
 
 
+@pytest.mark.one_process("the files in its data directory")
 def test_kafka_reads_the_journal_of_a_group(own_server, tool, wait_until):
     """Kafka's dump tool decodes every kind of record that a group of this protocol leaves behind."""
     own_server.settings["group.consumer.session.timeout.ms"] = "60000"
     own_server.restart()
     admin = AdminClient({"bootstrap.servers": own_server.address})
-    admin.create_topics([NewTopic("journalled", 2, 1)])["journalled"].result(10)
+    admin.create_topics([NewTopic("journalled", 2, REPLICAS)])["journalled"].result(10)
     consumer = Consumer(
         {"bootstrap.servers": own_server.address, "group.id": "g", "group.protocol": "consumer"}
     )

@@ -10,6 +10,8 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from broker.testing.three_brokers import REPLICAS
+
 CLIENTS = ["confluent", "kafka-python", "aiokafka"]
 MOSTLY_IN_SOAK = ["confluent", *(pytest.param(each, marks=pytest.mark.soak) for each in CLIENTS[1:])]
 VARIANTS = ["confluent-consumer", "confluent-cooperative", "kafka-python-cooperative"]
@@ -85,7 +87,7 @@ def members():
 
 def create(server, topic):
     admin = AdminClient({"bootstrap.servers": server.address})
-    admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, len(PARTITIONS), REPLICAS)])[topic].result(30)
     return admin
 
 

@@ -190,12 +190,14 @@ PLACEMENTS = {
 QUICK = ("fsync of the log fails", "no space")
 
 
+@pytest.mark.one_process("faults in its system calls")
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", QUICK)
 def test_d4_d5_placements(own_server, unique, placement) -> None:
     PLACEMENTS[placement](own_server, unique)
 
 
+@pytest.mark.one_process("faults in its system calls")
 @pytest.mark.soak
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("placement", [name for name in PLACEMENTS if name not in QUICK])

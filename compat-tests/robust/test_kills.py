@@ -62,12 +62,14 @@ def resources(pid: int) -> tuple[int, int]:
     return pages * os.sysconf("SC_PAGE_SIZE") >> 20, len(os.listdir(f"/proc/{pid}/fd"))
 
 
+@pytest.mark.one_process("its descriptors, memory and files")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks at /proc")
 def test_d1_d2_d3_everything_survives_kills_under_load(own_server, unique) -> None:
     kill_and_check(own_server, unique, "power", 4, SOAK_SEED, (0.1, 0.6))
 
 
+@pytest.mark.one_process("its descriptors, memory and files")
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("durability", ["process", "power"])

@@ -42,6 +42,7 @@ def unread(port: int) -> list[int]:
     return [int(row[4].partition(":")[2], 16) for row in established]
 
 
+@pytest.mark.one_process("its stop, its descriptors and its start")
 @pytest.mark.slow
 def test_a_stopped_server_answers_what_it_was_asked_and_starts_without_a_scan(own_server, wait_until) -> None:
     admin = AdminClient({"bootstrap.servers": own_server.address})

@@ -43,6 +43,7 @@ def produce(address: str, topic: str, compression: str) -> None:
     assert producer.flush(DEADLINE_SECONDS) == 0
 
 
+@pytest.mark.one_process("the files in its data directory")
 def test_kafka_reads_segments_indexes_and_producer_snapshots(own_server, dump_tool) -> None:
     admin = AdminClient({"bootstrap.servers": own_server.address})
     config = {"segment.bytes": "65536", "index.interval.bytes": "1024", "retention.ms": "-1"}
@@ -79,6 +80,7 @@ def test_kafka_reads_segments_indexes_and_producer_snapshots(own_server, dump_to
         assert complaint not in walked.lower(), walked
 
 
+@pytest.mark.one_process("the files in its data directory")
 def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_server, dump_tool) -> None:
     admin = AdminClient({"bootstrap.servers": own_server.address})
     admin.create_topics([NewTopic("plain", 1, 1)])["plain"].result(DEADLINE_SECONDS)
@@ -119,6 +121,7 @@ def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_
     assert offsets.count("endTxnMarker: ABORT") == 2
 
 
+@pytest.mark.one_process("the files in its data directory")
 @pytest.mark.soak
 def test_kafka_reads_compacted_segments(server_process_class, dump_tool, tmp_path) -> None:
     server = server_process_class(

@@ -17,6 +17,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from java_tools import NEEDED, JavaTools
 
+from broker.testing.three_brokers import REPLICAS
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 
 # What Java 4.3 must find usable, at its own highest version.
@@ -48,7 +50,7 @@ def topic(server, unique):
     """A topic of three partitions with 300 records."""
     name = unique("java")
     admin = AdminClient({"bootstrap.servers": server.address})
-    admin.create_topics([NewTopic(name, 3, 1)])[name].result(60)
+    admin.create_topics([NewTopic(name, 3, REPLICAS)])[name].result(60)
     producer = Producer({"bootstrap.servers": server.address})
     for number in range(300):
         producer.produce(name, b"x" * 100, partition=number % 3)
@@ -116,6 +118,7 @@ class FetchRecorder:
             each.close()
 
 
+@pytest.mark.one_process("a recorder stands before it")
 def test_a_java_consumer_reads_everything_through_a_fetch_session(own_server, java) -> None:
     """The server tells clients to come through the relay, so that what they ask can be seen."""
     own_server.kill()
@@ -125,7 +128,7 @@ def test_a_java_consumer_reads_everything_through_a_fetch_session(own_server, ja
     try:
         address = f"127.0.0.1:{recorder.port}"
         admin = AdminClient({"bootstrap.servers": address})
-        admin.create_topics([NewTopic("t", 6, 1)])["t"].result(60)
+        admin.create_topics([NewTopic("t", 6, REPLICAS)])["t"].result(60)
         producer = Producer({"bootstrap.servers": address})
         for number in range(6000):
             producer.produce("t", b"y" * 500, partition=number % 6)

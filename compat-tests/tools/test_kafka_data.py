@@ -143,6 +143,7 @@ COMPACTED = {
 }
 
 
+@pytest.mark.one_process("its data directory is filled while it is stopped")
 def test_what_kafka_wrote_is_read_here(kafka, own_server) -> None:
     own_server.stop()
     address = kafka.start()
@@ -183,6 +184,7 @@ def test_what_kafka_wrote_is_read_here(kafka, own_server) -> None:
     assert "exists here already" in again.stderr
 
 
+@pytest.mark.one_process("its data directory is given to Kafka")
 def test_what_was_written_here_is_read_by_kafka(kafka, server_process_class, tmp_path) -> None:
     folder = tmp_path / "ours"
     folder.mkdir()

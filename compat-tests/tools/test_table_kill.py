@@ -40,6 +40,7 @@ def is_kept(current: Path) -> bool:
         return False  # it is being replaced
 
 
+@pytest.mark.one_process("the state in its data directory; replicas: cluster/test_cluster.py")
 def test_acknowledged_rows_survive_kill_9_and_the_state_is_kept(own_server, wait_until) -> None:
     with connect(own_server.address) as connection:
         connection.execute(
@@ -85,6 +86,7 @@ def test_acknowledged_rows_survive_kill_9_and_the_state_is_kept(own_server, wait
     assert all(count > 0 for count in kept[-BUCKETS:]), log
 
 
+@pytest.mark.one_process("what is said when nobody is there")
 def test_errors_of_a_killed_server_are_named(own_server) -> None:
     own_server.kill()
     with pytest.raises(ConnectionFailed, match=re.escape(own_server.address)):

@@ -12,6 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from java_tools import OPTIONS, JavaTools
 from late_proxy import END, LateProxy
 
+from broker.testing.three_brokers import REPLICAS
+
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 PRODUCE = 0
@@ -33,7 +35,7 @@ def produce(java, *arguments):
 
 def create(address, topic):
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, REPLICAS)])[topic].result(30)
 
 
 def read(address, topic, isolation="read_committed"):
@@ -68,6 +70,7 @@ def error_of(key, version, answer):
     return struct.unpack_from(">ih", body, 18)[1]
 
 
+@pytest.mark.one_process("a proxy holds back what goes to it")
 def test_e4_version_2_of_java_nothing_late_is_written_or_ends_anything(own_server, java):
     """Copies of Produce and EndTxn arrive when the epoch has been raised and the next transaction is open."""
     own_server.kill()
@@ -92,6 +95,7 @@ def test_e4_version_2_of_java_nothing_late_is_written_or_ends_anything(own_serve
         proxy.close()
 
 
+@pytest.mark.one_process("its journal of transactions is taken away")
 def test_kafka_transactions_lists_describes_finds_and_aborts(own_server, java):
     address = own_server.address
     at = ["--bootstrap-server", address]

@@ -17,6 +17,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
 from late_proxy import ADD_PARTITIONS, LateProxy
 
+from broker.testing.three_brokers import REPLICAS
+
 COPIER = Path(__file__).with_name("copier.py")
 RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "600"))
 KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "4"))
@@ -29,7 +31,9 @@ SILENCE_SECONDS = 120
 
 def create(address, *names, **config):
     admin = AdminClient({"bootstrap.servers": address})
-    for future in admin.create_topics([NewTopic(name, 1, 1, config=config) for name in names]).values():
+    for future in admin.create_topics(
+        [NewTopic(name, 1, REPLICAS, config=config) for name in names]
+    ).values():
         future.result(DEADLINE_SECONDS)
 
 
@@ -188,6 +192,7 @@ def late(own_server):
         proxy.close()
 
 
+@pytest.mark.one_process("a proxy holds back what goes to it")
 def test_e4_version_1_partitions_added_late_do_not_tear_the_next_transaction(late, unique):
     """librdkafka, whose epoch stays: what arrives late begins the next transaction, which is still whole."""
     proxy = late([ADD_PARTITIONS], ADD_PARTITIONS)

@@ -15,7 +15,7 @@ const secured = (FOREIGN_MECHANISM || FOREIGN_CA) && {
   ssl: FOREIGN_CA ? { ca: [read(FOREIGN_CA)], cert: read(FOREIGN_CERTIFICATE), key: read(FOREIGN_CERTIFICATE) } : undefined,
   retry: { retries: 1 }
 }
-const kafka = new Kafka({ clientId, brokers: [bootstrap], logLevel: logLevel.ERROR, ...secured })
+const kafka = new Kafka({ clientId, brokers: bootstrap.split(','), logLevel: logLevel.ERROR, ...secured })
 const text = bytes => (bytes === null || bytes === undefined ? '-' : '+' + bytes.toString('base64'))
 
 function value(i) {

@@ -11,7 +11,7 @@ const secured = (FOREIGN_MECHANISM || FOREIGN_CA) && {
   tls: FOREIGN_CA ? { ca: [read(FOREIGN_CA)], cert: read(FOREIGN_CERTIFICATE), key: read(FOREIGN_CERTIFICATE) } : undefined,
   retries: 1
 }
-const base = { clientId, bootstrapBrokers: [bootstrap], ...secured }
+const base = { clientId, bootstrapBrokers: bootstrap.split(','), ...secured }
 const text = bytes => (bytes === null || bytes === undefined ? '-' : '+' + bytes.toString('base64'))
 const bytes = value => (value === null ? null : Buffer.from(value))
 

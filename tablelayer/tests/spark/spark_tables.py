@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.testing.ports import free_port
-from tablelayer.client import Connection
+from broker.testing.three_brokers import NUMBERS, ThreeBrokers, settings_of
+from tablelayer.client import Connection, connect
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import DataType
@@ -68,10 +69,36 @@ class Server:
         self._process.kill()
         self._process.wait(timeout=60)
 
-    def stop(self) -> None:
+    def stop(self) -> int:
+        """Ask it to end; its exit code."""
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(timeout=60)
+        return self._process.wait(timeout=60)
+
+
+class Servers(ThreeBrokers[Server]):
+    """Three that are one cluster, with the lakes of one. `zookeeper`: its address with the cluster's path."""
+
+    def __init__(self, folder: Path, zookeeper: str) -> None:
+        self.folder = folder
+        members = []
+        for number in NUMBERS:
+            own = folder / str(number)
+            own.mkdir()
+            members.append(Server(own, {**Server(folder).lakes, **settings_of(number, zookeeper)}))
+        super().__init__(members, _are_in_sync)
+
+    def stop(self) -> None:
+        self.stop_each()
+
+
+def _are_in_sync(addresses: str) -> bool:
+    for address in addresses.split(","):
+        with connect(address) as connection:
+            found = connection.kafka.describe_cluster()
+            if len(found.brokers) < len(NUMBERS) or found.offline or found.under_replicated:
+                return False
+    return True
 
 
 def create(

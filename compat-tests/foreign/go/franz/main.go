@@ -94,7 +94,7 @@ func secured() []kgo.Opt {
 
 func client(opts ...kgo.Opt) *kgo.Client {
 	opts = append(secured(), opts...)
-	c, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(bootstrap), kgo.ClientID(clientID)}, opts...)...)
+	c, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(strings.Split(bootstrap, ",")...), kgo.ClientID(clientID)}, opts...)...)
 	must(err)
 	return c
 }
@@ -260,7 +260,7 @@ func seek(topic string, timestamp int64) {
 }
 
 func transact(in, out, name, id string, count int) {
-	s, err := kgo.NewGroupTransactSession(kgo.SeedBrokers(bootstrap), kgo.ClientID(clientID), kgo.ConsumerGroup(name),
+	s, err := kgo.NewGroupTransactSession(kgo.SeedBrokers(strings.Split(bootstrap, ",")...), kgo.ClientID(clientID), kgo.ConsumerGroup(name),
 		kgo.ConsumeTopics(in), kgo.TransactionalID(id), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.RequireStableFetchOffsets(),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()))

@@ -137,7 +137,7 @@ func produce(topic, codec string, count int) {
 	c.Producer.Idempotent = true
 	c.Producer.RequiredAcks = sarama.WaitForAll
 	c.Net.MaxOpenRequests = 1
-	p, err := sarama.NewSyncProducer([]string{bootstrap}, c)
+	p, err := sarama.NewSyncProducer(strings.Split(bootstrap, ","), c)
 	must(err)
 	defer p.Close()
 	var messages []*sarama.ProducerMessage
@@ -170,7 +170,7 @@ func consume(topic string, from int64, count int, isolation string) {
 	if isolation == "read_committed" {
 		conf.Consumer.IsolationLevel = sarama.ReadCommitted
 	}
-	c, err := sarama.NewConsumer([]string{bootstrap}, conf)
+	c, err := sarama.NewConsumer(strings.Split(bootstrap, ","), conf)
 	must(err)
 	defer c.Close()
 	p, err := c.ConsumePartition(topic, 0, from)
@@ -249,7 +249,7 @@ func group(topic, name string, count int) {
 	for i := 0; i < 2; i++ {
 		conf := config()
 		conf.Consumer.Group.Rebalance.GroupStrategies = []sarama.BalanceStrategy{sarama.NewBalanceStrategyRange()}
-		g, err := sarama.NewConsumerGroup([]string{bootstrap}, name, conf)
+		g, err := sarama.NewConsumerGroup(strings.Split(bootstrap, ","), name, conf)
 		must(err)
 		wait.Add(1)
 		go func() {
@@ -274,7 +274,7 @@ func group(topic, name string, count int) {
 }
 
 func seek(topic string, timestamp int64) {
-	c, err := sarama.NewClient([]string{bootstrap}, config())
+	c, err := sarama.NewClient(strings.Split(bootstrap, ","), config())
 	must(err)
 	defer c.Close()
 	for _, what := range []struct {
@@ -294,14 +294,14 @@ func transact(in, out, name, id string, count int) {
 	conf.Net.MaxOpenRequests = 1
 	conf.Producer.Transaction.ID = id
 	conf.Consumer.IsolationLevel = sarama.ReadCommitted
-	p, err := sarama.NewSyncProducer([]string{bootstrap}, conf)
+	p, err := sarama.NewSyncProducer(strings.Split(bootstrap, ","), conf)
 	must(err)
 	defer p.Close()
 	must(p.BeginTxn())
 	_, _, err = p.SendMessage(&sarama.ProducerMessage{Topic: out, Key: sarama.StringEncoder("aborted"), Value: sarama.StringEncoder("aborted")})
 	must(err)
 	must(p.AbortTxn())
-	c, err := sarama.NewConsumer([]string{bootstrap}, conf)
+	c, err := sarama.NewConsumer(strings.Split(bootstrap, ","), conf)
 	must(err)
 	defer c.Close()
 	source, err := c.ConsumePartition(in, 0, sarama.OffsetOldest)
@@ -319,7 +319,7 @@ func transact(in, out, name, id string, count int) {
 		must(p.AddMessageToTxn(last, name, nil))
 		must(p.CommitTxn())
 	}
-	a, err := sarama.NewClusterAdmin([]string{bootstrap}, conf)
+	a, err := sarama.NewClusterAdmin(strings.Split(bootstrap, ","), conf)
 	must(err)
 	defer a.Close()
 	offsets, err := a.ListConsumerGroupOffsets(name, map[string][]int32{in: {0}})
@@ -336,7 +336,7 @@ func encoder(b []byte) sarama.Encoder {
 
 func admin(topic, name string) {
 	conf := config()
-	c, err := sarama.NewClient([]string{bootstrap}, conf)
+	c, err := sarama.NewClient(strings.Split(bootstrap, ","), conf)
 	must(err)
 	defer c.Close()
 	a, err := sarama.NewClusterAdminFromClient(c)
@@ -364,7 +364,7 @@ func admin(topic, name string) {
 	retention()
 	must(a.CreatePartitions(topic, 3, nil, false))
 	partitions()
-	p, err := sarama.NewSyncProducer([]string{bootstrap}, conf)
+	p, err := sarama.NewSyncProducer(strings.Split(bootstrap, ","), conf)
 	must(err)
 	defer p.Close()
 	for i := 0; i < 5; i++ {

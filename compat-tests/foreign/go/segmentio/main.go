@@ -56,7 +56,9 @@ func timeout() context.Context {
 
 func transport() *kafka.Transport { return &kafka.Transport{ClientID: clientID} }
 func dialer() *kafka.Dialer       { return &kafka.Dialer{ClientID: clientID, Timeout: 10 * time.Second} }
-func client() *kafka.Client       { return &kafka.Client{Addr: kafka.TCP(bootstrap), Transport: transport()} }
+func client() *kafka.Client {
+	return &kafka.Client{Addr: kafka.TCP(strings.Split(bootstrap, ",")...), Transport: transport()}
+}
 
 func value(i int) []byte {
 	if i%11 == 5 {
@@ -101,7 +103,7 @@ func text(b []byte) string {
 }
 
 func consume(topic string, from int64, count int, isolation string) {
-	conf := kafka.ReaderConfig{Brokers: []string{bootstrap}, Topic: topic, Partition: 0, MaxWait: time.Second, Dialer: dialer()}
+	conf := kafka.ReaderConfig{Brokers: strings.Split(bootstrap, ","), Topic: topic, Partition: 0, MaxWait: time.Second, Dialer: dialer()}
 	if isolation == "read_committed" {
 		conf.IsolationLevel = kafka.ReadCommitted
 	}
@@ -127,7 +129,7 @@ func group(topic, name string, count int) {
 	defer cancel()
 	var wait sync.WaitGroup
 	for member := 0; member < 2; member++ {
-		g, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{ID: name, Brokers: []string{bootstrap}, Topics: []string{topic},
+		g, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{ID: name, Brokers: strings.Split(bootstrap, ","), Topics: []string{topic},
 			Dialer: dialer(), StartOffset: kafka.FirstOffset, GroupBalancers: []kafka.GroupBalancer{kafka.RangeGroupBalancer{}}})
 		must(err)
 		wait.Add(1)
@@ -148,7 +150,7 @@ func group(topic, name string, count int) {
 				lock.Unlock()
 				for _, part := range generation.Assignments[topic] {
 					generation.Start(func(inner context.Context) {
-						r := kafka.NewReader(kafka.ReaderConfig{Brokers: []string{bootstrap}, Topic: topic, Partition: part.ID, MaxWait: 200 * time.Millisecond, Dialer: dialer()})
+						r := kafka.NewReader(kafka.ReaderConfig{Brokers: strings.Split(bootstrap, ","), Topic: topic, Partition: part.ID, MaxWait: 200 * time.Millisecond, Dialer: dialer()})
 						defer r.Close()
 						must(r.SetOffset(part.Offset))
 						for {
