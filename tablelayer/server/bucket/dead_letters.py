@@ -35,9 +35,7 @@ async def write_dead_letters(
         try:
             await metadata.create_topic(topic, 1, {"max.message.bytes": str(_MESSAGE_BYTES_MAX)})
         except KafkaError as error:
-            if (
-                error.code is ErrorCode.INVALID_REPLICATION_FACTOR
-            ):  # a broker is missing: who writes tries again
+            if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:  # as long as a broker is missing
                 raise KafkaError(
                     ErrorCode.NOT_ENOUGH_REPLICAS,
                     f"dead-letter topic {topic} cannot be made: {error.message}",
