@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -297,7 +298,8 @@ class ReplicatedSimulation(ClusterSimulation):
                 if at is None:
                     continue
                 self.safe_times += 1
-                known = max((offset for time, offset in published if time < at), default=0)
+                before = bisect_left(published, (at, -1))
+                known = published[before - 1][1] if before else 0
                 if known > has:
                     self.problems.append(
                         f"broker {member.node_id} has {KEPT}-{index} below {has} and says that it is as of {at:.3f},"
