@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import os
 import select
@@ -315,6 +316,72 @@ def test_tables_with_replicas_keep_what_they_acknowledged_when_their_leaders_are
         assert len({row["n"] for row in rows.values()}) == len(rows)
         assert {row["k"]: row["v"] for row in table.lookup(list(range(keys)))[1].to_pylist()} == acknowledged
         assert table.count() == keys
+
+
+@pytest.mark.soak
+def test_any_replica_answers_lookups_while_a_leader_stands_or_is_gone(brokers):
+    """What it gives is never staler than it says, while rows are written."""
+    eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
+    addresses = ",".join(each.address for each in brokers.values())
+    keys, over, acknowledged = 60, threading.Event(), []
+    patient = ClientConfig(delivery_timeout_ms=120_000)
+    anybody = ClientConfig(
+        lookup_from="any", lookup_max_staleness_ms=60_000, delivery_timeout_ms=120_000, client_rack="r1"
+    )
+    with connect(addresses, patient) as connection, connect(addresses, anybody) as reading:
+        for name in ("t", "numbered"):
+            connection.execute(
+                f"CREATE TABLE {name} (k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED)"
+                " WITH ('bucket.num' = '3', 'table.replication.factor' = '3')"
+            )
+        table, near = connection.table("t"), reading.table("t")
+        table.upsert([{"k": key, "v": 0} for key in range(keys)])
+        acknowledged.append((time.monotonic(), 0))
+
+        def write():
+            with connect(addresses, patient) as own:
+                mine = own.table("t")
+                for number in itertools.count(1):
+                    if over.is_set():
+                        return
+                    mine.upsert([{"k": key, "v": number} for key in range(keys)])
+                    acknowledged.append((time.monotonic(), number))
+
+        def look():
+            began = time.monotonic()
+            result = near.lookup(list(range(keys)))
+            as_of = began - result.staleness_ms / 1000
+            least = max((number for at, number in acknowledged[-10_000:] if at < as_of), default=-1)
+            values = [-1 if each is None else each for each in result.rows["v"].to_pylist()]
+            assert min(values) >= least, f"{result.staleness_ms} ms"
+            return time.monotonic() - began, result.staleness_ms
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            eventually(lambda: look()[1] > 0, "replicas answer")
+            for how in ("stands", "is killed"):
+                quiet = [look() for _ in range(200)]
+                leaders = connection.kafka.describe_topic("default.t").leaders.values()
+                victim = brokers[next(leader for leader in leaders if leader != 1)]
+                stopped = how == "stands"
+                os.kill(victim.process.pid, signal.SIGSTOP) if stopped else victim.kill()
+                looks, until = [], time.monotonic() + 2 * SESSION_MS / 1000
+                while time.monotonic() < until:
+                    looks.append(look())
+                os.kill(victim.process.pid, signal.SIGCONT) if stopped else victim.start()
+                for name, given in (("before", quiet), (f"while the leader {how}", looks)):
+                    times, stale = sorted(each for each, _ in given), sorted(each for _, each in given)
+                    print(
+                        f"{len(given)} lookups {name}: p50 {times[len(times) // 2] * 1000:.1f} ms, longest"
+                        f" {times[-1]:.2f} s; stale by {stale[len(stale) // 2]} ms, at most {stale[-1]}",
+                        flush=True,
+                    )
+                assert how != "stands" or max(stale for _, stale in looks) >= SESSION_MS / 2
+                eventually(lambda: _are_all_in_sync(addresses), "the replicas are in sync")
+        finally:
+            over.set()
+            writer.join()
 
 
 def _are_all_in_sync(addresses):
