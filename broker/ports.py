@@ -463,6 +463,12 @@ class CoordinationStore(Protocol):
     def session(self) -> int:
         """The session's id, not 0. Another one after the store gave a session up."""
 
+    @property
+    def changes(self) -> int:
+        """Another one once anything in the store has changed, whoever has changed it, and this session has heard of it,
+        which takes a part of its timeout at most. It may be another one though nothing has.
+        """
+
     def lease_end(self) -> float:
         """Until when (`Clock.monotonic`) nobody else can have what this session's ephemeral nodes hold, whatever
         happens meanwhile. Who leads by such a node stops before. Infinite where there is nobody else.

@@ -6,6 +6,9 @@ locally, where that ends (`partition_files`), before any log is opened; the note
 was never copied is not there: the segments that were being written, and topics without remote storage, which come back
 empty.
 
+Of a cluster's metadata it makes a broker alone that has all partitions (`shared_copy.made_single`); `headrace cluster
+adopt` makes that the first of a new cluster.
+
 What consumer groups had committed is left in a file, which the first start enters (`entering`).
 
 Members of a cluster, whose metadata is in ZooKeeper, do the same for each partition that they have no folder of.
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.cluster import tree
 from broker.cluster.data_dir import FROM_REMOTE_STORAGE, POSITIONS_PENDING, found_directory
@@ -29,13 +33,14 @@ from broker.log.checkpoint import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.epochs import LeaderEpochs
 from broker.log.recovery import snapshot_name
-from broker.remote.cluster_copy import ClusterCopyError, ClusterImage, clusters, read_newest
+from broker.remote.cluster_copy import OF_SEVERAL, ClusterCopyError, ClusterImage, clusters, read_newest
 from broker.remote.configs import is_enabled
 from broker.remote.entering import Entered, Range, encode_pending, fitted
 from broker.remote.group_positions import NewerError, decode
 from broker.remote.group_positions import read_newest as read_newest_positions
 from broker.remote.log import newest_manifest
 from broker.remote.manifest import Manifest, ManifestError, partition_folder
+from broker.remote.shared_copy import made_single
 
 if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 
 NODES: Final = "/remote-log"
 """Below it a node for each topic that has something in remote storage, by its id."""
+ALONE: Final = 0
+"""The id of the broker that a cluster's bucket makes: what `node.id` is where nobody sets it."""
 _STORE_NAME: Final = "meta.db"
 
 
@@ -57,6 +64,7 @@ class Restored(msgspec.Struct, frozen=True):
     positions: Entered
     positions_ms: int | None = None
     damaged: tuple[str, ...] = ()
+    lowered: tuple[str, ...] = ()
 
 
 def make_directory(
@@ -85,7 +93,12 @@ def make_directory(
     each = map if executor is None else executor.map
     objects, damaged = _readable(read_newest_positions(files, cluster_id))
     manifests = _manifests(files, image, each)
-    restored = _fitted(image, objects, damaged, manifests)
+    lowered: list[str] = []
+    if image.version == OF_SEVERAL:
+        image, lowered = made_single(
+            image, ALONE, lambda *where: manifests[where].last_epoch if where in manifests else -1
+        )
+    restored = replace(_fitted(image, objects, damaged, manifests), lowered=tuple(lowered))
     making = data_dir.with_name(f"{data_dir.name}.restoring")
     disk.remove_tree(making)
     try:

@@ -1,7 +1,8 @@
-"""What a broker alone knows of its topics, tables, configurations and users, kept in remote storage beside segments: a
-new machine that has nothing but remote storage goes on from there (`bootstrap`).
+"""What is known of topics, tables, configurations and users, kept in remote storage beside segments: a new machine that
+has nothing but remote storage goes on from there (`bootstrap`). Of a broker alone; `shared_copy` is that of a cluster.
 
     cluster/<cluster id>/metadata-<n>.json.gz   its coordination store (`ClusterImage`); the highest number counts
+    cluster/<cluster id>/claim-<n>.json         who has what is there, since its metadata number n; the highest counts
     cluster/<cluster id>/groups/                what consumer groups have committed (`group_positions`)
 
 Numbers are created, never replaced. A broker creates the next one when it starts, before it writes anything else to
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 FOLDER: Final = "cluster"
-_VERSION: Final = 1
+OF_ONE: Final = 1
+OF_SEVERAL: Final = 2
+"""Versions of what is written: of a cluster's metadata nobody can make a broker alone who does not know how."""
+_VERSION: Final = OF_SEVERAL
 _NAME: Final = re.compile(r"metadata-(\d{20})\.json\.gz")
+_CLAIM: Final = re.compile(r"claim-(\d{20})\.json")
 _PROBED: Final = 16
 """Numbers that a listing may still have though they are gone, or not have yet."""
 
@@ -48,7 +53,9 @@ class ReplacedError(Exception):
 
 
 class ClusterImage(msgspec.Struct, frozen=True):
-    """`layout`: of data directories, as the broker knows it that has written this."""
+    """`layout`: of data directories, as the broker knows it that has written this. `controller_epoch`: of the
+    controller that has, -1 of a broker alone.
+    """
 
     cluster_id: str
     broker_id: int
@@ -56,7 +63,8 @@ class ClusterImage(msgspec.Struct, frozen=True):
     made_ms: int
     store: StoreImage
     layout: int = LAYOUT_VERSION
-    version: int = _VERSION
+    version: int = OF_ONE
+    controller_epoch: int = -1
 
     def encode(self) -> bytes:
         return gzip.compress(msgspec.json.encode(self), 1, mtime=0)
@@ -120,10 +128,14 @@ class ClusterCopy:
 
     async def keep(self) -> None:
         """See that what is there is this broker's, and as it is now. Raises ReplacedError, OSError."""
+        metadata, claim = await self._run(newest_numbers, self._files, self._cluster_id)
         if self._number is None:
-            self._number = await self._run(newest_number, self._files, self._cluster_id)
-        elif await self._run(self._is_there, self._number + 1):
-            self._number += 1  # this broker's own, if an answer was lost
+            self._number = max(metadata, claim)
+        else:
+            # A listing may be behind, and the next one gone already.
+            for number in sorted({self._number + 1, metadata}):
+                if number > self._number and await self._run(self._is_there, number):
+                    self._number = number  # this broker's own, if an answer was lost
         changes = self._store.changes
         if changes == self._changes and self._written is not None:
             return
@@ -163,6 +175,7 @@ class ClusterCopy:
             self._number = number
             break
         if self.claim is None:
+            make_claim(self._files, self._cluster_id, number, self._writer)
             self.claim = number
         if number > 1:
             with contextlib.suppress(OSError):
@@ -182,16 +195,37 @@ def clusters(files: RemoteFiles) -> list[str]:
     return sorted({parts[1] for parts in found if len(parts) == 3 and _NAME.fullmatch(parts[2])})
 
 
-def newest_number(files: RemoteFiles, cluster_id: str) -> int:
-    """0 if there is none. A listing may be behind. Blocking. Raises OSError."""
-    names = files.names(f"{FOLDER}/{cluster_id}")
-    found = (_NAME.fullmatch(name.rpartition("/")[2]) for name in names)
-    return max((int(each.group(1)) for each in found if each is not None), default=0)
+def newest_numbers(files: RemoteFiles, cluster_id: str) -> tuple[int, int]:
+    """Of metadata and of claims; 0 if there is none. A listing may be behind. Blocking. Raises OSError."""
+    names = [name.rpartition("/")[2] for name in files.names(f"{FOLDER}/{cluster_id}")]
+
+    def newest(pattern: re.Pattern[str]) -> int:
+        found = map(pattern.fullmatch, names)
+        return max((int(each.group(1)) for each in found if each is not None), default=0)
+
+    return newest(_NAME), newest(_CLAIM)
+
+
+def make_claim(files: RemoteFiles, cluster_id: str, number: int, writer: str) -> None:
+    """From here on what is there is that one's, and whoever had it finds out. Blocking. Raises FileExistsError,
+    OSError: another one is to be made then, of a higher number.
+    """
+    files.put(claim_name(cluster_id, number), msgspec.json.encode({"writer": writer}), create=True)
+    with contextlib.suppress(OSError):
+        for name in files.names(f"{FOLDER}/{cluster_id}"):
+            short = name.rpartition("/")[2]
+            older = _CLAIM.fullmatch(short) or _NAME.fullmatch(short)
+            if older is not None and int(older.group(1)) < number:
+                files.remove(name)
+
+
+def claim_name(cluster_id: str, number: int) -> str:
+    return f"{FOLDER}/{cluster_id}/claim-{number:020d}.json"
 
 
 def read_newest(files: RemoteFiles, cluster_id: str) -> ClusterImage:
     """Blocking. Raises ClusterCopyError, OSError."""
-    listed = newest_number(files, cluster_id)
+    listed, _ = newest_numbers(files, cluster_id)
     newest: ClusterImage | None = None
     for number in range(listed or 1, listed + _PROBED):
         name = name_of(cluster_id, number)

@@ -15,8 +15,9 @@ So a crash, or a store that fails, at any point leaves at most objects that nobo
 manifest is created under the next number: a broker that is not the leader any more finds the number taken, and stops
 writing until it has looked again. When the answer is lost, what is there tells whose it is.
 
-A broker alone keeps its metadata there too (`cluster_copy`), always before segments of topics that it knows of: a new
-machine can go on with what is there (`bootstrap`). Who finds that another one has done so only reads from then on.
+A broker alone keeps its metadata there too (`cluster_copy`), always before segments of topics that it knows of; of a
+cluster the controller does (`shared_copy`). A new machine can go on with what is there (`bootstrap`). Who finds that
+another one has done so only reads from then on.
 
 What consumer groups have committed is kept there by itself (`group_copy`, every
 `remote.log.group.positions.interval.ms`), once the broker has found that what is there is its own.
@@ -52,7 +53,7 @@ from broker.cluster.nodes import OwnedNodes
 from broker.cluster.store import EmbeddedStore
 from broker.config_key import ConfigError
 from broker.log.recovery import snapshot_name
-from broker.ports import STORE_LOST, CreateNode, NodeExistsError
+from broker.ports import STORE_LOST, CreateNode, NodeExistsError, StoreError
 from broker.remote.bootstrap import NODES, partition_files
 from broker.remote.chunks import Chunks
 from broker.remote.cluster_copy import ClusterCopy, ReplacedError
@@ -69,6 +70,7 @@ from broker.remote.manifest import (
     partition_folder,
 )
 from broker.remote.quotas import RemoteQuota
+from broker.remote.shared_copy import SharedCopy
 from broker.security.quotas.quotas import BURST_PART
 from protocol.errors import KafkaError
 
@@ -153,7 +155,8 @@ class RemoteLogManager:
         """Of which something was copied in this turn."""
         self._unknown: dict[tuple[UUID, int], Exception] = {}
         """Partitions that have no folder here, and of which nobody could be asked what remote storage has."""
-        self._cluster: ClusterCopy | None = None
+        self._is_alone = isinstance(store, EmbeddedStore)
+        self._cluster: ClusterCopy | SharedCopy
         if isinstance(store, EmbeddedStore):
             self._cluster = ClusterCopy(
                 files,
@@ -163,6 +166,17 @@ class RemoteLogManager:
                 writer=self._writer,
                 time_ms=ages.time_ms,
                 executor=self._copier,
+            )
+        else:
+            self._cluster = SharedCopy(
+                files,
+                store,
+                cluster_id=directory.cluster_id,
+                broker_id=directory.broker_id,
+                writer=self._writer,
+                time_ms=ages.time_ms,
+                executor=self._copier,
+                controller_epoch=lambda: metadata.image.controller_epoch,
             )
         self._counts: dict[str, Counts] = {}
         """By topic."""
@@ -196,7 +210,7 @@ class RemoteLogManager:
         if not log.config.remote_storage_enable and not log.tiered_to:
             return None
         topic = partition.topic
-        is_alone = self._cluster is not None
+        is_alone = self._is_alone
 
         def is_of_log(segment: RemoteSegment) -> bool:
             if segment.end_offset <= log.tiered_to:
@@ -228,7 +242,7 @@ class RemoteLogManager:
         A broker alone does so once, after `bootstrap.make_directory`; raises ConfigError if it cannot. Of a member of a
         cluster such a partition stays offline then.
         """
-        is_alone = self._cluster is not None
+        is_alone = self._is_alone
         note = self._directory.path / FROM_REMOTE_STORAGE
         if is_alone and self._disk.size(note) is None:
             return
@@ -313,7 +327,7 @@ class RemoteLogManager:
 
     async def copy_positions(self) -> None:
         """Once. Nothing happens before it is known that what is in remote storage is this broker's."""
-        claim = None if self._cluster is None else self._cluster.claim
+        claim = self._cluster.claim
         if self._positions is None or self._is_read_only or claim is None:
             return
         try:
@@ -344,7 +358,7 @@ class RemoteLogManager:
         put_off, self._put_off = self._put_off, {}
         there = self._metadata.all_partitions()
         partitions = [*put_off, *(each for each in there if each not in put_off)]
-        if self._cluster is not None and not await self._keep_cluster(self._cluster):
+        if not await self._keep_cluster():
             return
         for partition in partitions:
             is_wanted = partition.remote is not None or is_enabled(partition.topic.config)
@@ -372,10 +386,10 @@ class RemoteLogManager:
                 self._background.failed(f"the remote log of {follower!r}", error)
         await self._remove_deleted()
 
-    async def _keep_cluster(self, cluster: ClusterCopy) -> bool:
+    async def _keep_cluster(self) -> bool:
         """Whether segments may be copied and removed."""
         try:
-            await cluster.keep()
+            await self._cluster.keep()
         except ReplacedError as error:
             self._is_read_only = True
             logger.error(
@@ -384,7 +398,7 @@ class RemoteLogManager:
                 error,
             )
             return False
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, StoreError, *STORE_LOST) as error:
             disk_errors.DISK_LOG.tell(
                 logger, logging.ERROR, "metadata in remote storage",
                 "the metadata cannot be copied to remote storage: %s", error,

@@ -96,6 +96,11 @@ class Manifest(msgspec.Struct, frozen=True):
         return self.segments[-1].end_offset if self.segments else 0
 
     @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record, -1 without any."""
+        return self.segments[-1].last_epoch if self.segments else -1
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
 

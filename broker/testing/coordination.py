@@ -133,6 +133,10 @@ class SimulatedEnsemble:
     def end(self, session: int) -> None:
         self._end(session)
 
+    @property
+    def changes(self) -> int:
+        return self._transactions
+
     def node(self, path: str) -> Node | None:
         self.end_silent()
         return self._nodes.get(path)
@@ -248,6 +252,10 @@ class SimulatedStore:
     @property
     def session(self) -> int:
         return self._session
+
+    @property
+    def changes(self) -> int:
+        return self._ensemble.changes
 
     def lease_end(self) -> float:
         return self._lease_end

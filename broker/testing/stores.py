@@ -144,6 +144,15 @@ class StoreConformance:
 
         self.run(test)
 
+    def test_changes_are_noticed(self) -> None:
+        async def test(store: CoordinationStore) -> None:
+            await store.transact([CreateNode("/a", b"1")])
+            before = store.changes
+            await store.transact([SetNode("/a", b"2", 0)])
+            assert store.changes != before
+
+        self.run(test)
+
     def test_of_writers_that_compare_one_wins(self) -> None:
         async def test(store: CoordinationStore) -> None:
             await store.transact([CreateNode("/count", b"0")])

@@ -205,6 +205,14 @@ def restore_from_remote(location: str, data: Path | None, cluster_id: str | None
         f"{data} is of cluster {image.cluster_id}, broker {image.broker_id}, as its metadata was at "
         f"{_time_text(image.made_ms)}; {count} topics have records in remote storage"
     )
+    if image.controller_epoch >= 0:
+        typer.echo(
+            f"It was a cluster, and is broker {image.broker_id} alone now, which has all partitions; start it once, "
+            "stop it, and `headrace cluster adopt` makes it the first of a new cluster"
+        )
+    if restored.lowered:
+        named = ", ".join(name or "the default of all topics" for name in restored.lowered)
+        typer.echo(f"min.insync.replicas was more than one broker can have, and is 1 now: {named}")
     if restored.positions_ms is not None:
         typer.echo(f"{restored.positions}; copied at {_time_text(restored.positions_ms)} or later")
     for name in restored.damaged:

@@ -187,6 +187,11 @@ class ZooKeeperStore:
     def session(self) -> int:
         return int(self._client.client_id[0]) if self._client.client_id else 0
 
+    @property
+    def changes(self) -> int:
+        """The last zxid that an answer has had: of all that is in the ensemble."""
+        return int(self._client.last_zxid)
+
     def lease_end(self) -> float:
         return self._lease_end
 
