@@ -12,6 +12,7 @@
 /features                           levels that are finalized (`broker.cluster.features`); told of like the brokers
 /topics/<name>                      id, number of partitions, configuration
 /topics/<name>/states/<chunk>       states of the partitions from STATES_PER_CHUNK * chunk on
+/remote-claim                       by which claim the cluster has its remote storage (`broker.remote.shared_copy`)
 /deleted/<topic id>                 a deleted topic whose files are still to be removed
 
 Whatever changes topics or the live brokers adds an entry to `/changes` in the same transaction, at the version that it
