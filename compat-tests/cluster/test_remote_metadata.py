@@ -144,6 +144,7 @@ def test_what_a_cluster_had_copied_is_there_without_its_machines(
                 for protocol, group in groups.items()
             }
             there = {group: positions(address, group) for group in groups.values()}
+            mend()
             wait_until(
                 lambda: copied_positions(f"{bucket}/remote", there) == there, "positions", PATIENCE_SECONDS
             )
@@ -152,7 +153,6 @@ def test_what_a_cluster_had_copied_is_there_without_its_machines(
             each.kill()
             shutil.rmtree(each.directory)
 
-        mend()
         (tmp_path / "new").mkdir()
         said = headrace("restore", "--from-remote", f"{bucket}/remote", "--data", tmp_path / "new" / "data")
         assert "It was a cluster, and is broker 0 alone now" in said, said
