@@ -454,12 +454,19 @@ class TopicManager:
         wanted = (policy.replicas_wanted(topic.name, topic.config) for policy in self._policies)
         return next((count for count in wanted if count is not None), self._default_replication_factor)
 
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its records. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
-        await self._to_the_end(self._delete_topic(name))
+    async def delete_topic(self, name: str, only_while: Callable[[], bool] | None = None) -> None:
+        """Delete a topic and its records. `only_while` is asked in the step in which it is done: whether what was seen
+        of the topic is still so. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE if it is not.
+        """
+        await self._to_the_end(self._delete_topic(name, only_while))
 
-    async def _delete_topic(self, name: str) -> None:
+    async def _delete_topic(self, name: str, only_while: Callable[[], bool] | None) -> None:
         async def decide() -> Event:
+            if only_while is not None and not only_while():
+                raise KafkaError(
+                    ErrorCode.LEADER_NOT_AVAILABLE,
+                    f"topic {name} stays: who leads it has changed since it was looked at, or it took too long",
+                )
             return DeleteTopic(name)
 
         async with self._change:

@@ -11,7 +11,8 @@ Invariants
 - The log is opened on first use: a broker with thousands of idle partitions starts and creates topics
   quickly. A log that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR;
   the others live on.
-- Nothing is appended while the broker's fence is shut: somebody else may be about to take its place.
+- Nothing is appended while the broker's fence is shut: somebody else may be about to take its place; nor while the
+  partition is held, because it is about to be deleted with what it has now.
 - One that has several replicas and is led here is a `ReplicatedPartition` (`broker.replication.leading`). One that is
   not led here is a closed one, whether this broker has a replica of it (`broker.replication.following`) or not.
 - Waiters are called whenever something a reader may wait for has happened: the high watermark moved, the log
@@ -90,6 +91,7 @@ class Partition:
         "_executor",
         "_fence",
         "_flushing",
+        "_held",
         "_is_telling",
         "_is_unflushed",
         "_log",
@@ -137,6 +139,7 @@ class Partition:
         self._fence = fence
         self.changes = PartitionChanges() if changes is None else changes
         self.traffic = Traffic()
+        self._held: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
         self._committing: asyncio.Future[None] | None = None
         self._promises: deque[tuple[int, Callable[[KafkaError | None], None]]] = deque()
@@ -258,6 +261,11 @@ class Partition:
         log = self.log
         if self._fence is not None and self._fence.is_shut:
             raise self._fence.refusal(f"{self.topic.name}-{self.index}")
+        if self._held is not None:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"partition {self.topic.name}-{self.index} takes nothing now: it is about to be deleted",
+            )
         try:
             info = log.append(
                 batch, leader_epoch=self.leader_epoch, origin=origin, prepared=prepared, effort=effort
@@ -281,6 +289,20 @@ class Partition:
         if not info.duplicate:
             self._replicated(info.last_offset + 1)
         return info
+
+    def hold(self, seconds: float) -> int:
+        """Append nothing for so long, however often it was asked for before: the partition is about to be deleted.
+        Gives where its log ends. Raises KafkaError.
+        """
+        end = self.log.log_end_offset
+        self._release()
+        self._held = asyncio.get_running_loop().call_later(seconds, self._release)
+        return end
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
 
     def append_end(self, marker: bytes, producer_id: int) -> AppendInfo:
         """Append the marker that ends the producer's transaction, which is unstable until the marker is published."""
@@ -538,6 +560,7 @@ class Partition:
         if self.closed:
             return
         self.closed = True
+        self._release()
         self.wake()
         hooks, self.hooks = self.hooks, None
         try:
@@ -552,6 +575,7 @@ class Partition:
         if self.closed:
             return
         self.closed = True
+        self._release()
         self.wake()
         hooks, self.hooks = self.hooks, None
         await delete_with(hooks, self, logger)

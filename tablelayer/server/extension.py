@@ -337,7 +337,7 @@ class TableExtension:
     async def run(self, context: BrokerContext) -> None:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
         assert self._lake is not None
-        calendar = Calendar(self.catalog, context, self.lake_subjects.is_all_tiered)
+        calendar = Calendar(self.catalog, context, self.lake_subjects.hold)
         keep = context.background.keep
         beside = [
             keep(partial(self._expire_rows, context), "row expiry"),

@@ -29,18 +29,22 @@ class WantedEnd(Struct):
 
 
 class DescribeEndsRequest(ApiMessage, key=10080, kind="request", versions="0", flexible="0+"):
-    """Where the records of partitions end that the broker leads."""
+    """Where the records of partitions end that the broker leads. ``hold_ms``: those that the lake has wholly take no
+    more for so long, because they are about to be deleted.
+    """
 
     partitions: list[WantedEnd] = array(WantedEnd)
+    hold_ms: int = int32(default=0, tag=0)
 
 
 class FoundEnd(Struct):
     """``end`` -1: it is not led there. ``newest_ms``: of the batch that has the record at the offset that was named, -1
-    if there is none.
+    if there is none. ``held_epoch``: under which leader epoch it takes nothing now, -1 if it does.
     """
 
     end: int = int64(default=-1)
     newest_ms: int = int64(default=-1)
+    held_epoch: int = int32(default=-1, tag=0)
 
 
 class DescribeEndsResponse(TableResponse, key=10080, kind="response", versions="0", flexible="0+"):

@@ -50,7 +50,7 @@ class LakeHandlers:
 
     async def ends(self, context: RequestContext, request: DescribeEndsRequest) -> DescribeEndsResponse:
         response = DescribeEndsResponse()
-        for end in self._subjects.describe_ends(request.partitions):
+        for end in self._subjects.describe_ends(request.partitions, request.hold_ms / 1000):
             response.partitions.append(end)
             await asyncio.sleep(0)  # there may be many
         return response

@@ -547,16 +547,23 @@ class Catalog:
         return self.definition(existing)
 
     async def drop_partition(
-        self, definition: TableDefinition, name: str, *, ignore_if_not_exists: bool
+        self,
+        definition: TableDefinition,
+        name: str,
+        *,
+        ignore_if_not_exists: bool,
+        only_while: Callable[[], bool] | None = None,
     ) -> None:
-        """Delete a partition, its rows and its log. Raises TableError(PARTITION_NOT_FOUND)."""
+        """Delete a partition, its rows and its log; `only_while` as of a topic. Raises TableError(PARTITION_NOT_FOUND),
+        KafkaError.
+        """
         check_partitioned(definition)
         path = definition.path.of_partition(name)
         topic = self.context.metadata.topic(path.topic)
         if topic is not None and is_partition(topic.config):
             self._definitions.pop(topic.topic_id, None)
             try:
-                await self.context.metadata.delete_topic(path.topic)
+                await self.context.metadata.delete_topic(path.topic, only_while)
             except KafkaError as error:
                 if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise

@@ -5,7 +5,8 @@ Rounds, offsets and leases are the subject's; its places are the buckets in whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 
 _ENDS_SECONDS = 5.0
 """A broker that takes longer is left out."""
+
+_HOLD_SECONDS = 60.0
+"""How long a partition that is about to be dropped takes nothing; longer than `_DROP_SECONDS` by more than a store may
+take to write, or a session lasts."""
+
+_DROP_SECONDS = 20.0
+"""How long after leaders were asked to hold it a drop may still begin."""
 
 Ends = Mapping[tuple[str, int], m.FoundEnd]
 """By topic and partition."""
@@ -76,9 +84,11 @@ class LakeSubjects:
         found += [of_topic(topic) for topic in topics if _is_plain(topic) and is_tiered_topic(topic.config)]
         return [each for each in found if each.enabled]
 
-    async def ends(self, subjects: Iterable[Subject]) -> Ends:
+    async def ends(
+        self, subjects: Iterable[Subject], partition_name: str | None = None, hold_seconds: float = 0.0
+    ) -> Ends:
         """Where the records of these end, by topic and partition, that other brokers lead; who does not answer is left
-        out. One request for each broker.
+        out. One request for each broker. Of one partition alone, if it is named; `hold_seconds` as in `hold`.
         """
         metadata = self._catalog.context.metadata
         if metadata.is_alone:
@@ -87,6 +97,8 @@ class LakeSubjects:
         for subject in subjects:
             offsets = self._lake.state(subject.table_id).offsets
             for place, partition in self.places(subject):
+                if partition_name is not None and not _is_of(place, partition_name):
+                    continue
                 leader = metadata.leader(partition.topic.name, partition.index)
                 if partition.closed and leader is not None:
                     asked = m.WantedEnd(
@@ -98,7 +110,7 @@ class LakeSubjects:
             try:
                 answer = await self._catalog.context.peers.ask(
                     broker_id,
-                    m.DescribeEndsRequest(partitions=all_asked),
+                    m.DescribeEndsRequest(partitions=all_asked, hold_ms=round(hold_seconds * 1000)),
                     m.DescribeEndsResponse,
                     channel="tables",
                     seconds=_ENDS_SECONDS,
@@ -111,8 +123,9 @@ class LakeSubjects:
                         found[each.topic, each.partition] = end
         return found
 
-    def describe_ends(self, wanted: Iterable[m.WantedEnd]) -> Iterator[m.FoundEnd]:
+    def describe_ends(self, wanted: Iterable[m.WantedEnd], hold_seconds: float = 0.0) -> Iterator[m.FoundEnd]:
         """What another broker asks by `ends`. A new leader says nothing before it knows what was published."""
+        seconds = min(hold_seconds, _HOLD_SECONDS)
         for each in wanted:
             partition = self._catalog.context.metadata.find_partition(each.topic, each.partition)
             if partition is None or partition.closed:
@@ -121,6 +134,9 @@ class LakeSubjects:
             end = _end(partition)
             if not partition.is_end_known:
                 yield m.FoundEnd()
+                continue
+            if seconds > 0:
+                yield m.FoundEnd(end=end, held_epoch=_hold(partition, each.offset, seconds))
                 continue
             newest_ms = _newest_ms(partition, each.offset) if end > each.offset else -1
             yield m.FoundEnd(end=end, newest_ms=newest_ms)
@@ -244,10 +260,10 @@ class LakeSubjects:
         if not definition.settings.datalake_enabled:
             return True
         assert definition.table_id is not None
-        others = await self.ends([of_table(definition)])
+        others = await self.ends([of_table(definition)], name)
         offsets = self._lake.state(definition.table_id).offsets
         for place, partition in self.places(of_table(definition)):
-            if not isinstance(place, PartitionBucket) or place.partition != name:
+            if not _is_of(place, name):
                 continue
             if partition.closed:
                 told = others.get((partition.topic.name, partition.index))
@@ -261,6 +277,41 @@ class LakeSubjects:
             if end > offsets.get(place, 0):
                 return False
         return True
+
+    async def hold(self, definition: TableDefinition, name: str) -> Callable[[], bool] | None:
+        """Have the partition `name` of a table take nothing more for a while, if the lake has all that it has, so that
+        it can be dropped: None if it must stay. What is given says whether that is still so; it has to be asked in the
+        step in which the partition is dropped. Of a table that is not tiered nothing is held.
+        """
+        if not await self.is_all_tiered(definition, name):
+            return None
+        if not definition.settings.datalake_enabled:
+            return lambda: True
+        assert definition.table_id is not None
+        metadata, loop = self._catalog.context.metadata, asyncio.get_running_loop()
+        latest = loop.time() + _DROP_SECONDS
+        others = await self.ends([of_table(definition)], name, _HOLD_SECONDS)
+        offsets = self._lake.state(definition.table_id).offsets
+        held: dict[tuple[str, int], int] = {}
+        for place, partition in self.places(of_table(definition)):
+            if not _is_of(place, name):
+                continue
+            key = (partition.topic.name, partition.index)
+            if partition.closed:
+                told = others.get(key)
+                held[key] = -1 if told is None else told.held_epoch
+            else:
+                held[key] = _hold(partition, offsets.get(place, 0), _HOLD_SECONDS)
+        if -1 in held.values():
+            return None
+
+        def is_held() -> bool:
+            states = {key: metadata.state(*key) for key in held}
+            return loop.time() < latest and all(
+                state is not None and state.leader_epoch == held[key] for key, state in states.items()
+            )
+
+        return is_held
 
 
 def of_table(definition: TableDefinition) -> Subject:
@@ -309,6 +360,22 @@ def _enabled(subject: Subject) -> Subject:
             f"{what} {subject.name} is not tiered: its option '{option}' is not 'true'",
         )
     return subject
+
+
+def _is_of(place: Place, name: str) -> bool:
+    """Whether it is a bucket of this partition of a table."""
+    return isinstance(place, PartitionBucket) and place.partition == name
+
+
+def _hold(partition: Partition, tiered: int, seconds: float) -> int:
+    """Hold a partition that is led here, unless it has more than the lake; the leader epoch, or -1."""
+    try:
+        if partition.log.log_end_offset > tiered:
+            return -1
+        partition.hold(seconds)
+    except KafkaError:
+        return -1
+    return partition.leader_epoch
 
 
 def _end(partition: Partition) -> int:

@@ -30,11 +30,13 @@ class Calendar:
         self,
         catalog: Catalog,
         context: BrokerContext,
-        may_go: Callable[[TableDefinition, str], Awaitable[bool]],
+        hold: Callable[[TableDefinition, str], Awaitable[Callable[[], bool] | None]],
     ) -> None:
-        """`may_go(table, name)`: whether a partition that is too old may be dropped: not before the lake has it."""
+        """`hold(table, name)`: have a partition that is too old take nothing more, so that it can be dropped; None
+        before the lake has it. What it gives says whether that is still so.
+        """
         self._catalog = catalog
-        self._may_go = may_go
+        self._hold = hold
         self._clock = context.clock
         self._interval_s: float = context.config["auto-partition.check.interval.ms"] / 1000
         self._looked_at: dict[UUID, tuple[TableDefinition, float]] = {}
@@ -67,12 +69,15 @@ class Calendar:
             names = self._catalog.partition_names(definition.path)
             plan = plan_partitions(definition, names, self._clock.time_ms(), self._catalog.max_partitions)
             for name in plan.drop:
-                if not await self._may_go(definition, name):
+                is_held = await self._hold(definition, name)
+                if is_held is None:
                     logger.info(
                         "partition %s of table %s is too old, but not in the lake", name, definition.path
                     )
                     continue
-                await self._catalog.drop_partition(definition, name, ignore_if_not_exists=True)
+                await self._catalog.drop_partition(
+                    definition, name, ignore_if_not_exists=True, only_while=is_held
+                )
                 logger.info("dropped partition %s of table %s: it is too old", name, definition.path)
             for name in plan.create:
                 await self._catalog.create_partition(definition, name, ignore_if_exists=True)

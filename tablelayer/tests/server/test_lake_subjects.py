@@ -11,7 +11,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import CreateTable, parse
-from tablelayer.tests.server.tables import Tables, tables
+from tablelayer.tests.server.tables import Tables, tables, until
 
 SQL = (
     "CREATE TABLE parts (dt STRING, id INT) PARTITIONED BY (dt)"
@@ -61,6 +61,44 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
         described = await send(all_tables, m.DescribeLakeRequest(table_id=table.table_id))
         assert [each.partition for each in described.ends] == ["b"]
         assert described.offsets == []
+
+
+async def test_a_partition_that_is_held_to_be_dropped_takes_nothing_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, other = (
+        build_batch([Record(None, b'{"dt": "%b", "id": 1}' % each, (), 1000)]) for each in (b"a", b"b")
+    )
+    async with tables(tmp_path) as all_tables:
+        (statement,) = parse(SQL)
+        assert isinstance(statement, CreateTable)
+        table = await all_tables.create_as(statement.definition)
+        subjects, metadata = all_tables.extension.lake_subjects, all_tables.broker.context.metadata
+        await send(all_tables, m.CreatePartitionRequest(table_id=table.table_id, name="a"))
+        (partition,) = metadata.partitions("default.parts.a")
+        with monkeypatch.context() as soon:
+            soon.setattr("tablelayer.server.lake.subjects._HOLD_SECONDS", 0.05)
+            assert await subjects.hold(table.definition, "a") is not None
+        await until(lambda: partition._held is None)  # what would drop it may have gone
+        assert (await all_tables.broker.produce("default.parts.a", row)).error_code == 0
+        assert await subjects.hold(table.definition, "a") is None, "the lake does not have it"
+        await send(all_tables, m.CreatePartitionRequest(table_id=table.table_id, name="b"))
+        is_held = await subjects.hold(table.definition, "b")
+        assert is_held is not None
+        refused = await all_tables.broker.produce("default.parts.b", other)
+        assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert metadata.partitions("default.parts.b")[0].high_watermark == 0
+        assert is_held()
+        with pytest.raises(KafkaError, match="b stays"):
+            await all_tables.extension.catalog.drop_partition(
+                table.definition, "b", ignore_if_not_exists=False, only_while=lambda: False
+            )
+        assert metadata.topic("default.parts.b") is not None
+        await all_tables.extension.catalog.drop_partition(
+            table.definition, "b", ignore_if_not_exists=False, only_while=is_held
+        )
+        assert metadata.topic("default.parts.b") is None
+        assert not is_held()
 
 
 async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tablelayer.model.errors import RowError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.evolution import changes_to_json
 from tablelayer.model.table.partitions import PartitionPlan, check_rows_of_partition, plan_partitions
+from tablelayer.server.lake.subjects import LakeSubjects
 from tablelayer.server.partitions import automatic as auto_partitions
 from tablelayer.tests.server.tables import MovableClock, Table, Tables, run, tables, until
 
@@ -389,6 +390,43 @@ async def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path, often:
         assert answer.error_code == 0, answer.error_message
         clock.waited_seconds += 61
         await has(table, ["20200102", "20231114"])
+
+
+async def test_a_row_that_comes_after_the_look_whether_the_lake_has_all_keeps_its_partition(
+    tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = MovableClock()
+    caplog.set_level("INFO", logger="headrace.tables")
+    config = {
+        "auto-partition.check.interval.ms": "60000",
+        "datalake.iceberg.warehouse": str(tmp_path / "lake"),
+    }
+    async with tables(tmp_path, config, clock=clock) as all_tables:
+        clock.ahead_ms = 1_700_000_000_000 - clock.time_ms()  # 2023-11-14
+        table = await create(
+            all_tables,
+            PK + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
+            " 'table.auto-partition.num-precreate' = '1', 'table.auto-partition.time-zone' = 'UTC',"
+            " 'table.datalake.enabled' = 'true')",
+        )
+        await has(table, ["20231114"])
+        assert (await add(table, "20200101")).error_code == 0
+        plain, answers = LakeSubjects.is_all_tiered, list[bool]()
+
+        async def look(subjects: LakeSubjects, definition: TableDefinition, name: str) -> bool:
+            answers.append(await plain(subjects, definition, name))
+            if answers == [True]:
+                assert (await produce(table, {"dt": name, "id": 1})).error_code == 0
+            return answers[-1]
+
+        monkeypatch.setattr(LakeSubjects, "is_all_tiered", look)
+        clock.waited_seconds += 61
+        said = "partition 20200101 of table default.t"
+        await until(lambda: said in caplog.text.replace(f"made {said}", ""))
+        assert f"{said} is too old, but not in the lake" in caplog.text
+        await has(table, ["20200101", "20231114"])
+        (partition,) = all_tables.broker.context.metadata.partitions("default.t.20200101")
+        assert partition.high_watermark == 1
 
 
 def test_r18_1_a_partition_takes_its_own_rows_alone() -> None:

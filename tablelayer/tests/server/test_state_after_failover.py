@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.testing.cluster import DirectCluster, direct_cluster
+from protocol.errors import ErrorCode
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -169,6 +170,41 @@ async def test_a_partition_that_is_too_old_stays_while_a_new_leader_does_not_kno
         await cluster.start(3 - own)
         await until(lambda: [end.end for end in subjects.describe_ends([asked])] == [3])
         assert not await subjects.is_all_tiered(table.definition, "a")
+
+
+async def test_a_partition_that_another_broker_leads_is_held_until_the_leader_is_another(
+    tmp_path: Path,
+) -> None:
+    definition = TableDefinition(
+        TablePath("default", "t"),
+        parse_columns("dt STRING, id INT"),
+        partition_keys=("dt",),
+        options={"table.replication.factor": "3", **TIERED},
+    )
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
+        table = await tables_at(cluster, 1).create_as(definition)
+        made = await send(table, m.CreatePartitionRequest(table_id=table.table_id, name="a"))
+        topic = f"{TOPIC}.a"
+        own = await in_sync(cluster, {1, 2, 3}, topic)
+        asking = next(each for each in (1, 2, 3) if each != own)
+        subjects = tables_at(cluster, asking).extension.lake_subjects
+        metadata = cluster.brokers[asking].context.metadata
+        is_held = await subjects.hold(table.definition, "a")
+        assert is_held is not None
+        assert is_held()
+        partition = Table(cluster.brokers[own], (await tables_at(cluster, own).open()).definition)
+        part = m.AppendRowsRequest(
+            table_id=made.partition_id, acks=-1, timeout_ms=5000,
+            buckets=[m.WriteBucket(bucket=0, batch=partition.batch([{"dt": "a", "id": 1}]))],
+        )  # fmt: skip
+        refused = (await send(partition, part)).buckets[0]
+        assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert "about to be deleted" in refused.error_message
+        epoch = metadata.state(topic, 0).leader_epoch
+        await cluster.stop(own)
+        await until(lambda: metadata.state(topic, 0).leader_epoch > epoch)
+        assert not is_held(), "the new leader holds nothing"
 
 
 async def test_what_is_kept_of_a_table_is_forgotten_by_the_broker_that_knows_that_it_is_gone(
