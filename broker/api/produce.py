@@ -401,7 +401,7 @@ class ProduceApi:
     def _check_in_sync(partition: Partition, acks: int) -> None:
         if acks != -1:
             return
-        needed = partition.log.config.min_insync_replicas
+        needed = partition.needed_in_sync
         if needed > partition.in_sync_count:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,

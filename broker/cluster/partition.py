@@ -76,6 +76,7 @@ class Partition:
 
     in_sync_count: ClassVar[int] = 1
     """How many replicas have everything that is published."""
+    replica_count: ClassVar[int] = 1
     is_end_known: ClassVar[bool] = True
     """Whether the high watermark is at least what any leader before may have shown."""
 
@@ -149,6 +150,11 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic.name}-{self.index} high watermark {self.high_watermark}>"
+
+    @property
+    def needed_in_sync(self) -> int:
+        """How many replicas acks=all needs: as many as `min.insync.replicas` says, and no more than there are."""
+        return min(self.log.config.min_insync_replicas, self.replica_count)
 
     @property
     def name(self) -> str:

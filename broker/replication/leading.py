@@ -201,6 +201,10 @@ class ReplicatedPartition(Partition):
         return self.progress.in_sync_count()
 
     @property
+    def replica_count(self) -> int:  # type: ignore[override]
+        return len(self.progress.state.replicas)
+
+    @property
     def is_fenced(self) -> bool:  # type: ignore[override]
         return self._fence is not None and self._fence.is_shut
 
@@ -273,7 +277,7 @@ class ReplicatedPartition(Partition):
             return await self._wait_durable(offset, timeout_ms)
         if not await self.wait_for_high_watermark(offset, timeout_ms, check):
             return False
-        needed = self.log.config.min_insync_replicas
+        needed = self.needed_in_sync
         if self.in_sync_count < needed:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,

@@ -91,12 +91,21 @@ async def test_what_is_refused_is_refused_with_kafkas_code(tmp_path, batch, opti
         assert broker.context.partition("t", 0).log.log_end_offset == 0
 
 
-async def test_acks_all_needs_the_replicas_that_the_topic_asks_for(tmp_path) -> None:
+async def test_acks_all_needs_the_replicas_that_the_topic_asks_for(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", min_insync_replicas="2")
+        monkeypatch.setattr(type(broker.context.partition("t", 0)), "replica_count", 3)
         assert (await broker.produce("t", [b"v"])).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert (await broker.produce("t", [b"v"], acks=1)).error_code == 0
         assert broker.context.partition("t", 0).log.log_end_offset == 1
+
+
+async def test_acks_all_needs_no_more_replicas_than_there_are(tmp_path) -> None:
+    """As Kafka has it since 3.7: a topic of one replica can be written to where two are to be in sync by default."""
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", min_insync_replicas="2")
+        assert (await broker.produce("t", [b"v"])).error_code == ErrorCode.NONE
+        assert (await broker.fetch("t", 0)).high_watermark == 1
 
 
 async def test_clients_cannot_write_to_the_brokers_own_topics(tmp_path) -> None:

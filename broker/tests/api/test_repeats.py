@@ -93,10 +93,11 @@ async def test_a_retry_of_an_idempotent_producer_gets_the_offset_of_the_first(tm
         assert answer.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-async def test_what_changes_of_the_topic_is_seen_by_the_next_request(tmp_path) -> None:
+async def test_what_changes_of_the_topic_is_seen_by_the_next_request(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
         metadata = broker.context.metadata
         await broker.create_topic("t")
+        monkeypatch.setattr(type(broker.context.partition("t", 0)), "replica_count", 3)
         await repeating(broker)
         await metadata.alter_config("t", {"min.insync.replicas": "2"})
         assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
@@ -123,9 +124,10 @@ async def test_a_request_of_another_version_is_answered_in_its_own(tmp_path) -> 
             assert answers(answer) == (0, 0, None, offset, 0)
 
 
-async def test_replicas_that_are_not_there_are_missing_at_each_request(tmp_path) -> None:
+async def test_replicas_that_are_not_there_are_missing_at_each_request(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", min_insync_replicas="2")
+        monkeypatch.setattr(type(broker.context.partition("t", 0)), "replica_count", 3)
         for _ in range(3):
             assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert broker.context.partition("t", 0).log.log_end_offset == 0

@@ -54,7 +54,7 @@ class Targets:
     def check_replicas(self, definition: TableDefinition, bucket: int) -> None:
         """R11: before the append."""
         partition = self._catalog.context.partition(definition.path.topic, bucket)
-        needed, there = partition.log.config.min_insync_replicas, partition.in_sync_count
+        needed, there = partition.needed_in_sync, partition.in_sync_count
         if there < needed:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,

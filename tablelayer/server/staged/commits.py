@@ -210,7 +210,7 @@ class StagedCommits:
         assert definition.table_id is not None
         hooks = self._bucket_of(*self._resolved(definition, place))
         await self._services.run(hooks.check_write, chunk)
-        needed = hooks.partition.log.config.min_insync_replicas
+        needed = hooks.partition.needed_in_sync
         if needed > hooks.partition.in_sync_count:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,

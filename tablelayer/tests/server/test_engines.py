@@ -536,9 +536,10 @@ async def test_r15_a_not_null_column_is_an_error(tmp_path: Path) -> None:
         assert answer.error_code == TableErrorCode.INVALID_TARGET_COLUMNS
 
 
-async def test_r15_inserting_counts_as_a_write(tmp_path: Path) -> None:
+async def test_r15_inserting_counts_as_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(KEYED)
+        monkeypatch.setattr(type(table.partition), "replica_count", 3)
         await all_tables.broker.context.metadata.alter_config("default.t", {"min.insync.replicas": "2"})
         with pytest.raises(AssertionError, match=r"min\.insync"):
             await lookup_insert(table, 1)

@@ -661,9 +661,12 @@ async def test_r11_all_waits_for_the_store_and_1_for_the_log_only(tmp_path: Path
         assert table.partition.high_watermark == 2
 
 
-async def test_r11_too_few_replicas_is_said_before_the_append(tmp_path: Path) -> None:
+async def test_r11_too_few_replicas_is_said_before_the_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)
+        monkeypatch.setattr(type(table.partition), "replica_count", 3)
         await all_tables.broker.context.metadata.alter_config("default.t", {"min.insync.replicas": "2"})
         await unchanged(table, table.put(("+", row(1))), ErrorCode.NOT_ENOUGH_REPLICAS, "min.insync")
 
