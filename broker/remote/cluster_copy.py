@@ -54,7 +54,8 @@ class ReplacedError(Exception):
 
 class ClusterImage(msgspec.Struct, frozen=True):
     """`layout`: of data directories, as the broker knows it that has written this. `controller_epoch`: of the
-    controller that has, -1 of a broker alone.
+    controller that has, -1 of a broker alone; `claim`: by which what is there was the writer's, 0 where that is not
+    told.
     """
 
     cluster_id: str
@@ -65,6 +66,12 @@ class ClusterImage(msgspec.Struct, frozen=True):
     layout: int = LAYOUT_VERSION
     version: int = OF_ONE
     controller_epoch: int = -1
+    claim: int = 0
+
+    @property
+    def right(self) -> tuple[int, int]:
+        """The higher one goes on."""
+        return self.claim, self.controller_epoch
 
     def encode(self) -> bytes:
         return gzip.compress(msgspec.json.encode(self), 1, mtime=0)
@@ -121,21 +128,28 @@ class ClusterCopy:
         self._time_ms = time_ms
         self._executor = executor
         self.claim: int | None = None
-        """The number by which this broker has what is there: that of its first; None before."""
-        self._number: int | None = None
+        """The number by which this broker has what is there; None before."""
+        self._number = 0
+        self._lowest = 0
+        """Of the numbers that may be there."""
+        self._has_removed = False
+        """What others had there before; then it has written something itself."""
         self._written: StoreImage | None = None
         self._changes = -1
 
     async def keep(self) -> None:
         """See that what is there is this broker's, and as it is now. Raises ReplacedError, OSError."""
         metadata, claim = await self._run(newest_numbers, self._files, self._cluster_id)
-        if self._number is None:
-            self._number = max(metadata, claim)
+        if self.claim is None:
+            number = max(metadata, claim) + 1
+            await self._run(make_claim, self._files, self._cluster_id, number, self._writer)
+            self.claim = self._lowest = number
+            self._number = number - 1
         else:
             # A listing may be behind, and the next one gone already.
             for number in sorted({self._number + 1, metadata}):
                 if number > self._number and await self._run(self._is_there, number):
-                    self._number = number  # this broker's own, if an answer was lost
+                    self._number = number
         changes = self._store.changes
         if changes == self._changes and self._written is not None:
             return
@@ -146,7 +160,7 @@ class ClusterCopy:
         self._changes = changes
 
     def _is_there(self, number: int) -> bool:
-        """Raises ReplacedError if it is another broker's."""
+        """Raises ReplacedError if it is of another broker that came later."""
         name = name_of(self._cluster_id, number)
         try:
             found = ClusterImage.decode(name, self._files.read(name))
@@ -155,31 +169,35 @@ class ClusterCopy:
         except ClusterCopyError as error:
             raise ReplacedError(str(error)) from error
         if found.writer != self._writer:
-            raise ReplacedError(f"{name} was written by another broker")
+            if not 0 < found.claim < (self.claim or 0):
+                raise ReplacedError(f"{name} was written by another broker")
+            self._written = None  # who had it before has not found out yet
         return True
 
     def _write(self, store: StoreImage) -> None:
-        assert self._number is not None
-        image = ClusterImage(self._cluster_id, self._broker_id, self._writer, self._time_ms(), store)
+        assert self.claim is not None
+        image = ClusterImage(
+            self._cluster_id, self._broker_id, self._writer, self._time_ms(), store, claim=self.claim
+        )
         data = image.encode()
         while True:
             number = self._number + 1
-            name = name_of(self._cluster_id, number)
             try:
-                self._files.put(name, data, create=True)
+                self._files.put(name_of(self._cluster_id, number), data, create=True)
             except FileExistsError:
-                if self._written is not None:
+                if self._has_removed:
                     self._is_there(number)
                 self._number = number  # of the life before, or one whose answer was lost
                 continue
             self._number = number
             break
-        if self.claim is None:
-            make_claim(self._files, self._cluster_id, number, self._writer)
-            self.claim = number
-        if number > 1:
-            with contextlib.suppress(OSError):
-                self._files.remove(name_of(self._cluster_id, number - 1))
+        if not self._has_removed:
+            remove_older(self._files, self._cluster_id, self.claim)
+            self._has_removed = True
+        with contextlib.suppress(OSError):  # what stays goes with the next one
+            for older in range(self._lowest, number):
+                self._files.remove(name_of(self._cluster_id, older))
+                self._lowest = older + 1
 
     async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
@@ -211,6 +229,12 @@ def make_claim(files: RemoteFiles, cluster_id: str, number: int, writer: str) ->
     OSError: another one is to be made then, of a higher number.
     """
     files.put(claim_name(cluster_id, number), msgspec.json.encode({"writer": writer}), create=True)
+
+
+def remove_older(files: RemoteFiles, cluster_id: str, number: int) -> None:
+    """Claims and metadata of lower numbers, once there are metadata of this one. What cannot be removed stays until
+    somebody else claims what is there. Blocking.
+    """
     with contextlib.suppress(OSError):
         for name in files.names(f"{FOLDER}/{cluster_id}"):
             short = name.rpartition("/")[2]

@@ -176,7 +176,7 @@ class RemoteLogManager:
                 writer=self._writer,
                 time_ms=ages.time_ms,
                 executor=self._copier,
-                controller_epoch=lambda: metadata.image.controller_epoch,
+                image=lambda: metadata.image,
             )
         self._counts: dict[str, Counts] = {}
         """By topic."""

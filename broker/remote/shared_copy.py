@@ -4,9 +4,10 @@ The controller writes it, whenever something of it has changed; of two that take
 of the later epoch goes on. All members look whether somebody else has gone on with what is there: a machine that was
 made of it (`bootstrap`), or another cluster.
 
-That is told by claims. A cluster makes its own once, when its first controller with remote storage writes: an object
-`claim-<n>.json`, then the node `/remote-claim` that says n. A claim of a higher number is somebody else's, who came
-later: from then on the cluster only reads.
+That is told by claims. A broker alone makes one at each start; a cluster makes its own once, when its first controller
+with remote storage writes: an object `claim-<n>.json`, then the node `/remote-claim` that says n. A claim of a higher
+number is somebody else's, who came later: from then on the cluster only reads. Who came before may write for a moment
+yet; what it writes says by which claim, and is passed over.
 
 Left out: who is alive and leads, and what is about a broker and not the cluster. What is kept of a partition are its
 replicas and its leader epoch.
@@ -17,6 +18,7 @@ On the event loop; what waits for the network, or takes as long as the metadata 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec.structs import replace
 
 from broker.cluster import tree
-from broker.cluster.image import NO_LEADER, STATES_PER_CHUNK, PartitionState
+from broker.cluster.image import NO_LEADER, STATES_PER_CHUNK, PartitionState, StatesChunk, TopicEntry
 from broker.cluster.store import StoreImage
 from broker.ports import CreateNode, NodeExistsError
 from broker.remote.cluster_copy import (
@@ -38,9 +40,11 @@ from broker.remote.cluster_copy import (
     make_claim,
     name_of,
     newest_numbers,
+    remove_older,
 )
 
 if TYPE_CHECKING:
+    from broker.cluster.image import ClusterImage as TopicsImage
     from broker.objects.files import RemoteFiles
     from broker.ports import CoordinationStore
 
@@ -48,21 +52,18 @@ Result = TypeVar("Result")
 
 CLAIM: Final = "/remote-claim"
 _LEFT_OUT: Final = frozenset(
-    ("/zookeeper", "/controller", "/brokers", "/changes", "/cluster", tree.DELETED, CLAIM)
+    ("/zookeeper", "/controller", "/brokers", "/changes", "/cluster", tree.TOPICS, tree.DELETED, CLAIM)
 )
 _CONFIGS: Final = "/broker-configs"
 _DEFAULT_CONFIGS: Final = f"{_CONFIGS}/default"
 _MINIMUM: Final = "min.insync.replicas"
 _READS: Final = 200
 """Requests to the store at a time."""
-_ATTEMPTS: Final = 3
 _TAKEN_MAX: Final = 64
 
 
 class SharedCopy:
-    """Of one member. `controller_epoch`: of this one, negative if another one is the controller; `executor`: where the
-    network is waited for.
-    """
+    """Of one member. `image`: the topics as the member knows them; `executor`: where the network is waited for."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class SharedCopy:
         writer: str,
         time_ms: Callable[[], int],
         executor: Executor,
-        controller_epoch: Callable[[], int],
+        image: Callable[[], TopicsImage],
     ) -> None:
         self._files = files
         self._store = store
@@ -83,25 +84,29 @@ class SharedCopy:
         self._writer = writer
         self._time_ms = time_ms
         self._executor = executor
-        self._controller_epoch = controller_epoch
+        self._image = image
         self.claim: int | None = None
         """The number by which the cluster has what is there; None before it is known."""
         self._epoch = -1
         self._number = 0
         self._written: StoreImage | None = None
-        self._changes: int | None = None
+        self._has_removed = False
+        """What others had there before."""
+        self._older: list[int] = []
+        """Numbers that are to be removed."""
+        self._changes: tuple[int, int] | None = None
 
     async def keep(self) -> None:
         """See that what is there is the cluster's, and, of the controller, as it is now. Raises ReplacedError, OSError,
         StoreError, StoreOutcomeUnknownError.
         """
         metadata, newest = await self._run(newest_numbers, self._files, self._cluster_id)
-        epoch = self._controller_epoch()
+        epoch = self._image().controller_epoch
         node = await self._store.get(CLAIM)
         if node is None:
             if epoch < 0:
                 return
-            own = await self._make_claim(max(metadata, newest) + 1)
+            own = newest = await self._make_claim(max(metadata, newest) + 1)
         else:
             own = int(json.loads(node.data)["number"])
         if newest > own:
@@ -124,14 +129,16 @@ class SharedCopy:
         if newest > self._number:
             if not await self._run(self._may_follow, newest):
                 return
+            self._older.append(self._number)
             self._number, self._written = newest, None
-        changes = self._store.changes
+        cluster = self._image()
+        changes = self._store.changes, cluster.version
         if self._written is not None and changes == self._changes:
             return
-        nodes = await self._read(epoch)
+        nodes = await self._read()
         if nodes is None:
             return
-        image = await self._run(_essentials, nodes)
+        image = await self._run(_essentials, nodes, cluster.topics)
         if image != self._written:
             if not await self._run(self._write, image):
                 return
@@ -139,10 +146,10 @@ class SharedCopy:
         self._changes = changes
 
     def _may_follow(self, number: int) -> bool:
-        """Whether what is there under a number was not written by a later controller."""
+        """Whether what is there under a number was not written by a later controller, nor by who came later."""
         name = name_of(self._cluster_id, number)
         try:
-            return ClusterImage.decode(name, self._files.read(name)).controller_epoch <= self._epoch
+            return ClusterImage.decode(name, self._files.read(name)).right <= (self.claim or 0, self._epoch)
         except FileNotFoundError:
             return True
         except ClusterCopyError as error:
@@ -158,6 +165,7 @@ class SharedCopy:
             store,
             version=OF_SEVERAL,
             controller_epoch=self._epoch,
+            claim=self.claim or 0,
         )
         data = image.encode()
         first = max(self._number + 1, self.claim or 0)
@@ -167,33 +175,25 @@ class SharedCopy:
             except FileExistsError:
                 if not self._may_follow(number):
                     return False
-                continue  # an earlier controller's, or this one's if an answer was lost
-            older, self._number = self._number, number
-            for gone in range(max(older, 1), number):
-                self._remove(gone)
+                self._older.append(number)  # an earlier controller's, or this one's if an answer was lost
+                continue
+            self._older.append(self._number)
+            self._number = number
+            self._remove_older()
             return True
         raise OSError(f"{name_of(self._cluster_id, first)} changes faster than it can be written")
 
-    def _remove(self, number: int) -> None:
-        try:
-            self._files.remove(name_of(self._cluster_id, number))
-        except OSError:
-            return  # the next claim removes it
+    def _remove_older(self) -> None:
+        if not self._has_removed:
+            remove_older(self._files, self._cluster_id, self.claim or 0)
+            self._has_removed = True
+        with contextlib.suppress(OSError):  # what stays goes with the next one
+            while self._older:
+                self._files.remove(name_of(self._cluster_id, self._older[-1]))
+                self._older.pop()
 
-    async def _read(self, epoch: int) -> dict[str, bytes] | None:
-        """All that is not left out, as of one moment as far as topics go; None if the store changes too fast, or has
-        another controller.
-        """
-        for _ in range(_ATTEMPTS):
-            before = await self._store.get_many([tree.CHANGES, tree.CONTROLLER_EPOCH])
-            if before[1] is None or int(before[1].data) != epoch:
-                return None
-            nodes = await self._read_nodes()
-            if await self._store.get_many([tree.CHANGES, tree.CONTROLLER_EPOCH]) == before:
-                return nodes
-        return None
-
-    async def _read_nodes(self) -> dict[str, bytes]:
+    async def _read(self) -> dict[str, bytes] | None:
+        """What is not of topics, and not left out; None if another broker is the controller."""
         nodes: dict[str, bytes] = {}
         level = [path for name in await self._store.children("/") if (path := f"/{name}") not in _LEFT_OUT]
         while level:
@@ -201,14 +201,13 @@ class SharedCopy:
             for path, node in zip(level, await self._store.get_many(level), strict=True):
                 if node is not None and not node.owner:
                     nodes[path] = node.data
-                    if not _is_chunk(path):
-                        parents.append(path)
+                    parents.append(path)
             level = []
             for first in range(0, len(parents), _READS):
                 some = parents[first : first + _READS]
                 names = await asyncio.gather(*map(self._store.children, some))
                 level += [f"{path}/{name}" for path, each in zip(some, names, strict=True) for name in each]
-        return nodes
+        return nodes if int(nodes.get(tree.CONTROLLER_EPOCH, b"-1")) == self._epoch else None
 
     async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
@@ -219,18 +218,19 @@ def _is_chunk(path: str) -> bool:
     return path.startswith(f"{tree.TOPICS}/") and path.count("/") == 4
 
 
-def _essentials(nodes: dict[str, bytes]) -> StoreImage:
+def _essentials(nodes: dict[str, bytes], topics: Mapping[str, TopicEntry]) -> StoreImage:
     """Without what comes and goes with brokers."""
-    kept = []
-    for path in sorted(nodes):
-        data = nodes[path]
-        if _is_chunk(path):
-            states = tree.decode_states(data)
-            data = tree.encode_states(
-                [PartitionState(each.replicas, NO_LEADER, each.leader_epoch, ()) for each in states]
-            )
-        kept.append((path, data, 0))
-    return StoreImage(tuple(kept), ())
+    kept = {**nodes, tree.TOPICS: b""}
+    for entry in topics.values():
+        for operation in tree.creation(replace(entry, chunks=tuple(map(_essential, entry.chunks)))):
+            assert isinstance(operation, CreateNode)
+            kept[operation.path] = operation.data
+    return StoreImage(tuple((path, kept[path], 0) for path in sorted(kept)), ())
+
+
+def _essential(chunk: StatesChunk) -> StatesChunk:
+    states = (PartitionState(each.replicas, NO_LEADER, each.leader_epoch, ()) for each in chunk.states)
+    return StatesChunk(0, tuple(states))
 
 
 def made_single(

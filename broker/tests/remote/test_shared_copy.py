@@ -131,15 +131,15 @@ async def test_the_controller_writes_and_only_what_has_changed(tmp_path: Path) -
         image = read_newest(files_of(tmp_path), id_of(cluster))
         assert {path for path, _, _ in image.store.nodes} >= {"/topics", f"/topics/{TOPIC}"}
         assert not [path for path, _, _ in image.store.nodes if path.startswith(("/brokers", "/cluster"))]
-        other = next(number for number, each in cluster.brokers.items() if each is not writer)
+        leader = await led(cluster)
+        other = next(number for number, each in cluster.brokers.items() if each not in (writer, leader))
         await cluster.stop(other)
         await led(cluster, set(cluster.brokers))
         for broker in cluster.brokers.values():
             await manager(broker).turn()
-        after = read_newest(files_of(tmp_path), id_of(cluster))
-        leads = writer.context.metadata.state(TOPIC, 0)
-        assert leads is not None
-        assert (after == image) == (leads.leader_epoch == 0), "written though no leader has changed"
+        assert read_newest(files_of(tmp_path), id_of(cluster)) == image, (
+            "written though only an ISR has changed"
+        )
         await writer.context.metadata.alter_config(
             TOPIC, {**writer.context.metadata.topic(TOPIC).config, "retention.ms": "7"}
         )
@@ -169,13 +169,14 @@ async def test_the_next_controller_goes_on_and_an_earlier_one_does_not(tmp_path:
         await manager(new).turn()
         written = read_newest(files_of(tmp_path), id_of(cluster))
         assert written.controller_epoch > epoch
-        copy._controller_epoch = lambda: epoch  # who has not heard of it
+        stale = replace(old.context.metadata.image, controller_epoch=epoch)
+        copy._image = lambda: stale  # who has not heard of it
         copy._changes = None
         names = there(tmp_path)
         await copy.keep()
         assert there(tmp_path) == names
         copy._number = 0
-        copy._read = lambda _: _as_read({"/mine": b"old"})
+        copy._read = lambda: _as_read({"/mine": b"old"})
         await copy.keep()
         assert there(tmp_path) == names
         copy._number = newest_numbers(files_of(tmp_path), id_of(cluster))[0] - 1
@@ -183,7 +184,7 @@ async def test_the_next_controller_goes_on_and_an_earlier_one_does_not(tmp_path:
         assert read_newest(files_of(tmp_path), id_of(cluster)) == written
 
 
-async def _as_read(nodes: dict[str, bytes]) -> dict[str, bytes]:
+async def _as_read(nodes: dict[str, bytes] | None) -> dict[str, bytes] | None:
     return nodes
 
 
@@ -238,6 +239,25 @@ async def test_a_store_that_fails_is_written_to_again(tmp_path: Path, modes: lis
         node = await broker.context.store.get(CLAIM)
         assert node is not None
         assert not manager(broker)._is_read_only
+
+
+async def test_a_claim_leaves_what_was_there_until_there_is_more(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, 1) as cluster:
+        await cluster.brokers[1].context.metadata.create_topic("t", 1, {})
+        copy = manager(cluster.brokers[1])._cluster
+        before = ClusterImage(id_of(cluster), 0, "before", 1, StoreImage((), ()))
+        files_of(tmp_path).put(cluster_copy.name_of(id_of(cluster), 4), before.encode())
+        read = copy._read
+        copy._read = lambda: _as_read(None)
+        await copy.keep()
+        assert copy.claim == 5
+        assert read_newest(files_of(tmp_path), id_of(cluster)) == before
+        copy._read = read
+        await copy.keep()
+        assert len(there(tmp_path)) == 2
+        assert "/topics/t" in {
+            path for path, _, _ in read_newest(files_of(tmp_path), id_of(cluster)).store.nodes
+        }
 
 
 async def test_two_who_claim_at_a_time(tmp_path: Path) -> None:
@@ -310,3 +330,73 @@ async def test_the_old_server_finds_out_after_several_changes(tmp_path: Path) ->
             await manager(old).turn()
             assert manager(old)._is_read_only
             assert not manager(new)._is_read_only
+
+
+async def test_a_topic_that_is_heard_of_late_is_copied(tmp_path: Path) -> None:
+    """The store has answered with a change, and the image is not there yet."""
+    async with cluster_of(tmp_path, 1) as cluster:
+        broker = cluster.brokers[1]
+        copy = manager(broker)._cluster
+        before = broker.context.metadata.image
+        await broker.context.metadata.create_topic("t", 1, {})
+        image = copy._image
+        copy._image = lambda: before
+        await copy.keep()
+        await copy.keep()
+        copy._image = image
+        await copy.keep()
+        found = read_newest(files_of(tmp_path), id_of(cluster)).store.nodes
+        assert "/topics/t" in {path for path, _, _ in found}
+
+
+@pytest.mark.parametrize("late", ["before", "after"])
+async def test_what_a_replaced_cluster_still_writes_stops_nobody(tmp_path: Path, late: str) -> None:
+    """It has looked for claims already when the new machine makes its own."""
+    async with cluster_of(tmp_path, 1) as cluster:
+        await manager(cluster.brokers[1]).turn()
+        old = manager(cluster.brokers[1])._cluster
+        restored(tmp_path, "new")
+        async with alone(tmp_path, "new") as made:
+            if late == "before":
+                await manager(made).turn()
+                newest, _ = newest_numbers(files_of(tmp_path), id_of(cluster))
+                assert not old._write(StoreImage((), ())), "it went on behind who came later"
+                image = ClusterImage(
+                    id_of(cluster),
+                    1,
+                    "w",
+                    1,
+                    StoreImage((), ()),
+                    version=2,
+                    controller_epoch=9,
+                    claim=old.claim,
+                )
+                files_of(tmp_path).put(cluster_copy.name_of(id_of(cluster), newest + 1), image.encode())
+            else:
+                assert old._write(StoreImage((), ()))
+            await made.create_topic("t")
+            await manager(made).turn()
+            assert not manager(made)._is_read_only
+            image = read_newest(files_of(tmp_path), id_of(cluster))
+            assert "/topics/t" in {path for path, _, _ in image.store.nodes}
+            await manager(cluster.brokers[1]).turn()
+            assert manager(cluster.brokers[1])._is_read_only
+            assert len(there(tmp_path)) == 2
+
+
+async def test_a_new_cluster_goes_on_whatever_the_epochs_of_the_old_one_are(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, 1) as cluster:
+        broker = cluster.brokers[1]
+        old = ClusterImage(
+            id_of(cluster), 1, "w", 1, StoreImage((), ()), version=2, controller_epoch=99, claim=1
+        )
+        files_of(tmp_path).put(cluster_copy.name_of(id_of(cluster), 1), old.encode())
+        cluster_copy.make_claim(files_of(tmp_path), id_of(cluster), 1, "w")
+        await manager(broker).turn()
+        assert manager(broker)._cluster.claim == 2
+        files_of(tmp_path).put(cluster_copy.name_of(id_of(cluster), 3), old.encode())
+        await broker.context.metadata.create_topic("t", 1, {})
+        await manager(broker).turn()
+        image = read_newest(files_of(tmp_path), id_of(cluster))
+        assert "/topics/t" in {path for path, _, _ in image.store.nodes}
+        assert len(there(tmp_path)) == 2
