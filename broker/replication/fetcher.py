@@ -92,7 +92,8 @@ class Fetcher:
         self._clock = clock
         self._vouched = Vouched()
         self._told_of: dict[Follower, int] = {}
-        """High watermarks that the leader and this broker know, for which `_vouched` does not hold yet."""
+        """High watermarks that the leader and this broker know, for which `_vouched` does not hold yet. With each
+        answer it holds for some more of them."""
         self._asking: Asking[Follower] = Asking()
         self._asked_of: dict[Follower, int] = {}
         """High watermarks that the request under way has told."""
@@ -342,7 +343,7 @@ class Fetcher:
             if each is not None and (before := each.safe_time.untold()) >= 0:
                 told_of[each] = before
         self._vouched.at = sent_at
-        for follower, high_watermark in list(told_of.items()):
+        for follower, high_watermark in list(itertools.islice(told_of.items(), NAMED_MAX)):
             if follower not in doubted and self._asking.epoch_of(follower) == follower.state.leader_epoch:
                 follower.safe_time.told(high_watermark, self._vouched)
                 del told_of[follower]
