@@ -37,6 +37,7 @@ from protocol.messages.fetch import (
 )
 
 LEADER, SELF = 1, 2
+OFTEN = {"replica.fetch.wait.max.ms": "20"}
 STATE = PartitionState((LEADER, SELF), LEADER, 9, (LEADER, SELF))
 
 
@@ -297,7 +298,7 @@ def follower_at(cluster: DirectCluster, node_id: int) -> Follower:
 async def test_a_leader_vouches_for_those_in_sync_with_it_while_it_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with direct_cluster(tmp_path, 3) as cluster:
+    async with direct_cluster(tmp_path, 3, config=OFTEN) as cluster:
         await create(cluster.brokers[1])
         broker = await led(cluster, {1, 2, 3})
         metadata = broker.context.metadata

@@ -32,6 +32,7 @@ from tablelayer.tests.server.test_replicated_tables import (
 
 __all__ = ["impatience"]
 LONG_MS = 1 << 30
+OFTEN = {"replica.fetch.wait.max.ms": "20"}
 
 
 def at_most(table: Table, key: int, staleness_ms: int) -> m.LookupRequest:
@@ -66,7 +67,7 @@ def knows_its_time(cluster: DirectCluster, node_id: int, offset: int) -> bool:
 async def test_a_follower_answers_who_takes_it_and_says_how_stale_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+    async with direct_cluster(tmp_path, 3, extensions, config=OFTEN) as cluster:
         columns = "a INT, k INT, v INT, PRIMARY KEY (a, k)"
         table = await led(cluster, await created(cluster, columns, bucket_key=("a",)), {1, 2, 3})
         leader = state_of(cluster).leader
@@ -135,7 +136,7 @@ async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
     acknowledged: list[tuple[float, int]] = []
     bounds: list[int] = []
 
-    async with direct_cluster(tmp_path, 3, extensions) as cluster, AsyncExitStack() as held:
+    async with direct_cluster(tmp_path, 3, extensions, config=OFTEN) as cluster, AsyncExitStack() as held:
         may_apply.set()
         made = await created(cluster, "k INT, v INT, PRIMARY KEY (k)")
         table = await led(cluster, made, {1, 2, 3})
