@@ -65,6 +65,9 @@ def one_writer() -> None:
     """From here on this process saves a kernel only while no other one with this rule saves one into its folder, and
     what was left of older sources under the number that it takes is gone before the index names it. Imports numba.
     """
+    # The whole of it first: who begins with a part holds that part's lock while it waits for the whole, and another
+    # thread that imports the whole is given the part half made then.
+    import numba  # noqa: F401
     from numba.core.caching import IndexDataCacheFile
 
     save = IndexDataCacheFile.save

@@ -163,7 +163,7 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     assert java.try_run("TopicCommand", *at, "--create", "--topic", made).code != 0
     java.run("TopicCommand", *at, "--alter", "--topic", made, "--partitions", "4")
     described = java.run("TopicCommand", *at, "--describe", "--topic", made)
-    assert described.count("Leader: 0") == 4
+    assert len(re.findall(r"Leader: \d", described)) == 4
     assert made in java.run("TopicCommand", *at, "--list")
     java.run("TopicCommand", *at, "--delete", "--topic", made)
     assert made not in java.run("TopicCommand", *at, "--list")

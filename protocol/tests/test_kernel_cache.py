@@ -105,3 +105,43 @@ def test_two_that_save_kernels_of_one_function_at_a_time_keep_both(tmp_path: Pat
     for each in (first, second):
         assert each.load("for ints") == "code for ints"
         assert each.load("for floats") == "code for floats"
+
+
+IN_BETWEEN = """
+import builtins, sys, threading, time
+
+failures = []
+
+def begin():
+    try:
+        from protocol.kernel_cache import one_writer
+        one_writer()
+    except BaseException as error:
+        failures.append(error)
+
+def waits():
+    frame = sys._current_frames().get(other.ident)
+    return frame is not None and frame.f_code.co_name == "acquire"
+
+def between(name, *arguments, importing=builtins.__import__, **named):
+    if name.startswith("numba.") and threading.current_thread() is threading.main_thread():
+        builtins.__import__ = importing
+        other.start()
+        while other.is_alive() and not waits():
+            time.sleep(0.01)
+    return importing(name, *arguments, **named)
+
+other = threading.Thread(target=begin)
+builtins.__import__ = between
+import numba
+other.join()
+sys.exit(repr(failures) if failures else 0)
+"""
+
+
+def test_one_writer_may_come_while_another_thread_imports_numba() -> None:
+    """A server does so: it warms up in one thread while the first request of a table is carried out in another."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_BETWEEN], capture_output=True, text=True, cwd=ROOT, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
