@@ -96,6 +96,13 @@ async def test_a_follower_answers_who_takes_it_and_says_how_stale_that_is(
         for more in ({"staleness_ms_max": -1}, {"staleness_ms_max": LONG_MS, "insert_if_absent": True}):
             refused = await ask(other, timeout_ms=1000, **more)
             assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        before = m.LookupRequest(table_id=table.table_id, buckets=[part], staleness_ms_max=LONG_MS)
+        refused = (await cluster.brokers[other].send(before, 2)).buckets[0]
+        assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER, (
+            "clients that do not know of it hear no news"
+        )
+        led_answer = (await cluster.brokers[leader].send(before, 2)).buckets[0]
+        assert (bytes(led_answer.found), led_answer.staleness_ms) == (b"\1\0", 0)
         refused = await ask(other, 0)
         assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert "at most 0 are asked for" in refused.error_message
