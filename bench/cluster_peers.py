@@ -19,8 +19,9 @@ from typing import Final, TypeVar
 from bench import raw
 from bench.kafka_peer import format_folder, server_command
 from bench.peers import HEADRACE, KAFKA
-from bench.processes import Server, accepts, answers_metadata, free_port, start
+from bench.processes import Server, accepts, answers_metadata, start
 from broker.cluster.stores import zookeeper_server
+from broker.testing.ports import free_port
 from protocol.headers import decode_response_header
 from protocol.messages.create_topics import (
     CreatableReplicaAssignment,

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.maven import COMPLETE, cache_root, fetch, java
-from bench.processes import Server, accepts, free_port, start
+from bench.processes import Server, accepts, start
+from broker.testing.ports import free_port
 
 FLUSS = "Apache Fluss"
 FLUSS_VERSION = "0.9.1-incubating"

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.kafka_peer import start_kafka
-from bench.processes import Server, free_port, start
+from bench.processes import Server, start
 from bench.tls import write_certificates
+from broker.testing.ports import free_port
 
 KAFKA, HEADRACE = "Apache Kafka", "Headrace"
 

@@ -18,13 +18,6 @@ from pathlib import Path
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def answers_metadata(port: int, timeout: float = 1.0, brokers: int = 1) -> bool:
     """True when a Metadata v1 request with an empty topic list is answered with at least so many brokers."""
     client = b"bench"

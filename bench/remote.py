@@ -17,8 +17,9 @@ from pathlib import Path
 from bench.kafka_peer import start_kafka, tiering_jars
 from bench.maven import java
 from bench.peers import HEADRACE, KAFKA
-from bench.processes import Server, free_port, start
+from bench.processes import Server, start
 from bench.report import Goal, Samples
+from broker.testing.ports import free_port
 
 BYTES = 256 << 20
 VALUE = b"x" * 1000

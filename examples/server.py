@@ -68,15 +68,20 @@ def start(*words: str, config: Path | None = None) -> subprocess.Popen[str]:
 
 
 def free_port(preferred: int = DEFAULT_PORT) -> int:
-    """`preferred` if nobody listens on it, else one that the system gives."""
+    """`preferred` if nobody listens on it, else one that the system gives. Nobody else is given it until this process
+    ends: a socket that never listens is bound to it, and a server that sets SO_REUSEADDR may listen beside that.
+    """
     for port in (preferred, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
+        keeper = socket.socket()
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            keeper.bind(("127.0.0.1", port))
+        except OSError:
+            keeper.close()
+            continue
+        found: int = keeper.getsockname()[1]
+        keeper.detach()
+        return found
     raise StepFailedError("there is no free port on 127.0.0.1")
 
 
