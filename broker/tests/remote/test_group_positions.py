@@ -39,6 +39,12 @@ from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 
 WAIT_SECONDS = 60
+NOT_YET = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+}
+"""While the groups are loaded, or their leader waits for its lease."""
 
 
 async def settled(made: DirectBroker, request: Any, version: int | None = None) -> Any:
@@ -47,7 +53,7 @@ async def settled(made: DirectBroker, request: Any, version: int | None = None) 
         while True:
             answer = await made.send(request, version)
             codes = {each.error_code for each in getattr(answer, "groups", [answer])}
-            if not codes & {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE}:
+            if not codes & NOT_YET:
                 return answer
             await asyncio.sleep(0.01)
 
@@ -62,7 +68,7 @@ async def commit(
             codes = {partition.error_code for topic in answer.topics for partition in topic.partitions}
             if codes == {0}:
                 return
-            assert codes == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+            assert codes <= NOT_YET
             await asyncio.sleep(0.01)
 
 
