@@ -11,7 +11,9 @@ from typing import get_args
 
 import kio.index
 from kio.schema.errors import ErrorCode as KioErrorCode
+from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
+from kio.static.constants import EntityType
 
 from protocol.fields import NIL_UUID
 from protocol.schema import Struct
@@ -20,15 +22,17 @@ from protocol.tests.wire.values import API_PAIRS, carried, with_any_values
 
 def kio_class(kind, version):
     load = kio.index.load_request_schema if kind.KIND == "request" else kio.index.load_response_schema
-    try:
-        return load(kind.API_KEY, version)
-    except (kio.index.UnknownEntity, kio.index.UnknownAPIKey):
-        return None
+    return load(kind.API_KEY, version)
+
+
+def kio_knows(kind, version):
+    """Without loading it: collecting the tests needs no class."""
+    return EntityType[kind.KIND] in schema_name_map.get(api_key_map.get(kind.API_KEY), {}).get(version, {})
 
 
 KIO_SKIPPED: dict[tuple[str, int], str] = {}
 KIO_PAIRS = [
-    pair for pair in API_PAIRS if kio_class(*pair) and (pair[0].__name__, pair[1]) not in KIO_SKIPPED
+    pair for pair in API_PAIRS if kio_knows(*pair) and (pair[0].__name__, pair[1]) not in KIO_SKIPPED
 ]
 
 
