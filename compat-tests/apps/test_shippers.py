@@ -65,7 +65,7 @@ TELEGRAF_CONFIG = """
   metric_buffer_limit = 100000
   omit_hostname = true
 [[inputs.kafka_consumer]]
-  brokers = ["{server}"]
+  brokers = ["{servers}"]
   topics = ["readings"]
   kafka_version = "4.0.0"
   consumer_group = "telegraf"
@@ -73,7 +73,7 @@ TELEGRAF_CONFIG = """
   max_undelivered_messages = 2000
   data_format = "influx"
 [[outputs.kafka]]
-  brokers = ["{server}"]
+  brokers = ["{servers}"]
   topic = "default.readings"
   version = "4.0.0"
   required_acks = -1
@@ -174,7 +174,8 @@ def test_telegraf_reads_a_topic_and_fills_a_table_while_the_server_is_killed(
                 "CREATE TABLE readings (timestamp BIGINT, name STRING, tags ROW<room STRING>,"
                 " fields ROW<n BIGINT, value DOUBLE>, PRIMARY KEY (timestamp) NOT ENFORCED)"
             )
-        (tmp_path / "telegraf.conf").write_text(TELEGRAF_CONFIG.format(server=own_server.address))
+        servers = own_server.address.replace(",", '", "')
+        (tmp_path / "telegraf.conf").write_text(TELEGRAF_CONFIG.format(servers=servers))
 
         def write(numbers: range) -> None:
             from confluent_kafka import Producer
