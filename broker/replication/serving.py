@@ -111,9 +111,11 @@ class FollowerFetches:
                 session.unheard(partition)
 
     def doubted(self, partition: ReplicatedPartition) -> None:
-        """Whether it can be vouched for (`vouches_for`) may have changed."""
-        for broker in partition.progress.replicas:
-            for session in self._sessions.get(broker, ()):
+        """Whether it can be vouched for (`vouches_for`) may have changed, for brokers that were replicas too: these may
+        not have heard yet that they are none, and are told nothing more of it.
+        """
+        for sessions in self._sessions.values():
+            for session in sessions:
                 session.look_for_doubt(partition)
 
     def _brokers_changed(self) -> None:
@@ -320,6 +322,8 @@ class _Session:
     def weigh(self, entry: _Entry) -> None:
         partition = entry.partition
         if partition.leader_epoch == entry.asked.current_leader_epoch and partition.vouches_for(self.broker):
+            if entry in self.doubted and entry.has_news():
+                self.news[entry] = None
             self.doubted.pop(entry, None)
         else:
             self.doubted[entry] = None

@@ -352,3 +352,24 @@ async def test_a_leader_vouches_for_those_in_sync_with_it_while_it_leads(
         await partition.close()
         assert not partition.vouches_for(one)
         assert session.doubted, "another broker is about to lead"
+
+
+async def test_who_is_no_replica_any_more_is_not_vouched_for_though_it_asks(tmp_path: Path) -> None:
+    """It has not heard yet that it is none, and the leader does not tell it what is appended."""
+    async with direct_cluster(tmp_path, 3, config=OFTEN) as cluster:
+        await create(cluster.brokers[1])
+        broker = await led(cluster, {1, 2, 3})
+        partition: Any = broker.context.metadata.partition(TOPIC, 0)
+        state = partition.state
+        one, other = sorted({1, 2, 3} - {state.leader})
+        sessions_of = partition._leading.fetches._kept
+        await produce(broker, [b"a"])
+        await until(lambda: one in sessions_of and not sessions_of[one].doubted and not sessions_of[one].news)
+        without = (state.leader, other)
+        partition.follow(replace(state, replicas=without, isr=without))
+        assert sessions_of[one].doubted
+        assert not sessions_of[other].doubted
+        await produce(broker, [b"b"])
+        assert sessions_of[one].doubted
+        partition.follow(state)
+        assert sessions_of[one].news, "nobody has told it of what was published meanwhile"
