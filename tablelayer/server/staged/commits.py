@@ -715,8 +715,8 @@ class StagedCommits:
         await self._services.run(self._touch, self._area.path(table_id, writer, batch_id, "", 0).parent)
 
     def _touch(self, folder: Path) -> None:
-        self._area.touch(folder)  # first: what looks at the disk from here on sees it
-        self._space.touch(folder)
+        self._area.mark_used(folder)  # first: what looks at the disk from here on sees it
+        self._space.mark_used(folder)
 
     # -- in the background ---------------------------------------------------------------------------------
 

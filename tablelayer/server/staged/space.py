@@ -159,7 +159,7 @@ class StagedSpace:
         self._clients = {folder: self._clients[folder] for folder in found if folder in self._clients}
         self._looked_at = self._clock.monotonic()
 
-    def touch(self, folder: Path) -> None:
+    def mark_used(self, folder: Path) -> None:
         """The batch is about to be committed: it is not idle."""
         with self._lock:
             batch = self._batches.get(folder)

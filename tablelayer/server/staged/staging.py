@@ -268,7 +268,7 @@ class StagingArea:
                 self._tails[path] = found
         return found
 
-    def touch(self, folder: Path) -> None:
+    def mark_used(self, folder: Path) -> None:
         """A batch, by its folder, is about to be committed: `drop_abandoned` leaves it."""
         with self._folders:
             for name in self.disk.names(folder):

@@ -26,7 +26,7 @@ def test_threads_that_come_at_the_same_time_have_one_connection_and_leave_no_oth
 ) -> None:
     both, made = threading.Barrier(2, timeout=60), list[Made]()
 
-    def connect(_: Any) -> Made:
+    def connect(*_: Any) -> Made:
         both.wait()
         made.append(Made())
         return made[-1]
