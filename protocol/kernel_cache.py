@@ -9,6 +9,10 @@ A cache is code that is run: the folder is one that nobody else may write.
 `one_writer` has processes that share a cache write it one after the other. numba numbers the files of a function by
 what its index says, so two that compile it for different arguments at a time may leave one's code under the other's
 entry.
+
+`giving_way` is for who compiles what nobody has asked for yet. numba compiles or loads one kernel at a time, and who
+waits for that has no place in a queue: without it each of the several that a request needs may wait for one that nobody
+needs, or for more.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +38,11 @@ FOLDER: Final = "compiled-kernels"
 _LOCK: Final = "kernels.lock"
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _PACKAGES: Final = ("protocol", "broker", "tablelayer")
+_PAUSE_SECONDS: Final = 0.005
+_PAUSES_MAX: Final = 2000
+"""For one turn of others: no more is waited for who was counted and is gone."""
+_QUIET_SECONDS: Final = 0.05
+"""After the turn of another thread: its next kernel is asked for by then."""
 
 
 def keep_kernels(folder: Path | None = None) -> Path | None:
@@ -85,6 +96,41 @@ def one_writer() -> None:
             save(self, key, data)
 
     IndexDataCacheFile.save = alone
+
+
+@contextlib.contextmanager
+def giving_way() -> Iterator[None]:
+    """While it lasts, the calling thread begins no kernel, to be compiled or loaded, before other threads that wait for
+    theirs have had them, one after the other. Imports numba.
+    """
+    import numba  # noqa: F401
+    from numba.core import event
+    from numba.core.compiler_lock import global_compiler_lock
+
+    own = threading.get_ident()
+
+    class Turns(event.Listener):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.others: set[int] = set()
+            self.quiet_at = 0.0
+
+        def on_start(self, _: object) -> None:
+            if (thread := threading.get_ident()) != own:
+                self.others.add(thread)
+
+        def on_end(self, _: object) -> None:
+            if (thread := threading.get_ident()) != own:
+                self.quiet_at = time.monotonic() + _QUIET_SECONDS
+                self.others.discard(thread)
+            elif not global_compiler_lock.is_locked():  # it was not a part of a kernel that is not done yet
+                for _ in range(_PAUSES_MAX):
+                    if not self.others and time.monotonic() >= self.quiet_at:
+                        return
+                    time.sleep(_PAUSE_SECONDS)
+                self.others.clear()
+
+    with event.install_listener("numba:compiler_lock", Turns()):
+        yield
 
 
 @contextlib.contextmanager

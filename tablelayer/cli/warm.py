@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from importlib import import_module
 from time import perf_counter
 
-from protocol.kernel_cache import one_writer
+from protocol.kernel_cache import giving_way, one_writer
 
-#: Modules that have kernels, each with a `warm()`.
+#: Modules that have kernels, each with a `warm()`. What every write, lookup and scan of a table needs comes first: a
+#: server that was killed while it compiled the others has it again at once.
 KERNEL_MODULES = (
+    "tablelayer.model.rows.keys",
+    "tablelayer.model.rows.stored",
+    "tablelayer.server.stored_message",
+    "tablelayer.server.merge.aggregation",
     "protocol.records.decode",
     "protocol.records.encode",
     "protocol.records.gather",
     "broker.log.scan_kernels",
-    "tablelayer.model.rows.keys",
-    "tablelayer.model.rows.stored",
     "tablelayer.model.table.buckets",
     "tablelayer.model.filters.literals",
     "tablelayer.model.json.rows",
@@ -24,15 +27,16 @@ KERNEL_MODULES = (
     "tablelayer.model.json.debezium_values",
     "tablelayer.model.avro.write",
     "tablelayer.model.avro.read",
-    "tablelayer.server.stored_message",
-    "tablelayer.server.merge.aggregation",
 )
 
 
 def warm_up() -> Iterator[tuple[str, float]]:
-    """Warm the modules one after the other; yields each one's name and seconds."""
+    """Warm the modules one after the other; yields each one's name and seconds. Whoever needs a kernel meanwhile does
+    not wait for more than one of them. From one thread.
+    """
     one_writer()
-    for name in KERNEL_MODULES:
-        started = perf_counter()
-        import_module(name).warm()
-        yield name, perf_counter() - started
+    with giving_way():
+        for name in KERNEL_MODULES:
+            started = perf_counter()
+            import_module(name).warm()
+            yield name, perf_counter() - started

@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import math
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -309,6 +311,61 @@ def test_every_module_with_kernels_is_warmed_up(headrace):
     }
     assert set(KERNEL_MODULES) == found
     assert headrace("warm-up").exit_code == 0
+
+
+def test_what_every_table_needs_is_warmed_up_before_formats():
+    """A server that is killed again and again while it compiles has what lookups need each time it is back."""
+    from tablelayer.cli.warm import KERNEL_MODULES
+
+    formats = [
+        name for name in KERNEL_MODULES if name.startswith(("tablelayer.model.json", "tablelayer.model.avro"))
+    ]
+    assert formats
+    assert list(KERNEL_MODULES[-len(formats) :]) == formats
+
+
+def test_who_needs_kernels_while_others_are_warmed_up_has_them_next(monkeypatch):
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.event import Listener, install_listener
+
+    from tablelayer.cli import warm
+
+    waits, never, order = threading.Event(), threading.Event(), []
+
+    class Told(Listener):
+        def on_start(self, _):
+            if threading.current_thread() is other:
+                waits.set()
+                never.wait(0.2)  # as one that wakes up slowly
+
+        def on_end(self, _):
+            """Nobody asks."""
+
+    def request():
+        for _ in range(2):
+            with global_compiler_lock:
+                order.append("request")
+            never.wait(0.1)
+
+    def kernel():
+        with global_compiler_lock:
+            with global_compiler_lock, install_listener("numba:compiler_lock", Told()):  # one that it calls
+                if not order:
+                    other.start()
+                    assert waits.wait(60)
+            order.append("kernel")
+
+    def now():
+        """A request's kernels follow each other at once."""
+        return 0.0 if other.is_alive() else math.inf
+
+    other = threading.Thread(target=request)
+    monkeypatch.setattr("protocol.kernel_cache.time", SimpleNamespace(monotonic=now, sleep=time.sleep))
+    monkeypatch.setattr(warm, "KERNEL_MODULES", ("first", "second"))
+    monkeypatch.setattr(warm, "import_module", lambda _: SimpleNamespace(warm=kernel))
+    assert [name for name, _ in warm.warm_up()] == ["first", "second"]
+    other.join()
+    assert order == ["kernel", "request", "request", "kernel"]
 
 
 def test_rates_of_new_and_remade_topics():
