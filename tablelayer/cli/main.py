@@ -480,9 +480,12 @@ def restore(
         restore_from_remote(from_remote, data, cluster_id)
 
 
-@app.command("warm-up", hidden=True)
+@app.command("warm-up")
 def warm_up() -> None:
-    """Compile all kernels now and keep the result, so that nothing has to be compiled later."""
+    """Compile all kernels now, once after an installation, so that no server or request has to wait for it.
+
+    They are kept in numba's cache of this user (NUMBA_CACHE_DIR), for this kind of CPU: half a minute, then half a second.
+    """
     from tablelayer.cli.warm import warm_up as warm_all
 
     for name, seconds in warm_all():
