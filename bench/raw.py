@@ -35,6 +35,8 @@ from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage
 
 PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION = 11, 12, 7, 9
+NEW_TOPIC_SECONDS = 10.0
+"""Until a topic that was just made is known where it is led."""
 LATEST = -1
 _LENGTH = struct.Struct(">i")
 
@@ -289,7 +291,7 @@ def produce(
 ) -> Load:
     """The same batch from every connection, its partition by turns. What was written is checked."""
     data = batch(records, size)
-    before = end_offsets(server, topic, range(partitions))
+    before = end_offsets(server, topic, range(partitions), NEW_TOPIC_SECONDS)
     sources: list[Iterable[bytes]] = [
         again(produce_frame(topic, [number % partitions], data)) for number in range(connections)
     ]
