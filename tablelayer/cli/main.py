@@ -484,7 +484,7 @@ def restore(
 def warm_up() -> None:
     """Compile all kernels now, once after an installation, so that no server or request has to wait for it.
 
-    They are kept in numba's cache of this user (NUMBA_CACHE_DIR), for this kind of CPU: half a minute, then half a second.
+    They are kept in numba's cache of this user (NUMBA_CACHE_DIR), for this kind of CPU.
     """
     from tablelayer.cli.warm import warm_up as warm_all
 
