@@ -202,6 +202,11 @@ class Disk(Protocol):
         holds something: OSError.
         """
 
+    def rename_new(self, old: Path, new: Path) -> None:
+        """A file, within its directory. Raises FileExistsError if there is something under the new name; of several
+        processes that do it at a time one does, where the file system has hard links.
+        """
+
     def remove(self, path: Path) -> None:
         """No error if there is no such file."""
 

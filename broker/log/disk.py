@@ -19,6 +19,7 @@ from broker.ports import DiskUsage, LockedError
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 _TEMPORARY_SUFFIX = ".tmp"
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _MAPPED_FROM_BYTES = 16 * 1024
 """Mapping a file, touching it and letting go of it takes longer than reading so little."""
 _INODE_FLAGS = Struct("@I4x")  # the numbers of the calls say `long`, the kernel takes an int
@@ -195,6 +196,20 @@ class SystemDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         os.replace(old, new)
+
+    def rename_new(self, old: Path, new: Path) -> None:
+        try:
+            os.link(old, new)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            if new.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
+            os.replace(old, new)
+        else:
+            os.unlink(old)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):

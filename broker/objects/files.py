@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import chain
@@ -36,7 +35,7 @@ class RemoteFiles(Protocol):
 
     def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
         """Bytes, or parts of them one after the other. `create`: FileExistsError if it is there; of two who create it
-        at a time only one does, where the place can promise it (object stores; a directory of one machine).
+        at a time only one does, where the place can promise it (object stores; a directory with hard links).
         """
 
     def upload(self, name: str, source: Path) -> None: ...
@@ -50,8 +49,10 @@ class RemoteFiles(Protocol):
     def download(self, name: str, target: Path) -> None:
         """Raises FileNotFoundError."""
 
-    def names(self, prefix: str) -> list[str]:
-        """All files below a folder, sorted, and what interrupted uploads left there; empty without the folder."""
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        """All files below a folder whose names are greater than `after`, sorted, and what interrupted uploads left
+        there; empty without the folder.
+        """
 
     def remove(self, name: str) -> None: ...
 
@@ -70,27 +71,25 @@ class LocalFiles:
         self._entropy: Entropy = entropy or SystemEntropy()
         self._durable: set[Path] = set()
         """Folders that this process has synced in the ones above them."""
-        self._lock = threading.Lock()
 
     def __str__(self) -> str:
         return str(self._root)
 
     def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
-        with self._lock if create else contextlib.nullcontext():
-            if create and self._disk.size(self._root / name) is not None:
-                raise FileExistsError(errno.EEXIST, "it is there", name)
-            with self._writing(name) as partial:
-                position = 0
-                for part in _parts(data):
-                    partial.write([part], position)
-                    position += len(part)
+        if create and self._disk.size(self._root / name) is not None:
+            raise FileExistsError(errno.EEXIST, "it is there", name)
+        with self._writing(name, create=create) as partial:
+            position = 0
+            for part in _parts(data):
+                partial.write([part], position)
+                position += len(part)
 
     def upload(self, name: str, source: Path) -> None:
         with self._writing(name) as partial:
             _copy(self._system.open_read_only(source), partial)
 
     @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[DiskFile]:
+    def _writing(self, name: str, *, create: bool = False) -> Iterator[DiskFile]:
         disk, target = self._disk, self._root / name
         self._make_folder(target.parent)
         partial = target.with_name(f"{target.name}.{self._entropy.uuid().hex}{_PARTIAL}")
@@ -101,7 +100,10 @@ class LocalFiles:
                 file.sync()
             finally:
                 file.close()
-            disk.rename(partial, target)
+            if create:
+                disk.rename_new(partial, target)
+            else:
+                disk.rename(partial, target)
             disk.sync_directory(target.parent)
         except BaseException:
             disk.remove(partial)
@@ -144,8 +146,9 @@ class LocalFiles:
         finally:
             file.close()
 
-    def names(self, prefix: str) -> list[str]:
-        return sorted(path.relative_to(self._root).as_posix() for path in self._below(self._root / prefix))
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        found = (path.relative_to(self._root).as_posix() for path in self._below(self._root / prefix))
+        return sorted(name for name in found if name > after)
 
     def _below(self, folder: Path) -> Iterator[Path]:
         if not self._disk.is_directory(folder):
@@ -212,14 +215,15 @@ class ArrowFiles:
             while piece := file.read(PIECE_BYTES):
                 out.write(piece)
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, after: str = "") -> list[str]:
         from pyarrow.fs import FileSelector, FileType
 
         found = self._filesystem.get_file_info(
             FileSelector(self._path(prefix), allow_not_found=True, recursive=True)
         )
         start = len(str(self._root)) + 1
-        return sorted(info.path[start:] for info in found if info.type == FileType.File)
+        names = (info.path[start:] for info in found if info.type == FileType.File)
+        return sorted(name for name in names if name > after)
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -279,11 +283,11 @@ class ObjectFiles:
             for piece in obstore.get(self._store, name).stream(min_chunk_size=PIECE_BYTES):
                 out.write(piece)
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, after: str = "") -> list[str]:
         import obstore
 
         with _as_os_errors(prefix):
-            found = obstore.list(self._store, prefix or None, chunk_size=1000)
+            found = obstore.list(self._store, prefix or None, offset=after or None, chunk_size=1000)
             return sorted(each["path"] for some in found for each in some)
 
     def remove(self, name: str) -> None:

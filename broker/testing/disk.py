@@ -525,6 +525,11 @@ class SimulatedDisk:
             directory.change(old.name, None, needs=directory.change(new.name, node))
             node.changed_ms = directory.written_ms = self.now_ms()
 
+    def rename_new(self, old: Path, new: Path) -> None:
+        if self._node(new) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new))
+        self.rename(old, new)
+
     def remove(self, path: Path) -> None:
         if isinstance(self._node(path), _Inode):
             self._begin("remove", path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from obstore.store import MemoryStore
 from pyarrow.fs import _MockFileSystem
 
+from broker.log.disk import SystemDisk
 from broker.objects.files import ArrowFiles, LocalFiles, ObjectFiles, RemoteFiles, open_files
 from broker.testing.fsyncs import recorded_fsyncs
 
@@ -34,6 +38,9 @@ def test_files_come_back_as_they_went(files: RemoteFiles, tmp_path: Path) -> Non
     files.upload("t/0/1/CURRENT", source)
     files.put("t/1/other", b"")
     assert files.names("t/0") == ["t/0/1.json", "t/0/1/CURRENT"]
+    assert files.names("t/0", after="t/0/1.json") == ["t/0/1/CURRENT"]
+    assert files.names("t/0", after="t/0/1/CURRENT") == []
+    assert files.names("t", after="t/0/2") == ["t/1/other"]
     assert files.read("t/0/1.json") == b"{}"
     files.download("t/0/1/CURRENT", target)
     assert target.read_bytes() == source.read_bytes()
@@ -52,6 +59,37 @@ def test_ranges_parts_and_files_that_must_be_new(files: RemoteFiles) -> None:
     with pytest.raises(FileExistsError):
         files.put("t/new", b"second", create=True)
     assert files.read("t/new") == b"first"
+
+
+def test_of_two_processes_that_create_a_file_one_does(tmp_path: Path) -> None:
+    class Late(SystemDisk):
+        """The other one comes between the look and the write."""
+
+        def rename_new(self, old: Path, new: Path) -> None:
+            if not new.exists():
+                LocalFiles(tmp_path).put("t/new", b"theirs", create=True)
+            super().rename_new(old, new)
+
+    with pytest.raises(FileExistsError):
+        LocalFiles(tmp_path, Late()).put("t/new", b"ours", create=True)
+    assert LocalFiles(tmp_path).read("t/new") == b"theirs"
+    assert LocalFiles(tmp_path).names("") == ["t/new"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_without_hard_links_a_new_file_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    def refuse(*_paths: Path) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    if is_there:
+        (tmp_path / "new").write_bytes(b"theirs")
+    (tmp_path / "partial").write_bytes(b"ours")
+    with pytest.raises(FileExistsError) if is_there else nullcontext():
+        SystemDisk().rename_new(tmp_path / "partial", tmp_path / "new")
+    assert (tmp_path / "new").read_bytes() == (b"theirs" if is_there else b"ours")
 
 
 def test_what_is_not_there_is_not_found_and_its_removal_no_error(files: RemoteFiles, tmp_path: Path) -> None:
