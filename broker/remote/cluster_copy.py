@@ -21,6 +21,7 @@ import re
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -106,27 +107,54 @@ class Store(Protocol):
     async def image(self) -> StoreImage: ...
 
 
-class ClusterCopy:
-    """Of one broker alone. `executor`: where the network is waited for."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a broker keeps what is not of partitions, and what it says there of itself. `writer`: this one life of it;
+    `executor`: where the network is waited for.
+    """
 
-    def __init__(
-        self,
-        files: RemoteFiles,
-        store: Store,
-        *,
-        cluster_id: str,
-        broker_id: int,
-        writer: str,
-        time_ms: Callable[[], int],
-        executor: Executor,
-    ) -> None:
-        self._files = files
+    files: RemoteFiles
+    cluster_id: str
+    broker_id: int
+    writer: str
+    time_ms: Callable[[], int]
+    executor: Executor
+
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work, *arguments)
+
+    async def newest_numbers(self) -> tuple[int, int]:
+        """Of metadata and of claims, as `newest_numbers`."""
+        return await self.run(newest_numbers, self.files, self.cluster_id)
+
+    async def make_claim(self, number: int) -> None:
+        """As `make_claim`."""
+        await self.run(make_claim, self.files, self.cluster_id, number, self.writer)
+
+    def read(self, number: int) -> ClusterImage:
+        """Blocking. Raises ClusterCopyError, OSError."""
+        name = name_of(self.cluster_id, number)
+        return ClusterImage.decode(name, self.files.read(name))
+
+    def create(self, number: int, data: bytes) -> None:
+        """Blocking. Raises FileExistsError, OSError."""
+        self.files.put(name_of(self.cluster_id, number), data, create=True)
+
+    def remove(self, number: int) -> None:
+        """Blocking. Raises OSError."""
+        self.files.remove(name_of(self.cluster_id, number))
+
+    def remove_older(self, number: int) -> None:
+        """As `remove_older`. Blocking."""
+        remove_older(self.files, self.cluster_id, number)
+
+
+class ClusterCopy:
+    """Of one broker alone."""
+
+    def __init__(self, place: Place, store: Store) -> None:
+        self._place = place
         self._store = store
-        self._cluster_id = cluster_id
-        self._broker_id = broker_id
-        self._writer = writer
-        self._time_ms = time_ms
-        self._executor = executor
         self.claim: int | None = None
         """The number by which this broker has what is there; None before."""
         self._number = 0
@@ -139,51 +167,53 @@ class ClusterCopy:
 
     async def keep(self) -> None:
         """See that what is there is this broker's, and as it is now. Raises ReplacedError, OSError."""
-        metadata, claim = await self._run(newest_numbers, self._files, self._cluster_id)
+        metadata, claim = await self._place.newest_numbers()
         if self.claim is None:
             number = max(metadata, claim) + 1
-            await self._run(make_claim, self._files, self._cluster_id, number, self._writer)
+            await self._place.make_claim(number)
             self.claim = self._lowest = number
             self._number = number - 1
         else:
             # A listing may be behind, and the next one gone already.
             for number in sorted({self._number + 1, metadata}):
-                if number > self._number and await self._run(self._is_there, number):
+                if number > self._number and await self._place.run(self._is_there, number):
                     self._number = number
         changes = self._store.changes
         if changes == self._changes and self._written is not None:
             return
         image = await self._store.image()
         if image != self._written:
-            await self._run(self._write, image)
+            await self._place.run(self._write, image)
             self._written = image
         self._changes = changes
 
     def _is_there(self, number: int) -> bool:
         """Raises ReplacedError if it is of another broker that came later."""
-        name = name_of(self._cluster_id, number)
         try:
-            found = ClusterImage.decode(name, self._files.read(name))
+            found = self._place.read(number)
         except FileNotFoundError:
             return False
         except ClusterCopyError as error:
             raise ReplacedError(str(error)) from error
-        if found.writer != self._writer:
+        if found.writer != self._place.writer:
             if not 0 < found.claim < (self.claim or 0):
-                raise ReplacedError(f"{name} was written by another broker")
+                raise ReplacedError(
+                    f"{name_of(self._place.cluster_id, number)} was written by another broker"
+                )
             self._written = None  # who had it before has not found out yet
         return True
 
     def _write(self, store: StoreImage) -> None:
         assert self.claim is not None
+        place = self._place
         image = ClusterImage(
-            self._cluster_id, self._broker_id, self._writer, self._time_ms(), store, claim=self.claim
+            place.cluster_id, place.broker_id, place.writer, place.time_ms(), store, claim=self.claim
         )
         data = image.encode()
         while True:
             number = self._number + 1
             try:
-                self._files.put(name_of(self._cluster_id, number), data, create=True)
+                place.create(number, data)
             except FileExistsError:
                 if self._has_removed:
                     self._is_there(number)
@@ -192,15 +222,12 @@ class ClusterCopy:
             self._number = number
             break
         if not self._has_removed:
-            remove_older(self._files, self._cluster_id, self.claim)
+            place.remove_older(self.claim)
             self._has_removed = True
         with contextlib.suppress(OSError):  # what stays goes with the next one
             for older in range(self._lowest, number):
-                self._files.remove(name_of(self._cluster_id, older))
+                place.remove(older)
                 self._lowest = older + 1
-
-    async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
 
 def name_of(cluster_id: str, number: int) -> str:

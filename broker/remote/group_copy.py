@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -30,13 +28,11 @@ if TYPE_CHECKING:
     from broker.cluster.metadata import TopicManager
     from broker.groups.coordinator import GroupCoordinator
     from broker.groups.positions import GroupPositions
-    from broker.objects.files import RemoteFiles
+    from broker.remote.cluster_copy import Place
     from broker.remote.quotas import RemoteQuota
     from broker.slices import Slices
 
 logger = logging.getLogger("headrace.remote")
-
-Result = TypeVar("Result")
 
 _TAKEN_MAX: Final = 64
 """Numbers in a row that others have taken: whoever goes on so fast is not overtaken in this turn."""
@@ -60,30 +56,21 @@ class _State(msgspec.Struct):
 
 
 class GroupCopy:
-    """Of one broker. `executor`: where the network is waited for."""
+    """Of one broker."""
 
     def __init__(
         self,
-        files: RemoteFiles,
+        place: Place,
         groups: GroupCoordinator,
         metadata: TopicManager,
-        *,
-        cluster_id: str,
-        writer: str,
         quota: RemoteQuota,
-        time_ms: Callable[[], int],
         slices: Slices,
-        executor: Executor,
     ) -> None:
-        self._files = files
+        self._place = place
         self._groups = groups
         self._metadata = metadata
-        self._cluster_id = cluster_id
-        self._writer = writer
         self._quota = quota
-        self._time_ms = time_ms
         self._slices = slices
-        self._executor = executor
         self._states: dict[int, _State] = {}
 
     async def keep(self, claim: int) -> None:
@@ -96,7 +83,7 @@ class GroupCopy:
         changes = {index: self._groups.changes[index] for index in changed}
         found = await self._slices.run(self._groups.positions(changed))
         if any(self._states[index].numbers is None for index in changed):
-            there = await self._run(partial(listed, self._files, self._cluster_id))
+            there = await self._place.run(listed, self._place.files, self._place.cluster_id)
             for index in changed:
                 state = self._states[index]
                 if state.numbers is None:
@@ -110,7 +97,7 @@ class GroupCopy:
                 continue  # it was let go of meanwhile, and what was found is not all
             groups = found[index]
             try:
-                size = await self._run(partial(self._write, index, state, groups, self._topics(groups)))
+                size = await self._place.run(self._write, index, state, groups, self._topics(groups))
             except _OvertakenError as error:
                 state.is_overtaken = True
                 logger.info("%s", error)
@@ -162,12 +149,12 @@ class GroupCopy:
         newest = state.numbers[-1] if state.numbers else 0
         if newest and state.written is None:
             self._check_right(index, newest, state)
-        claim, leader_epoch = state.right
-        head = Head(self._cluster_id, claim, leader_epoch, self._writer, self._time_ms(), topics)
+        place = self._place
+        head = Head(place.cluster_id, *state.right, place.writer, place.time_ms(), topics)
         data = encode(head, body)
         for number in range(newest + 1, newest + 1 + _TAKEN_MAX):
             try:
-                self._files.put(name_of(self._cluster_id, index, number), data, create=True)
+                place.files.put(name_of(place.cluster_id, index, number), data, create=True)
             except FileExistsError:
                 self._check_right(index, number, state)
                 state.numbers.append(number)  # an earlier leader's, or this one's if an answer was lost
@@ -176,13 +163,13 @@ class GroupCopy:
             older, state.numbers = state.numbers, [number]
             self._remove(index, older, state.numbers)
             return len(data)
-        raise OSError(f"{name_of(self._cluster_id, index, newest)} changes faster than it can be written")
+        raise OSError(f"{name_of(place.cluster_id, index, newest)} changes faster than it can be written")
 
     def _remove(self, index: int, older: list[int], kept: list[int]) -> None:
         """What cannot be removed now is removed with the next one."""
         while older:
             try:
-                self._files.remove(name_of(self._cluster_id, index, older[-1]))
+                self._place.files.remove(name_of(self._place.cluster_id, index, older[-1]))
             except OSError:
                 kept[:0] = older
                 return
@@ -190,9 +177,9 @@ class GroupCopy:
 
     def _check_right(self, index: int, number: int, state: _State) -> None:
         """Raises _OvertakenError if what is there was written under a higher right."""
-        name = name_of(self._cluster_id, index, number)
+        name = name_of(self._place.cluster_id, index, number)
         try:
-            right = decode_head(name, self._files.read(name)).right
+            right = decode_head(name, self._place.files.read(name)).right
         except FileNotFoundError:
             state.numbers = None
             raise OSError(f"{name} changes faster than it can be read") from None
@@ -205,6 +192,3 @@ class GroupCopy:
             raise _OvertakenError(
                 f"{name} was written by another broker, which leads {TOPIC}-{index} now: this one copies no positions"
             )
-
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -12,8 +12,9 @@ For each partition of a topic with `remote.storage.enable` that is led here, one
 - **Leftovers**: objects that no manifest names are removed after a start, and after anything that failed.
 
 So a crash, or a store that fails, at any point leaves at most objects that nobody knows of, until the next turn. A
-manifest is created under the next number: a broker that is not the leader any more finds the number taken, and stops
-writing until it has looked again. When the answer is lost, what is there tells whose it is.
+manifest is created under the next number: a broker that is not the leader any more finds the number taken, or a later
+one there, and stops writing until it has looked again. When the answer is lost, what is there tells whose it is. Who
+begins makes a manifest before the first object that it puts there or removes (`_claim`).
 
 A broker alone keeps its metadata there too (`cluster_copy`), always before segments of topics that it knows of; of a
 cluster the controller does (`shared_copy`). A new machine can go on with what is there (`bootstrap`). Who finds that
@@ -36,10 +37,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
@@ -56,7 +58,7 @@ from broker.log.recovery import snapshot_name
 from broker.ports import STORE_LOST, CreateNode, NodeExistsError, StoreError
 from broker.remote.bootstrap import NODES, partition_files
 from broker.remote.chunks import Chunks
-from broker.remote.cluster_copy import ClusterCopy, ReplacedError
+from broker.remote.cluster_copy import ClusterCopy, Place, ReplacedError
 from broker.remote.configs import is_enabled
 from broker.remote.counts import Counts
 from broker.remote.group_copy import GroupCopy
@@ -156,28 +158,14 @@ class RemoteLogManager:
         self._unknown: dict[tuple[UUID, int], Exception] = {}
         """Partitions that have no folder here, and of which nobody could be asked what remote storage has."""
         self._is_alone = isinstance(store, EmbeddedStore)
+        self._place = Place(
+            files, directory.cluster_id, directory.broker_id, self._writer, ages.time_ms, self._copier
+        )
         self._cluster: ClusterCopy | SharedCopy
         if isinstance(store, EmbeddedStore):
-            self._cluster = ClusterCopy(
-                files,
-                store,
-                cluster_id=directory.cluster_id,
-                broker_id=directory.broker_id,
-                writer=self._writer,
-                time_ms=ages.time_ms,
-                executor=self._copier,
-            )
+            self._cluster = ClusterCopy(self._place, store)
         else:
-            self._cluster = SharedCopy(
-                files,
-                store,
-                cluster_id=directory.cluster_id,
-                broker_id=directory.broker_id,
-                writer=self._writer,
-                time_ms=ages.time_ms,
-                executor=self._copier,
-                image=lambda: metadata.image,
-            )
+            self._cluster = SharedCopy(self._place, store, lambda: metadata.image)
         self._counts: dict[str, Counts] = {}
         """By topic."""
         self._copy_quota = self._quota("copy", clock)
@@ -306,17 +294,8 @@ class RemoteLogManager:
 
     def follow_groups(self, groups: GroupCoordinator, slices: Slices) -> None:
         """From here on their positions are copied, by `run_positions`."""
-        self._positions = GroupCopy(
-            self._files,
-            groups,
-            self._metadata,
-            cluster_id=self._directory.cluster_id,
-            writer=self._writer,
-            quota=self._copy_quota,
-            time_ms=self._ages.time_ms,
-            slices=slices,
-            executor=self._position_copier,
-        )
+        place = dataclasses.replace(self._place, executor=self._position_copier)
+        self._positions = GroupCopy(place, groups, self._metadata, self._copy_quota, slices)
 
     async def run_positions(self) -> None:
         """For as long as the broker runs."""
@@ -418,7 +397,7 @@ class RemoteLogManager:
         if remote.is_cut:  # a manifest must not name what is about to go
             await self._commit(log, remote, remote.manifest.segments)
         if remote.has_leftovers:
-            await self._run(self._remove_leftovers, remote)
+            await self._remove_leftovers(log, remote)
             remote.has_leftovers = False
         config = log.config
         if config.remote_storage_enable:
@@ -468,6 +447,7 @@ class RemoteLogManager:
             if partition.closed:
                 return
             await self._note_topic(partition)
+            await self._claim(log, remote)
             producers = await self._run(self._producers_at, log, segment.end_offset)
             stored, index, time_index = self._described(log, segment, len(producers))
             remote.has_leftovers = True
@@ -598,9 +578,28 @@ class RemoteLogManager:
                     f"{remote.name}: somebody else writes to its remote storage; nothing is copied before that was "
                     "looked at again"
                 ) from None
+        self._check_newest(remote, manifest)
         if manifest.number > 1:
             with contextlib.suppress(OSError):  # a leftover
                 self._files.remove(f"{remote.folder}/{Manifest(manifest.number - 1).name}")
+
+    def _check_newest(self, remote: RemoteLog, manifest: Manifest) -> None:
+        """In a thread. A number that was free may have been taken and given up by somebody who is further on. Raises
+        FencedError, OSError.
+        """
+        name = f"{remote.folder}/{manifest.name}"
+        if any(map(manifest_number, self._files.names(remote.folder, after=name))):
+            raise FencedError(
+                f"{remote.name}: somebody else has gone on in its remote storage since manifest {manifest.number}; "
+                "nothing is copied or removed before that was looked at again"
+            )
+
+    async def _claim(self, log: PartitionLog, remote: RemoteLog) -> None:
+        """Before an object is put there or removed: whoever led before may be about to name one, or to take one for a
+        leftover, and finds its next number taken. Raises FencedError, OSError.
+        """
+        if remote.manifest.writer != self._writer:
+            await self._commit(log, remote, remote.manifest.segments)
 
     # -- letting go ----------------------------------------------------------------------------------------
 
@@ -668,14 +667,30 @@ class RemoteLogManager:
         if remote.manifest.segments:
             await self._drop(log, remote, remote.manifest.segments, ())
 
-    def _remove_leftovers(self, remote: RemoteLog) -> None:
-        """In a thread: what the manifest does not name, of a partition that only this broker writes."""
+    async def _remove_leftovers(self, log: PartitionLog, remote: RemoteLog) -> None:
+        """What no manifest names. Raises FencedError, OSError."""
+        names = await self._run(self._leftovers, remote)
+        if names:
+            await self._claim(log, remote)
+            await self._run(self._remove, names)
+
+    def _leftovers(self, remote: RemoteLog) -> list[str]:
+        """In a thread: what is there that the manifest does not name, and that nobody can have put there since it was
+        made. Raises FencedError, OSError.
+        """
         needed = {segment.name for segment in remote.manifest.segments}
+        found = []
         for name in self._files.names(remote.folder):
-            short = name.rpartition("/")[2]
             number = manifest_number(name)
-            if number >= remote.manifest.number if number else short in needed:
-                continue
+            if number > remote.manifest.number:
+                remote.reload()
+                raise FencedError(f"{remote.name}: somebody else has gone on in its remote storage")
+            if number < remote.manifest.number if number else name.rpartition("/")[2] not in needed:
+                found.append(name)
+        return found
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
             self._files.remove(name)
 
     async def _remove_deleted(self) -> None:

@@ -21,8 +21,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -35,20 +34,15 @@ from broker.remote.cluster_copy import (
     OF_SEVERAL,
     ClusterCopyError,
     ClusterImage,
+    Place,
     ReplacedError,
     claim_name,
-    make_claim,
     name_of,
-    newest_numbers,
-    remove_older,
 )
 
 if TYPE_CHECKING:
     from broker.cluster.image import ClusterImage as TopicsImage
-    from broker.objects.files import RemoteFiles
     from broker.ports import CoordinationStore
-
-Result = TypeVar("Result")
 
 CLAIM: Final = "/remote-claim"
 _LEFT_OUT: Final = frozenset(
@@ -63,27 +57,11 @@ _TAKEN_MAX: Final = 64
 
 
 class SharedCopy:
-    """Of one member. `image`: the topics as the member knows them; `executor`: where the network is waited for."""
+    """Of one member. `image`: the topics as the member knows them."""
 
-    def __init__(
-        self,
-        files: RemoteFiles,
-        store: CoordinationStore,
-        *,
-        cluster_id: str,
-        broker_id: int,
-        writer: str,
-        time_ms: Callable[[], int],
-        executor: Executor,
-        image: Callable[[], TopicsImage],
-    ) -> None:
-        self._files = files
+    def __init__(self, place: Place, store: CoordinationStore, image: Callable[[], TopicsImage]) -> None:
+        self._place = place
         self._store = store
-        self._cluster_id = cluster_id
-        self._broker_id = broker_id
-        self._writer = writer
-        self._time_ms = time_ms
-        self._executor = executor
         self._image = image
         self.claim: int | None = None
         """The number by which the cluster has what is there; None before it is known."""
@@ -100,7 +78,7 @@ class SharedCopy:
         """See that what is there is the cluster's, and, of the controller, as it is now. Raises ReplacedError, OSError,
         StoreError, StoreOutcomeUnknownError.
         """
-        metadata, newest = await self._run(newest_numbers, self._files, self._cluster_id)
+        metadata, newest = await self._place.newest_numbers()
         epoch = self._image().controller_epoch
         node = await self._store.get(CLAIM)
         if node is None:
@@ -110,13 +88,13 @@ class SharedCopy:
         else:
             own = int(json.loads(node.data)["number"])
         if newest > own:
-            raise ReplacedError(f"{claim_name(self._cluster_id, newest)} is not this cluster's")
+            raise ReplacedError(f"{claim_name(self._place.cluster_id, newest)} is not this cluster's")
         self.claim = own
         if epoch >= 0:
             await self._keep_image(epoch, metadata)
 
     async def _make_claim(self, number: int) -> int:
-        await self._run(make_claim, self._files, self._cluster_id, number, self._writer)
+        await self._place.make_claim(number)
         try:
             await self._store.transact([CreateNode(CLAIM, json.dumps({"number": number}).encode())])
         except NodeExistsError:
@@ -127,7 +105,7 @@ class SharedCopy:
         if epoch != self._epoch:
             self._epoch, self._written = epoch, None
         if newest > self._number:
-            if not await self._run(self._may_follow, newest):
+            if not await self._place.run(self._may_follow, newest):
                 return
             self._older.append(self._number)
             self._number, self._written = newest, None
@@ -138,18 +116,17 @@ class SharedCopy:
         nodes = await self._read()
         if nodes is None:
             return
-        image = await self._run(_essentials, nodes, cluster.topics)
+        image = await self._place.run(_essentials, nodes, cluster.topics)
         if image != self._written:
-            if not await self._run(self._write, image):
+            if not await self._place.run(self._write, image):
                 return
             self._written = image
         self._changes = changes
 
     def _may_follow(self, number: int) -> bool:
         """Whether what is there under a number was not written by a later controller, nor by who came later."""
-        name = name_of(self._cluster_id, number)
         try:
-            return ClusterImage.decode(name, self._files.read(name)).right <= (self.claim or 0, self._epoch)
+            return self._place.read(number).right <= (self.claim or 0, self._epoch)
         except FileNotFoundError:
             return True
         except ClusterCopyError as error:
@@ -157,11 +134,12 @@ class SharedCopy:
 
     def _write(self, store: StoreImage) -> bool:
         """False if a later controller writes."""
+        place = self._place
         image = ClusterImage(
-            self._cluster_id,
-            self._broker_id,
-            self._writer,
-            self._time_ms(),
+            place.cluster_id,
+            place.broker_id,
+            place.writer,
+            place.time_ms(),
             store,
             version=OF_SEVERAL,
             controller_epoch=self._epoch,
@@ -171,7 +149,7 @@ class SharedCopy:
         first = max(self._number + 1, self.claim or 0)
         for number in range(first, first + _TAKEN_MAX):
             try:
-                self._files.put(name_of(self._cluster_id, number), data, create=True)
+                place.create(number, data)
             except FileExistsError:
                 if not self._may_follow(number):
                     return False
@@ -181,15 +159,15 @@ class SharedCopy:
             self._number = number
             self._remove_older()
             return True
-        raise OSError(f"{name_of(self._cluster_id, first)} changes faster than it can be written")
+        raise OSError(f"{name_of(place.cluster_id, first)} changes faster than it can be written")
 
     def _remove_older(self) -> None:
         if not self._has_removed:
-            remove_older(self._files, self._cluster_id, self.claim or 0)
+            self._place.remove_older(self.claim or 0)
             self._has_removed = True
         with contextlib.suppress(OSError):  # what stays goes with the next one
             while self._older:
-                self._files.remove(name_of(self._cluster_id, self._older[-1]))
+                self._place.remove(self._older[-1])
                 self._older.pop()
 
     async def _read(self) -> dict[str, bytes] | None:
@@ -208,9 +186,6 @@ class SharedCopy:
                 names = await asyncio.gather(*map(self._store.children, some))
                 level += [f"{path}/{name}" for path, each in zip(some, names, strict=True) for name in each]
         return nodes if int(nodes.get(tree.CONTROLLER_EPOCH, b"-1")) == self._epoch else None
-
-    async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
 
 def _is_chunk(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Executor
@@ -45,6 +46,11 @@ NOT_YET = {
     ErrorCode.NOT_COORDINATOR,
 }
 """While the groups are loaded, or their leader waits for its lease."""
+
+
+def put_into(copy: Any, files: LocalFiles) -> None:
+    """What is copied goes there from now on."""
+    copy._place = dataclasses.replace(copy._place, files=files)
 
 
 async def settled(made: DirectBroker, request: Any, version: int | None = None) -> Any:
@@ -268,7 +274,7 @@ async def test_a_store_that_fails_is_written_to_again(tmp_path: Path, modes: lis
         await tend(made)
         copier = manager(made)._positions
         assert copier is not None
-        copier._files = files
+        put_into(copier, files)
         for offset in range(1, 8):
             await commit(made, {("t", 0): offset})
             await manager(made).copy_positions()
@@ -285,7 +291,7 @@ async def test_a_failed_copy_is_made_up_for_without_a_change(tmp_path: Path) -> 
         await tend(made)
         copier = manager(made)._positions
         assert copier is not None
-        copier._files = Failing(tmp_path / "remote", ["fails"])
+        put_into(copier, Failing(tmp_path / "remote", ["fails"]))
         await commit(made, {("t", 0): 1})
         await manager(made).copy_positions()
         assert objects(tmp_path) == {}
@@ -329,7 +335,7 @@ async def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> N
         await tend(made)
         copier = manager(made)._positions
         assert copier is not None
-        copier._files = Slow(tmp_path / "remote")
+        put_into(copier, Slow(tmp_path / "remote"))
         await commit(made, {("t", 0): 1})
         copying = asyncio.ensure_future(manager(made).copy_positions())
         await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from broker.objects.files import LocalFiles
 from broker.remote import bootstrap, cluster_copy
 from broker.remote.log import newest_manifest
 from broker.remote.manager import RemoteLogManager
+from broker.remote.manifest import RemoteSegment
 from broker.remote.quotas import UNLIMITED, RemoteQuota
 from broker.testing.direct import DirectBroker, direct_broker, values_of
 from broker.testing.transactional_client import Client, committed_values
@@ -322,8 +323,8 @@ class FailingFiles(LocalFiles):
     def remove(self, name: str) -> None:
         self._step(super().remove, name)
 
-    def names(self, prefix: str) -> list[str]:
-        found: list[str] = self._step(super().names, prefix)
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        found: list[str] = self._step(super().names, prefix, after)
         return found
 
     def read(self, name: str) -> bytes:
@@ -377,6 +378,91 @@ async def check(made: DirectBroker, path: Path) -> None:
     manifests = [name for name in LocalFiles(path / "remote").names(remote.folder) if "manifest" in name]
     assert len(manifests) <= 2
     assert manifests[-1] == f"{remote.folder}/{remote.manifest.name}"
+
+
+class Deposed:
+    """A broker that led, at some moment of what it does, while another one goes on with what is there."""
+
+    def __init__(self, made: DirectBroker, tmp_path: Path) -> None:
+        self.remote = partition_of(made).remote
+        assert self.remote is not None
+        self.files = LocalFiles(tmp_path / "remote")
+        self.manifest = self.remote.manifest
+
+    def goes_on(self, *segments: RemoteSegment) -> None:
+        """The other one: its next manifest, and the one before is gone."""
+        before = self.manifest
+        self.manifest = before.with_segments((*before.segments, *segments), "another broker", 0)
+        self.files.put(f"{self.remote.folder}/{self.manifest.name}", self.manifest.encode(), create=True)
+        self.files.remove(f"{self.remote.folder}/{before.name}")
+
+
+async def test_a_number_that_was_taken_and_given_up_is_not_taken_again(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        other = Deposed(made, tmp_path)
+        other.goes_on()
+        other.goes_on()
+        tiered_to = partition_of(made).log.tiered_to
+        for _ in range(8):
+            await made.produce("t", [b"x" * 100])
+        await tend(made)
+        assert partition_of(made).log.tiered_to == tiered_to, (
+            "what the other one does not know counts as copied"
+        )
+        assert newest_manifest(other.files, other.remote.folder) == other.manifest
+        await tend(made)  # it has looked again
+        assert partition_of(made).log.tiered_to > tiered_to
+        assert len(await read_all(made)) == RECORDS + 8
+
+
+async def test_what_another_one_has_put_there_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        other = Deposed(made, tmp_path)
+        other.goes_on()
+        folder = other.remote.folder
+        other.files.put(f"{folder}/{RECORDS:020d}-new.segment", b"is about to be named")
+        other.remote.has_leftovers = True
+        await tend(made)
+        assert f"{folder}/{RECORDS:020d}-new.segment" in stored(tmp_path)
+
+
+@pytest.mark.parametrize("has_leftover", [False, True], ids=["copies", "cleans"])
+async def test_who_begins_takes_the_next_number_before_anything_else(
+    tmp_path: Path, has_leftover: bool
+) -> None:
+    """Whoever led before may be about to name an object, or to take one for a leftover."""
+    async with tiered(tmp_path) as made:
+        await filled(made)
+        await tend(made)
+        folder = Deposed(made, tmp_path).remote.folder
+        for _ in range(0 if has_leftover else 8):
+            await made.produce("t", [b"x" * 100])
+    files = LocalFiles(tmp_path / "remote")
+    if has_leftover:
+        files.put(f"{folder}/{RECORDS:020d}-late.segment", b"is about to be named")
+    before = newest_manifest(files, folder)
+    done: list[str] = []
+
+    class Watched(LocalFiles):
+        def put(self, name: str, data: Any, *, create: bool = False) -> None:
+            done.append(name)
+            super().put(name, data, create=create)
+
+        def remove(self, name: str) -> None:
+            done.append(name)
+            super().remove(name)
+
+    async with tiered(tmp_path) as made:
+        manager(made)._files = Watched(tmp_path / "remote")
+        await tend(made)
+    claim = f"{folder}/{before.with_segments((), '', 0).name}"
+    of_segments = [name for name in done if name.endswith(".segment")]
+    assert of_segments
+    assert done.index(claim) < done.index(of_segments[0])
 
 
 async def test_of_two_who_write_one_finds_out(tmp_path: Path) -> None:
@@ -629,9 +715,9 @@ class LateListing(LocalFiles):
         super().remove(name)
         self._changed()
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, after: str = "") -> list[str]:
         shown = self._shown[-1 - self._behind] if len(self._shown) > self._behind else []
-        return [name for name in shown if name.startswith(prefix)]
+        return [name for name in shown if name.startswith(prefix) and name > after]
 
 
 @pytest.mark.parametrize("behind", [1, 2, 3, 7])

@@ -229,7 +229,8 @@ async def test_a_store_that_fails_is_written_to_again(tmp_path: Path, modes: lis
     async with cluster_of(tmp_path, 1) as cluster:
         broker = cluster.brokers[1]
         files = Failing(tmp_path / "remote", modes)
-        manager(broker)._files = manager(broker)._cluster._files = files
+        manager(broker)._files = files
+        group_tests.put_into(manager(broker)._cluster, files)
         for number in range(6):
             await broker.context.metadata.create_topic(f"t{number}", 1, {})
             await manager(broker).turn()
@@ -292,7 +293,7 @@ async def test_what_could_not_be_written_follows_without_a_change(tmp_path: Path
         broker = cluster.brokers[1]
         await manager(broker).turn()
         copy = manager(broker)._cluster
-        copy._files = Failing(tmp_path / "remote", ["fails"])
+        group_tests.put_into(copy, Failing(tmp_path / "remote", ["fails"]))
         await broker.context.metadata.create_topic("t", 1, {})
         for _ in range(3):
             await manager(broker).turn()
