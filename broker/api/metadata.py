@@ -245,7 +245,7 @@ class MetadataApi:
                 yield
                 # Somebody else may have been faster.
                 if isinstance(outcome, KafkaError) and outcome.code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                    failed[new.name] = outcome.code
+                    failed[new.name] = _told_of(outcome.code)
             return (yield from self._some_topics(context, request, wanted, failed))
 
         return answer()
@@ -502,6 +502,13 @@ def _cluster_operations(context: RequestContext) -> int:
     if not context.may(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME, audited=False):
         return 0
     return context.operations(ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _told_of(code: ErrorCode) -> ErrorCode:
+    """Why a topic was not made, to somebody who has not asked for any number of replicas and waits for the topic: its
+    messages are kept until there are brokers enough, which may be the next moment.
+    """
+    return ErrorCode.LEADER_NOT_AVAILABLE if code is ErrorCode.INVALID_REPLICATION_FACTOR else code
 
 
 def _missing_code(name: str) -> ErrorCode:

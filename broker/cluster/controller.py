@@ -13,6 +13,8 @@ Invariants
   between two of them goes on from the image as it is then. A topic is created, grown or deleted by one of them.
 - A partition's leader epoch goes up with each change of its leader and with each return of a leader that may have lost
   records (after a stop that was not clean), by which its readers find out (KIP-320). It never goes down.
+- New partitions are led, and held in sync, by brokers that are alive; who is registered and absent may be a replica
+  too, as in Kafka, so that topics with as many replicas as there are brokers are made while one of them is missing.
 - A leader is in the ISR and alive; the ISR is a part of the replicas. The last member of an ISR stays in it when it
   dies, for it has everything; it leaves it when it comes back from a stop in which it may have lost records (not clean,
   and the machine has started anew), unless there is no other replica. What has left an ISR that is smaller than
@@ -69,6 +71,8 @@ class CreateTopics(msgspec.Struct, frozen=True):
     """By topic: who is to hold each partition, where somebody has chosen that."""
     factors: Mapping[str, int] = {}
     """By topic: how many replicas, where that is not `replication_factor`."""
+    absent: tuple[BrokerImage, ...] = ()
+    """Who is to come back: replicas are theirs too where there are fewer others (`absent_of`)."""
 
 
 class DeleteTopic(msgspec.Struct, frozen=True):
@@ -86,6 +90,8 @@ class ReplaceTopic(msgspec.Struct, frozen=True):
     replication_factor: int | None = None
     assignment: Assignment | None = None
     """Of the partitions that are added."""
+    absent: tuple[BrokerImage, ...] = ()
+    """As of `CreateTopics`."""
 
 
 class AdoptStates(msgspec.Struct, frozen=True):
@@ -326,7 +332,8 @@ def _create(image: ClusterImage, event: CreateTopics) -> Iterator[_Change]:
             raise already_exists(topic.name)
     for topic in new:
         if topic.name not in event.assignments:
-            check_replication_factor(image, event.factors.get(topic.name, event.replication_factor))
+            factor = event.factors.get(topic.name, event.replication_factor)
+            check_replication_factor(image, factor, event.absent)
 
     def created(topic: TopicImage) -> _Change:
         chosen = event.assignments.get(topic.name)
@@ -334,7 +341,7 @@ def _create(image: ClusterImage, event: CreateTopics) -> Iterator[_Change]:
             states = assigned(image, chosen)
         else:
             factor = event.factors.get(topic.name, event.replication_factor)
-            states = _placed(image, topic, range(topic.partition_count), factor)
+            states = _placed(image, topic, range(topic.partition_count), factor, event.absent)
         entry = TopicEntry(topic, 0, chunks_of(states))
         return _Change(topic.name, tree.creation(entry), entry)
 
@@ -358,7 +365,7 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
             factor = event.replication_factor
             if factor is None:
                 factor = len(old.state(0).replicas) - len(old.state(0).removing)
-            added = _placed(image, topic, range(before, total), factor)
+            added = _placed(image, topic, range(before, total), factor, event.absent)
     if added or _min_isr(topic) < _min_isr(old.topic):
         # By the lower number something may be acknowledged that those who are eligible have not.
         is_lowered = _min_isr(topic) < _min_isr(old.topic)
@@ -390,15 +397,22 @@ def _with_states(entry: TopicEntry) -> _Change:
 
 
 def _placed(
-    image: ClusterImage, topic: TopicImage, indexes: range, replication_factor: int
+    image: ClusterImage,
+    topic: TopicImage,
+    indexes: range,
+    replication_factor: int,
+    absent: Sequence[BrokerImage],
 ) -> list[PartitionState]:
     """States of new partitions: leaders go round the brokers that are alive, on different racks one after the other;
     followers are others after them, another one each round, on other racks where there are any. Where a topic begins is
-    told by its id, so that many small ones are spread too.
+    told by its id, so that many small ones are spread too. Where more replicas are wanted than brokers are alive, some
+    of the absent are the last ones, and not in sync: those on racks on which nobody is alive before others.
     """
-    check_replication_factor(image, replication_factor)
+    check_replication_factor(image, replication_factor, absent)
     brokers = _by_racks(image)
     count, racks = len(brokers), {each: image.brokers[each].rack for each in brokers}
+    alive_count = min(replication_factor, count)
+    live_racks = set(racks.values())
     first = topic.topic_id.int % count
     kinds: dict[tuple[int, int], PartitionState] = {}
     states = []
@@ -409,11 +423,11 @@ def _placed(
             others = [
                 brokers[(place + 1 + (shift + step) % (count - 1)) % count] for step in range(count - 1)
             ]
-            replicas = (
-                brokers[place],
-                *_on_other_racks(brokers[place], others, racks, replication_factor - 1),
-            )
-            state = kinds[place, shift] = PartitionState(replicas, replicas[0], 0, replicas)
+            isr = (brokers[place], *_on_other_racks(brokers[place], others, racks, alive_count - 1))
+            turned = [absent[(place + step) % len(absent)] for step in range(len(absent))]
+            turned.sort(key=lambda broker: broker.rack in live_racks)
+            later = [broker.broker_id for broker in turned[: replication_factor - alive_count]]
+            state = kinds[place, shift] = PartitionState((*isr, *later), isr[0], 0, isr)
         states.append(state)
     return states
 
@@ -472,14 +486,22 @@ def assigned(image: ClusterImage, assignment: Assignment) -> list[PartitionState
     return states
 
 
-def check_replication_factor(image: ClusterImage, replication_factor: int) -> None:
-    """Raises KafkaError(INVALID_REPLICATION_FACTOR) if there are not so many brokers."""
+def absent_of(image: ClusterImage, known: Iterable[BrokerImage]) -> tuple[BrokerImage, ...]:
+    """Of the brokers that are known those that are not alive, or are about to stop."""
+    staying = _staying(image)
+    return tuple(broker for broker in known if broker.broker_id not in staying)
+
+
+def check_replication_factor(
+    image: ClusterImage, replication_factor: int, absent: Sequence[BrokerImage] = ()
+) -> None:
+    """Raises KafkaError(INVALID_REPLICATION_FACTOR) if there are not so many brokers, alive or absent."""
     alive = len(_staying(image))
-    if not 0 < replication_factor <= alive:
+    if alive == 0 or not 0 < replication_factor <= alive + len(absent):
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {replication_factor} time(s): The target replication factor of"
-            f" {replication_factor} cannot be reached because only {alive} broker(s) are registered.",
+            f" {replication_factor} cannot be reached because only {alive + len(absent)} broker(s) are registered.",
         )
 
 

@@ -45,6 +45,7 @@ from broker.cluster.controller import (
     ReplaceTopic,
     ReplicasLost,
     Transaction,
+    absent_of,
     assigned,
     check_replication_factor,
     reassigned,
@@ -115,6 +116,10 @@ RETRY_SECONDS: Final = 0.5
 """After the store could not be asked, or somebody else has this broker's id."""
 TOPICS_PER_TURN: Final = 32
 """Topics whose configuration is checked in one turn of the event loop."""
+_FACTOR_CONFIGS: Final = {
+    "__consumer_offsets": "offsets.topic.replication.factor",
+    "__transaction_state": "transaction.state.log.replication.factor",
+}
 
 
 class NewTopic(NamedTuple):
@@ -334,12 +339,26 @@ class TopicManager:
         return created
 
     async def create_journal(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
-        """Create a topic of the broker's own, with as many replicas as it is to have, or as there are brokers."""
+        """Create a topic of the broker's own, with as many replicas as it is to have; one, where there are no others.
+
+        Raises KafkaError(COORDINATOR_NOT_AVAILABLE) until so many brokers are registered (KIP-115): what would be made
+        while the others are on their way up for the first time would have too few replicas for ever.
+        """
         factor, min_isr = self._journals.get(name, (1, 1))
-        factor = min(factor, max(1, sum(not broker.leaving for broker in self.image.brokers.values())))
+        if self._is_alone:
+            factor = 1
         if factor > 1:
             config = {**config, "min.insync.replicas": str(min(min_isr, factor))}
-        await self.create_topic(name, partitions, config, replication_factor=factor)
+        try:
+            await self.create_topic(name, partitions, config, replication_factor=factor)
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_REPLICATION_FACTOR:
+                raise
+            raise KafkaError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"{name} is made when {factor} brokers are registered. A cluster that is to have fewer says so:"
+                f" {_FACTOR_CONFIGS[name]}. {error.message}",
+            ) from error
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
@@ -361,7 +380,8 @@ class TopicManager:
     ) -> list[TopicImage | KafkaError]:
         async with self._change:
             if validate_only:
-                return await self._new_images(topics, await self._topic_ids(len(topics)), check_collisions)
+                ids, absent = await self._topic_ids(len(topics)), await self._absent(self._factors(topics))
+                return await self._new_images(topics, ids, absent, check_collisions)
             results: list[TopicImage | KafkaError] = []
             for first in range(0, len(topics), TOPICS_PER_CHANGE):
                 results += await self._create_some(
@@ -385,13 +405,16 @@ class TopicManager:
         results: list[TopicImage | KafkaError] = []
 
         async def decide() -> Event:
-            results[:] = await self._new_images(topics, ids, check_collisions)
+            factors = self._factors(topics)
+            absent = await self._absent(factors)
+            results[:] = await self._new_images(topics, ids, absent, check_collisions)
             return CreateTopics(
                 tuple(image for image in results if isinstance(image, TopicImage)),
                 assignments={
                     topic.name: topic.assignment for topic in topics if topic.assignment is not None
                 },
-                factors={topic.name: self.factor_of(topic) for topic in topics},
+                factors=factors,
+                absent=absent,
             )
 
         await self._carry_out(decide)
@@ -405,8 +428,22 @@ class TopicManager:
                 )
         return results
 
+    def _factors(self, topics: Sequence[NewTopic]) -> dict[str, int]:
+        return {topic.name: self.factor_of(topic) for topic in topics}
+
+    async def _absent(self, factors: Mapping[str, int]) -> tuple[BrokerImage, ...]:
+        """Who is to be a replica although it is not alive: nobody, where enough others are."""
+        alive = sum(not broker.leaving for broker in self.image.brokers.values())
+        if max(factors.values(), default=0) <= alive:
+            return ()
+        return absent_of(self.image, await self.known_brokers())
+
     async def _new_images(
-        self, topics: Sequence[NewTopic], ids: Sequence[uuid.UUID], check_collisions: bool
+        self,
+        topics: Sequence[NewTopic],
+        ids: Sequence[uuid.UUID],
+        absent: Sequence[BrokerImage],
+        check_collisions: bool,
     ) -> list[TopicImage | KafkaError]:
         results: list[TopicImage | KafkaError] = []
         taken: dict[str, str] = {}
@@ -415,7 +452,7 @@ class TopicManager:
             if not number % TOPICS_PER_TURN:
                 await asyncio.sleep(0)
             try:
-                image = await self._new_image(topic, topic_id, names)
+                image = await self._new_image(topic, topic_id, names, absent)
                 there = self._index.by_id.get(topic_id)  # made before somebody else was in between
                 if check_collisions and there is None:
                     self.check_collision(image.name)
@@ -427,7 +464,9 @@ class TopicManager:
             results.append(image)
         return results
 
-    async def _new_image(self, topic: NewTopic, topic_id: uuid.UUID, others: set[str]) -> TopicImage:
+    async def _new_image(
+        self, topic: NewTopic, topic_id: uuid.UUID, others: set[str], absent: Sequence[BrokerImage]
+    ) -> TopicImage:
         name = topic.name
         there = self._index.by_id.get(topic_id)
         if there is not None:
@@ -442,7 +481,7 @@ class TopicManager:
         normal = await self._validated(name, count, dict(topic.config))
         factor = self.factor_of(topic)
         if topic.assignment is None:
-            check_replication_factor(self.image, factor)
+            check_replication_factor(self.image, factor, absent)
         return TopicImage(name, topic_id, count, normal, name in INTERNAL_TOPICS)
 
     def factor_of(self, topic: NewTopic) -> int:
@@ -521,7 +560,11 @@ class TopicManager:
             entry = self.image.topics.get(name)
             if entry is None:
                 raise unknown_topic(name)
-            return ReplaceTopic(await changed(entry.topic), entry.version, assignment=assignment)
+            new = await changed(entry.topic)
+            absent: tuple[BrokerImage, ...] = ()
+            if assignment is None and new.partition_count > entry.topic.partition_count:
+                absent = await self._absent({name: len(entry.state(0).replicas)})
+            return ReplaceTopic(new, entry.version, assignment=assignment, absent=absent)
 
         async with self._change:
             if validate_only:

@@ -22,6 +22,9 @@ from broker.testing.transactional_client import coordinated_by, place_of
 DEADLINE_SECONDS = 60.0
 JOURNALS = ("__consumer_offsets", "__transaction_state")
 """By the type of a coordinator's key."""
+JOURNAL_FACTORS = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
+JOURNAL_REPLICAS = 3
+"""Of clusters that have so many brokers; those of others have as many as there are."""
 
 
 class DirectCluster:
@@ -46,7 +49,10 @@ class DirectCluster:
         keys = [key for extension in extensions for key in extension.broker_configs()]
         store = self.stores[node_id] = await self.ensemble.connect(session_timeout_ms=self._session_ms)
         broker = Broker(
-            BrokerConfig({**QUICK, **(config or {}), "node.id": str(node_id)}, keys),
+            BrokerConfig(
+                {**QUICK, **dict.fromkeys(JOURNAL_FACTORS, "1"), **(config or {}), "node.id": str(node_id)},
+                keys,
+            ),
             data_dir=self._folder / str(node_id),
             port=0,
             extensions=extensions,
@@ -110,6 +116,8 @@ async def direct_cluster(
 ) -> AsyncIterator[DirectCluster]:
     """Brokers 1 to `brokers`, stopped cleanly at the end."""
     cluster = DirectCluster(folder, make_extensions, session_ms=session_ms)
+    replicas = str(max(1, min(brokers, JOURNAL_REPLICAS)))
+    config = {**dict.fromkeys(JOURNAL_FACTORS, replicas), **(config or {})}
     try:
         for node_id in range(1, brokers + 1):
             await cluster.start(node_id, config)

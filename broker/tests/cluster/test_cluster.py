@@ -15,7 +15,7 @@ from broker.cluster.metadata import NewTopic
 from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
 from broker.ports import StoreUnavailableError
-from broker.testing.cluster import DirectCluster, direct_cluster
+from broker.testing.cluster import JOURNAL_FACTORS, DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker, direct_broker, values_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_topics import (
@@ -24,11 +24,11 @@ from protocol.messages.create_topics import (
     CreateTopicsRequest,
 )
 from protocol.messages.describe_cluster import DescribeClusterRequest
-from protocol.messages.find_coordinator import FindCoordinatorRequest
+from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.join_group import JoinGroupRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponseTopic
 
 
 def leaders(broker: DirectBroker, topic: str) -> list[int]:
@@ -300,6 +300,95 @@ async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(t
             lambda broker: leaders(broker, "t")[own] == 2 and len(broker.context.metadata.image.brokers) == 2
         )
         await produced_in_time(two, "t", own)
+
+
+async def auto_created(broker: DirectBroker, name: str) -> MetadataResponseTopic:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=True)
+    (topic,) = (await broker.send(request)).topics
+    return topic
+
+
+async def test_topics_are_made_while_a_broker_is_missing_which_has_its_replicas_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    config = {"default.replication.factor": "3", "min.insync.replicas": "2"}
+    async with direct_cluster(tmp_path, 3, config=config) as cluster:
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
+        await cluster.stop(3)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        made = await auto_created(cluster.brokers[2], "auto")
+        assert made.error_code == 0
+        await cluster.brokers[1].create_topic("asked", 4)
+        for name in ("auto", "asked"):
+            entry = cluster.brokers[1].context.metadata.entry(name)
+            assert entry is not None
+            for state in entry.states():
+                assert state.replicas[2] == 3
+                assert set(state.isr) == {1, 2} == set(state.replicas[:2])
+                assert state.leader == state.replicas[0]
+        (leader,) = leaders(cluster.brokers[1], "auto")
+        await produced_in_time(cluster.brokers[leader], "auto", 0)
+        await cluster.start(3, config)
+        await cluster.agreed(
+            lambda broker: all(
+                set(state.isr) == {1, 2, 3}
+                for name in ("auto", "asked")
+                for state in broker.context.metadata.entry(name).states()
+            )
+        )
+
+
+async def test_who_waits_for_a_new_topic_asks_again_until_brokers_enough_are_registered(
+    tmp_path: Path,
+) -> None:
+    config = {"default.replication.factor": "2"}
+    async with direct_cluster(tmp_path, 1, config=config) as cluster:
+        assert (await auto_created(cluster.brokers[1], "t")).error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        assert cluster.brokers[1].context.metadata.topic("t") is None
+        await cluster.start(2, config)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        made = await auto_created(cluster.brokers[1], "t")
+        assert made.error_code == 0
+        assert sorted(made.partitions[0].replica_nodes) == [1, 2]
+
+
+@pytest.mark.parametrize("of", ["groups", "transactions"])
+async def test_journals_are_made_when_as_many_brokers_are_registered_as_are_to_have_them(
+    of: str, tmp_path: Path
+) -> None:
+    """Who is the first one up would have them alone for ever."""
+    config = {
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.num.partitions": "1",
+    } | dict.fromkeys(JOURNAL_FACTORS, "2")
+    name, key_type = ("__consumer_offsets", 0) if of == "groups" else ("__transaction_state", 1)
+    request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a"])
+
+    async def found(broker: DirectBroker) -> Coordinator:
+        (coordinator,) = (await broker.send(request, 4)).coordinators
+        return coordinator
+
+    async with direct_cluster(tmp_path, 1, config=config) as cluster:
+        one = cluster.brokers[1]
+        refused = await found(one)
+        assert refused.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert one.context.metadata.topic(name) is None
+        await cluster.start(2, config)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        await cluster.stop(2)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 1)
+        assert (await found(one)).node_id == 1, "one that is registered and comes back is enough"
+        entry = one.context.metadata.entry(name)
+        assert entry is not None
+        assert entry.state(0).replicas == (1, 2)
+        assert entry.state(0).isr == (1,)
+
+
+async def test_journals_of_a_server_without_others_are_its_own(tmp_path: Path) -> None:
+    """Whatever is configured for clusters: nobody else will ever be registered."""
+    async with direct_broker(tmp_path, dict.fromkeys(JOURNAL_FACTORS, "3")) as broker:
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=["a"])
+        assert (await broker.send(request, 4)).coordinators[0].error_code == 0
 
 
 async def test_a_group_is_coordinated_by_the_leader_of_its_partition_alone(tmp_path) -> None:

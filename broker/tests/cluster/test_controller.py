@@ -333,6 +333,27 @@ def test_leaders_of_new_partitions_go_round_the_brokers() -> None:
         assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
 
 
+def test_absent_brokers_are_replicas_where_too_few_are_alive_and_never_lead_or_are_in_sync() -> None:
+    controller = elected()
+    for broker_id, rack in ((0, "a"), (1, "b")):
+        controller.carry_out(BrokerStarted(BrokerImage(broker_id, 100, "x", rack=rack), clean=True))
+    absent = tuple(BrokerImage(each, -1, "", rack=rack) for each, rack in ((2, "a"), (3, "c"), (4, "c")))
+    controller.carry_out(CreateTopics((topic("t", 8), topic("two", 8)), 3, factors={"two": 2}, absent=absent))
+    for state in controller.image.topics["t"].states():
+        assert set(state.isr) == {0, 1} == set(state.replicas[:2])
+        assert state.leader == state.replicas[0]
+        assert state.replicas[2] in (3, 4), "on a rack that has nobody else"
+    assert all(set(state.replicas) == {0, 1} for state in controller.image.topics["two"].states())
+    controller.carry_out(CreateTopics((topic("all", 1),), 5, absent=absent))
+    assert set(controller.image.topics["all"].state(0).replicas) == set(range(5))
+    entry = controller.image.topics["t"]
+    controller.carry_out(ReplaceTopic(replace(entry.topic, partition_count=9), entry.version, absent=absent))
+    assert len(controller.image.topics["t"].state(8).replicas) == 3
+    with pytest.raises(KafkaError, match="only 5 broker") as refused:
+        controller.carry_out(CreateTopics((topic("six", 1),), 6, absent=absent))
+    assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
 def test_replicas_are_on_different_racks_as_far_as_there_are_any() -> None:
     controller = elected()
     for broker_id, rack in enumerate(("a", "a", "b", "b", "c")):
