@@ -103,6 +103,10 @@ class ServerProcess:
             self.process.kill()
             self._reap()
 
+    def kill_all(self) -> None:
+        """As of several."""
+        self.kill()
+
     def stop(self) -> int:
         """SIGTERM, as an administrator does; gives the exit code."""
         if self.process is None:
@@ -215,7 +219,7 @@ def server(tmp_path_factory, make_server):
 def own_server(tmp_path, make_server):
     process = make_server(tmp_path).start()
     yield process
-    process.kill_all() if isinstance(process, ServerProcesses) else process.kill()
+    process.kill_all()
     assert "Traceback" not in process.log(), process.log()
 
 

@@ -20,6 +20,9 @@ if BROKERS not in (1, 3):
     raise ValueError(f"HEADRACE_BROKERS is {BROKERS}, but a test's server is 1 or 3 brokers")
 REPLICAS = BROKERS
 NUMBERS = (1, 2, 3)
+NODE_IDS = NUMBERS if BROKERS == 3 else (0,)
+"""Of a test's server."""
+MIN_IN_SYNC = 2 if BROKERS == 3 else 1
 IN_SYNC_SECONDS = 120.0
 SETTINGS = {
     "default.replication.factor": "3",

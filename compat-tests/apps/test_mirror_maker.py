@@ -21,6 +21,7 @@ from apps.loads import Attempt, consumed, produce, until
 
 from bench.kafka_peer import KAFKA_VERSION, start_kafka
 from bench.maven import fetch
+from broker.testing.three_brokers import MIN_IN_SYNC, REPLICAS
 from headrace import connect
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
@@ -50,13 +51,13 @@ kafka->headrace.enabled=true
 headrace->kafka.enabled=true
 topics=from.*,shop.items
 groups=.*
-replication.factor=1
-checkpoints.topic.replication.factor=1
-heartbeats.topic.replication.factor=1
-offset-syncs.topic.replication.factor=1
-config.storage.replication.factor=1
-offset.storage.replication.factor=1
-status.storage.replication.factor=1
+replication.factor=-1
+checkpoints.topic.replication.factor=-1
+heartbeats.topic.replication.factor=-1
+offset-syncs.topic.replication.factor=-1
+config.storage.replication.factor=-1
+offset.storage.replication.factor=-1
+status.storage.replication.factor=-1
 refresh.topics.interval.seconds=5
 refresh.groups.interval.seconds=5
 sync.topic.configs.interval.seconds=5
@@ -83,9 +84,9 @@ def kafka(tmp_path: Path) -> Iterator[str]:
     server.stop()
 
 
-def make_topic(address: str, name: str, partitions: int) -> None:
+def make_topic(address: str, name: str, partitions: int, replicas: int) -> None:
     admin = AdminClient({"bootstrap.servers": address})
-    for made in admin.create_topics([NewTopic(name, partitions, 1, config=CONFIGS)]).values():
+    for made in admin.create_topics([NewTopic(name, partitions, replicas, config=CONFIGS)]).values():
         made.result(60)
 
 
@@ -131,8 +132,8 @@ def test_topics_and_a_table_are_mirrored_both_ways(
         "MirrorMaker 2", KAFKA_VERSION, "exactly once, both ways with Apache Kafka, the server killed twice"
     ):
         headrace = own_server.address
-        make_topic(kafka, "from.kafka", 3)
-        make_topic(headrace, "from.headrace", 4)
+        make_topic(kafka, "from.kafka", 3, 1)
+        make_topic(headrace, "from.headrace", 4, REPLICAS)
         with connect(headrace) as connection:
             connection.execute("CREATE DATABASE shop")
             connection.execute(
@@ -195,4 +196,7 @@ def test_topics_and_a_table_are_mirrored_both_ways(
         admin = AdminClient({"bootstrap.servers": headrace})
         resource = ConfigResource(ConfigResource.Type.TOPIC, "kafka.from.kafka")
         found = admin.describe_configs([resource])[resource].result(30)
-        assert {name: found[name].value for name in CONFIGS} == CONFIGS
+        partitions = admin.list_topics("kafka.from.kafka", timeout=60).topics["kafka.from.kafka"].partitions
+        assert [len(each.replicas) for each in partitions.values()] == 3 * [REPLICAS]
+        own = {"min.insync.replicas": str(MIN_IN_SYNC)}  # left out by MirrorMaker: what the servers are set to
+        assert {name: found[name].value for name in CONFIGS} == {**CONFIGS, **own}

@@ -25,7 +25,6 @@ FIRST_LOOKUP_SECONDS = float(os.environ.get("HEADRACE_SOAK_LOOKUP_SECONDS", "2")
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
 
 
-@pytest.mark.one_process("what its own disk keeps")
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_no_acknowledged_row_is_lost_by_a_kill_straight_after_a_flush(own_server, durability) -> None:
     """Upserts of old and new keys, acknowledged by all; then at once kill -9, a start, and every row is compared."""

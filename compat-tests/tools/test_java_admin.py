@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from java_tools import NEEDED, JavaTools
 
-from broker.testing.three_brokers import REPLICAS
+from broker.testing.three_brokers import NODE_IDS, REPLICAS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 
@@ -150,7 +150,7 @@ def test_a_java_consumer_reads_everything_through_a_fetch_session(own_server, ja
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
-    at = ["--bootstrap-server", server.address]
+    at, broker = ["--bootstrap-server", server.address], str(NODE_IDS[0])
 
     def write(name: str, content: object) -> str:
         path = tmp_path / name
@@ -175,7 +175,7 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     assert f"topic {topic} are" in java.run(configs, *at, "--describe", "--entity-type", "topics")
     java.run(configs, *at, "--alter", "--topic", topic, "--delete-config", "retention.ms")
     assert "retention.ms" not in java.run(configs, *at, "--describe", "--topic", topic)
-    assert "num.partitions=1" in java.run(configs, *at, "--describe", "--all", "--broker", "0")
+    assert "num.partitions=1" in java.run(configs, *at, "--describe", "--all", "--broker", broker)
     for entity in ("clients", "ips", "client-metrics", "groups"):
         java.run(configs, *at, "--describe", "--entity-type", entity)
     group = unique("configured")
@@ -187,7 +187,7 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     assert "group.consumer.min.session.timeout.ms" in refused.output
     java.run(configs, *of_group, "--alter", "--delete-config", "consumer.session.timeout.ms")
     assert timeout not in java.run(configs, *of_group, "--describe")
-    every, one = [*at, "--entity-type", "brokers", "--entity-default"], [*at, "--broker", "0"]
+    every, one = [*at, "--entity-type", "brokers", "--entity-default"], [*at, "--broker", broker]
     java.run(configs, *every, "--alter", "--add-config", "log.cleaner.backoff.ms=14000")
     java.run(configs, *one, "--alter", "--add-config", "log.cleaner.backoff.ms=13000")
     printed = java.run(configs, *one, "--describe")
@@ -236,13 +236,15 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
 
     # kafka-log-dirs
     printed = java.run("LogDirsCommand", *at, "--describe", "--topic-list", topic)
-    (broker,) = json.loads(printed[printed.index('{"') :].splitlines()[0])["brokers"]
-    (directory,) = broker["logDirs"]
-    assert directory["error"] is None
-    assert {part["partition"] for part in directory["partitions"]} == {
-        f"{topic}-{index}" for index in range(3)
-    }
-    assert all(part["size"] > 10_000 for part in directory["partitions"])
+    holders = json.loads(printed[printed.index('{"') :].splitlines()[0])["brokers"]
+    assert {each["broker"] for each in holders} == set(NODE_IDS)
+    for holder in holders:
+        (directory,) = holder["logDirs"]
+        assert directory["error"] is None
+        assert {part["partition"] for part in directory["partitions"]} == {
+            f"{topic}-{index}" for index in range(3)
+        }
+        assert all(part["size"] > 10_000 for part in directory["partitions"])
 
     # kafka-leader-election
     elect = ["LeaderElectionCommand", *at, "--election-type"]
@@ -257,16 +259,16 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     # kafka-reassign-partitions
     reassign = ["reassign.ReassignPartitionsCommand", *at]
     assert "No partition reassignments found" in java.run(*reassign, "--list")
-    same = write(
-        "same.json",
-        {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [0]}]},
-    )
+
+    def assignment(name: str, replicas: list[int]) -> str:
+        moved = {"topic": topic, "partition": 0, "replicas": replicas}
+        return write(name, {"version": 1, "partitions": [moved]})
+
+    described = AdminClient({"bootstrap.servers": server.address}).list_topics(topic, timeout=60)
+    same = assignment("same.json", described.topics[topic].partitions[0].replicas)
     assert "Successfully started" in java.run(*reassign, "--execute", "--reassignment-json-file", same)
     assert "is completed" in java.run(*reassign, "--verify", "--reassignment-json-file", same)
-    other = write(
-        "other.json",
-        {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [1]}]},
-    )
+    other = assignment("other.json", [NODE_IDS[-1] + 1])
     assert java.try_run(*reassign, "--execute", "--reassignment-json-file", other).code != 0
 
     # kafka-cluster

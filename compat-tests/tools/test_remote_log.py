@@ -41,10 +41,10 @@ def store(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def tiered_server(store, tmp_path, server_process_class):
-    process = server_process_class(tmp_path, **SETTINGS).start()
+def tiered_server(store, tmp_path, make_server):
+    process = make_server(tmp_path, **SETTINGS).start()
     yield process
-    process.kill()
+    process.kill_all()
 
 
 def segments(store: FaultyS3) -> list[str]:
