@@ -198,5 +198,5 @@ def test_topics_and_a_table_are_mirrored_both_ways(
         found = admin.describe_configs([resource])[resource].result(30)
         partitions = admin.list_topics("kafka.from.kafka", timeout=60).topics["kafka.from.kafka"].partitions
         assert [len(each.replicas) for each in partitions.values()] == 3 * [REPLICAS]
-        own = {"min.insync.replicas": str(MIN_IN_SYNC)}  # left out by MirrorMaker: what the servers are set to
-        assert {name: found[name].value for name in CONFIGS} == {**CONFIGS, **own}
+        ours = {"min.insync.replicas": str(MIN_IN_SYNC)}  # MirrorMaker leaves it out
+        assert {name: found[name].value for name in CONFIGS} == {**CONFIGS, **ours}
