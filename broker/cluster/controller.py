@@ -18,7 +18,9 @@ Invariants
 - A leader is in the ISR and alive; the ISR is a part of the replicas. The last member of an ISR stays in it when it
   dies, for it has everything; it leaves it when it comes back from a stop in which it may have lost records (not clean,
   and the machine has started anew), unless there is no other replica. What has left an ISR that is smaller than
-  `min.insync.replicas` stays eligible (KIP-966), until that is lowered.
+  `min.insync.replicas` stays eligible (KIP-966), until that is lowered. Where a topic does not set that, it is what the
+  broker that decides has for all; a leader that goes by less shows and acknowledges nothing before nobody is eligible
+  any more (`broker.replication.progress`), so that brokers may hear of another number one after the other.
 - Of an ISR that its leader proposes, each member is alive under the broker epoch that is named (KIP-903), and does not
   leave.
 - A partition that is being moved (`reassignment`) is where it is to be with the change of the ISR that
@@ -92,6 +94,8 @@ class ReplaceTopic(msgspec.Struct, frozen=True):
     """Of the partitions that are added."""
     absent: tuple[BrokerImage, ...] = ()
     """As of `CreateTopics`."""
+    min_isr: int = 1
+    """`min.insync.replicas` of topics that do not set it."""
 
 
 class AdoptStates(msgspec.Struct, frozen=True):
@@ -117,10 +121,14 @@ class BrokerLeaving(msgspec.Struct, frozen=True):
     """It is about to stop: others lead what they can, and it is in no ISR that has another member."""
 
     broker_id: int
+    min_isr: int = 1
+    """As of `ReplaceTopic`."""
 
 
 class BrokerGone(msgspec.Struct, frozen=True):
     broker_id: int
+    min_isr: int = 1
+    """As of `ReplaceTopic`."""
 
 
 class ElectLeaders(msgspec.Struct, frozen=True):
@@ -152,7 +160,9 @@ class ReplicasLost(msgspec.Struct, frozen=True):
 
 
 class ChangeIsr(msgspec.Struct, frozen=True):
-    """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch)."""
+    """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch). `min_isr`: what the leader goes
+    by.
+    """
 
     topic: str
     index: int
@@ -160,6 +170,7 @@ class ChangeIsr(msgspec.Struct, frozen=True):
     leader_epoch: int
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
+    min_isr: int | None = None
 
 
 class ChangeIsrs(msgspec.Struct, frozen=True):
@@ -267,19 +278,19 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
                     state, broker.broker_id, clean, kept or _is_synced(topic, synced), alive
                 ),
             )
-        case BrokerLeaving(broker_id):
+        case BrokerLeaving(broker_id, min_isr):
             alive = _staying(image) - {broker_id}
             return _restated(
                 image,
                 image.topics.values(),
-                lambda topic, _, state: _leaving(state, broker_id, alive, _min_isr(topic)),
+                lambda topic, _, state: _leaving(state, broker_id, alive, _min_isr(topic, min_isr)),
             )
-        case BrokerGone(broker_id):
+        case BrokerGone(broker_id, min_isr):
             alive = _staying(image) - {broker_id}
             return _restated(
                 image,
                 image.topics.values(),
-                lambda topic, _, state: _gone(state, broker_id, alive, _min_isr(topic)),
+                lambda topic, _, state: _gone(state, broker_id, alive, _min_isr(topic, min_isr)),
             )
         case ElectLeaders():
             return _elect(image, event)
@@ -366,9 +377,9 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
             if factor is None:
                 factor = len(old.state(0).replicas) - len(old.state(0).removing)
             added = _placed(image, topic, range(before, total), factor, event.absent)
-    if added or _min_isr(topic) < _min_isr(old.topic):
+    is_lowered = _min_isr(topic, event.min_isr) < _min_isr(old.topic, event.min_isr)
+    if added or is_lowered:
         # By the lower number something may be acknowledged that those who are eligible have not.
-        is_lowered = _min_isr(topic) < _min_isr(old.topic)
         kept = (_without_eligible(state) if is_lowered else state for state in old.states())
         states = (*kept, *added)
         chunks = list(old.chunks)
@@ -660,7 +671,7 @@ def _changed_isr(image: ClusterImage, event: ChangeIsr) -> PartitionState:
                 + ("it is about to stop" if broker is not None and broker.leaving else why),
             )
     left = tuple(broker for broker in state.isr if broker not in isr)
-    short = len(isr) < _min_isr(entry.topic)
+    short = len(isr) < (_min_isr(entry.topic, 1) if event.min_isr is None else event.min_isr)
     elr = tuple(broker for broker in (*state.elr, *left) if broker not in isr) if short else ()
     state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
     return _moved_on(state, _staying(image))
@@ -722,8 +733,9 @@ def _is_synced(topic: TopicImage, by_default: bool) -> bool:
     return by_default if durability is None else durability == "power"
 
 
-def _min_isr(topic: TopicImage) -> int:
-    return int(topic.config.get("min.insync.replicas", "1"))
+def _min_isr(topic: TopicImage, by_default: int) -> int:
+    own = topic.config.get("min.insync.replicas")
+    return by_default if own is None else int(own)
 
 
 def _without(brokers: tuple[int, ...], broker: int) -> tuple[int, ...]:

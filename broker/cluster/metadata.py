@@ -80,6 +80,7 @@ from broker.cluster.topic_names import (
     metric_name,
     unknown_topic,
 )
+from broker.log.config import LogConfig
 from broker.ports import (
     STORE_LOST,
     CoordinationStore,
@@ -484,6 +485,11 @@ class TopicManager:
             check_replication_factor(self.image, factor, absent)
         return TopicImage(name, topic_id, count, normal, name in INTERNAL_TOPICS)
 
+    @property
+    def _min_isr_default(self) -> int:
+        """Of topics that do not set it, as this broker has it now."""
+        return LogConfig.parse(self.topic_configs.broker_defaults).min_insync_replicas
+
     def factor_of(self, topic: NewTopic) -> int:
         """How many replicas its partitions are to have."""
         if topic.assignment is not None:
@@ -564,7 +570,9 @@ class TopicManager:
             absent: tuple[BrokerImage, ...] = ()
             if assignment is None and new.partition_count > entry.topic.partition_count:
                 absent = await self._absent({name: len(entry.state(0).replicas)})
-            return ReplaceTopic(new, entry.version, assignment=assignment, absent=absent)
+            return ReplaceTopic(
+                new, entry.version, assignment=assignment, absent=absent, min_isr=self._min_isr_default
+            )
 
         async with self._change:
             if validate_only:
@@ -867,7 +875,7 @@ class TopicManager:
         if image.controller_epoch < 0:
             return image
         registered = await read_registrations(self._store)
-        while (event := _to_attend(image, registered)) is not None:
+        while (event := _to_attend(image, registered, self._min_isr_default)) is not None:
             image = await self._written(image, event)
         return image
 
@@ -1015,7 +1023,7 @@ class TopicManager:
             registered = await read_registrations(self._store)
 
             async def decide() -> Event | None:
-                return _to_attend(self.image, registered)
+                return _to_attend(self.image, registered, self._min_isr_default)
 
             while await decide() is not None:
                 await self._carry_out(decide)
@@ -1175,7 +1183,7 @@ def _controlled(image: ClusterImage, claim: Claim | None, controller_id: int) ->
 
 
 def _to_attend(
-    image: ClusterImage, registered: Mapping[int, Registered]
+    image: ClusterImage, registered: Mapping[int, Registered], min_isr: int
 ) -> BrokerGone | BrokerStarted | BrokerLeaving | None:
     """What the controller has to do next about who is registered. Who has started anew comes first: what it may have
     lost must not count when others are gone.
@@ -1186,10 +1194,10 @@ def _to_attend(
             return BrokerStarted(found.broker, found.clean, found.kept, found.synced)
     for broker_id in there:
         if broker_id not in registered:
-            return BrokerGone(broker_id)
+            return BrokerGone(broker_id, min_isr)
     for broker_id, found in registered.items():
         if broker_id not in there:
             return BrokerStarted(found.broker, found.clean, found.kept, found.synced)
         if found.leaving and not there[broker_id].leaving:
-            return BrokerLeaving(broker_id)
+            return BrokerLeaving(broker_id, min_isr)
     return None

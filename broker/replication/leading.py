@@ -26,6 +26,7 @@ from protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from broker.cluster.image import PartitionState
     from broker.cluster.topic import TopicImage
+    from broker.log.config import LogConfig
     from broker.log.partition_log import PartitionLog
     from broker.replication.following import Follower
 
@@ -194,6 +195,10 @@ class ReplicatedPartition(Partition):
             for broker, replica in progress.replicas.items():
                 self._join(broker, replica.broker_epoch)
 
+    def reconfigure(self, config: LogConfig) -> None:
+        super().reconfigure(config)
+        self.look_again()  # by a smaller `min.insync.replicas`
+
     # -- the high watermark --------------------------------------------------------------------------------
 
     @property
@@ -233,6 +238,8 @@ class ReplicatedPartition(Partition):
         """Publish what all of the ISR have, or have the hooks do so."""
         if not self.is_open or self.closed or self.is_fenced:
             return
+        if self.state.elr and self.progress.must_end_eligibility(self.log.config.min_insync_replicas):
+            self._propose()
         new = self._possible_high_watermark(self.log)
         if new <= self._replicated_offset:
             return
@@ -362,7 +369,13 @@ class ReplicatedPartition(Partition):
         leading.propose(
             self,
             ChangeIsr(
-                self.topic.name, self.index, leading.broker_id, state.leader_epoch, state.partition_epoch, isr
+                self.topic.name,
+                self.index,
+                leading.broker_id,
+                state.leader_epoch,
+                state.partition_epoch,
+                isr,
+                self.needed_in_sync,
             ),
         )
 

@@ -5,7 +5,9 @@ Invariants
 - The high watermark is the least end of the *maximal* ISR: everybody who is in it, or would be by a proposal of which
   nobody knows yet whether it was carried out (rule R5). Who has not fetched under this epoch has no end yet.
 - It does not move while the ISR is smaller than `min.insync.replicas`: who leaves such an ISR stays eligible (KIP-966),
-  and would have to lead without what was acknowledged or read meanwhile.
+  and would have to lead without what was acknowledged or read meanwhile. Nor does it move while anybody is eligible
+  beside the ISR, whoever counted by a larger number: with a smaller one the leader has that ended first
+  (`must_end_eligibility`).
 - It waits for those who are about to join, for as long as they keep up, and also where it is past their ends already;
   otherwise a follower that is always one fetch behind would never get in.
 - A follower joins when it has everything below the high watermark, and something of this epoch if there is anything
@@ -98,7 +100,7 @@ class Progress:
         self, present: int, min_isr: int, now: float, lag_s: float, epochs: Mapping[int, int]
     ) -> int:
         """What it may be, never less than what it is. `epochs`: those of the brokers that may join."""
-        if len(self.state.isr) < min(min_isr, len(self.state.replicas)):
+        if self.state.elr or self._is_short(min_isr):
             return present
         maximal = set(self.state.isr) | set(self.proposed or ())
         new = self.own_end
@@ -112,6 +114,13 @@ class Progress:
             ):
                 new = replica.end_offset
         return max(new, present)
+
+    def _is_short(self, min_isr: int) -> bool:
+        return len(self.state.isr) < min(min_isr, len(self.state.replicas))
+
+    def must_end_eligibility(self, min_isr: int) -> bool:
+        """Whether the ISR as it is has to be written down anew, because it is large enough by this number."""
+        return bool(self.state.elr) and self.proposed is None and not self._is_short(min_isr)
 
     def joining(self, broker: int, high_watermark: int) -> bool:
         """Whether a follower has what it needs to be in the ISR, and is not."""

@@ -429,6 +429,34 @@ def test_who_is_eligible_is_not_when_less_is_enough() -> None:
     assert controller.image.topics["t"].topic.config == {"min.insync.replicas": "1"}
 
 
+def test_what_topics_do_not_say_is_what_all_have() -> None:
+    controller = elected(2)
+    controller.carry_out(CreateTopics((topic("t", 1), topic("own", 1, min_insync_replicas="1")), 2))
+    _, other = state_of(controller).replicas
+    controller.carry_out(BrokerGone(other, min_isr=2))
+    assert state_of(controller).elr == (other,)
+    assert state_of(controller, "own").elr == ()
+    entry = controller.image.topics["t"]
+    same = replace(entry.topic, config={"min.insync.replicas": "2"})
+    controller.carry_out(ReplaceTopic(same, entry.version, min_isr=2))
+    assert state_of(controller).elr == (other,), "it is as many as before"
+    entry = controller.image.topics["t"]
+    controller.carry_out(ReplaceTopic(replace(entry.topic, config={}), entry.version, min_isr=1))
+    assert state_of(controller).elr == ()
+
+
+@pytest.mark.parametrize("min_isr", [1, 2])
+def test_a_leader_says_by_how_many_it_goes(min_isr: int) -> None:
+    controller = elected(2)
+    controller.carry_out(CreateTopics((topic("t", 1),), 2))
+    leader, other = state_of(controller).replicas
+    controller.carry_out(BrokerGone(other, min_isr=2))
+    state = state_of(controller)
+    isr = ((leader, controller.image.brokers[leader].epoch),)
+    controller.carry_out(ChangeIsr("t", 0, leader, state.leader_epoch, state.partition_epoch, isr, min_isr))
+    assert state_of(controller).elr == ((other,) if min_isr == 2 else ())
+
+
 def test_isrs_of_many_partitions_are_changed_together_and_those_that_are_out_of_date_left_out() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 150), topic("u", 2)), 3))

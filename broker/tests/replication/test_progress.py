@@ -128,3 +128,18 @@ def test_it_waits_for_who_keeps_up_also_where_it_is_past_it_already() -> None:
     assert progress.joining(2, hw(progress, 11, now=3.0))
     progress.own_end = 20
     assert hw(progress, 12, now=LAG + 4) == 20, "not for longer than the time by which it would be out"
+
+
+def test_nothing_is_published_while_anybody_is_eligible_beside_the_isr() -> None:
+    """By a larger number than the leader goes by; it would lead without what was acknowledged."""
+    progress = Progress(1, PartitionState((1, 2, 3), 1, 5, (1, 2), elr=(3,)), 0, now=0.0)
+    progress.own_end = 10
+    progress.fetched(2, 12, 10, 10, 0.0)
+    assert hw(progress, 4) == 4
+    assert not progress.must_end_eligibility(3), "those who are in sync are too few"
+    assert progress.must_end_eligibility(2)
+    assert progress.propose(known=lambda broker: EPOCHS[broker]) == ((1, 11), (2, 12))
+    assert not progress.must_end_eligibility(2), "one proposal at a time"
+    progress.follow(PartitionState((1, 2, 3), 1, 5, (1, 2)))
+    assert hw(progress, 4) == 10
+    assert not progress.must_end_eligibility(2)

@@ -11,6 +11,7 @@ import pytest
 
 from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker, values_of
+from broker.tests.api.test_broker_configs import change
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
@@ -269,3 +270,39 @@ async def test_leaders_are_elected_by_whichever_broker_is_asked(tmp_path: Path) 
             log_of(follower).read(0, 1 << 20, up_to=1).read()
             == log_of(again).read(0, 1 << 20, up_to=1).read()
         )
+
+
+@pytest.mark.parametrize("given", ["at the start", "while they run"])
+async def test_what_all_brokers_want_in_sync_counts_for_topics_that_do_not_say(
+    given: str, tmp_path: Path
+) -> None:
+    name = "min.insync.replicas"
+    config = {name: "2"} if given == "at the start" else {}
+    async with direct_cluster(tmp_path, 2, config=config) as cluster:
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        assert (await create(cluster.brokers[1], 2)).error_code == 0
+        if given == "while they run":
+            await change(cluster.brokers[1], "", min_insync_replicas="2")
+            await cluster.agreed(
+                lambda broker: broker.context.metadata.topic_configs.broker_defaults.get(name) == "2"
+            )
+        state = cluster.brokers[1].context.metadata.state(TOPIC, 0)
+        assert state is not None
+        leader, other = state.replicas
+        broker = cluster.brokers[leader]
+        assert (await broker.produce(TOPIC, [b"a"])).error_code == 0
+        await cluster.stop(other)
+        await cluster.agreed(lambda broker: broker.context.metadata.state(TOPIC, 0).isr == (leader,))
+        state = broker.context.metadata.state(TOPIC, 0)
+        assert state is not None
+        assert state.elr == (other,), "it has all that was acknowledged"
+        assert (await broker.produce(TOPIC, [b"b"])).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert (await broker.produce(TOPIC, [b"c"], acks=1)).error_code == 0
+        assert (await broker.fetch(TOPIC, 0)).high_watermark == 1
+        await change(broker, "", min_insync_replicas="1")
+        answer = await broker.produce(TOPIC, [b"d"])
+        assert answer.error_code == 0, answer.error_message
+        state = broker.context.metadata.state(TOPIC, 0)
+        assert state is not None
+        assert state.elr == (), "it would lead without what is acknowledged now"
+        assert (await broker.fetch(TOPIC, 0)).high_watermark == 3
