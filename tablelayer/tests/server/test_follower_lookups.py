@@ -10,11 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.security.rights import Operation, ResourceType
 from broker.testing.cluster import DirectCluster, direct_cluster
+from broker.tests.security.people import SECURED, allow, client, revoke_all
 from protocol.errors import ErrorCode
 from tablelayer.client.read.reader import nullable_schema
 from tablelayer.model import messages as m
 from tablelayer.model.batches.ipc import decode_answer, encode_ipc
+from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.bucket.standby import Standby
 from tablelayer.tests.server.tables import Table, until
 from tablelayer.tests.server.test_replicated_tables import (
@@ -199,3 +202,77 @@ async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
 
         await until(has_it)
         assert min(bounds[1:]) >= 0
+
+
+async def test_who_may_look_up_at_the_leader_may_at_a_follower_and_nobody_else(tmp_path: Path) -> None:
+    config = {**OFTEN, **SECURED, "super.users": "User:admin;User:ANONYMOUS"}  # the brokers among themselves
+    async with direct_cluster(tmp_path, 3, extensions, config=config) as cluster:
+        cluster.brokers = {number: client(broker, "admin") for number, broker in cluster.brokers.items()}
+        one = cluster.brokers[1]
+        columns = "a INT, k INT, v INT, PRIMARY KEY (a, k)"
+        table = await led(cluster, await created(cluster, columns, bucket_key=("a",)), {1, 2, 3})
+        leader = state_of(cluster).leader
+        other = min({1, 2, 3} - {leader})
+        assert (await table.put(("+", {"a": 1, "k": 2, "v": 20}))).error_code == 0
+        await until(lambda: knows_its_time(cluster, other, 1))
+        schema = table.definition.schema
+        a, k, v = (schema.column(name).id for name in ("a", "k", "v"))
+        key_schema = pa.schema([each.field() for each in schema.key_columns])
+        keys = pa.RecordBatch.from_pylist([{"a": 1, "k": 2}], schema=key_schema)
+        lookup = m.LookupBucket(bucket=0, keys=encode_ipc(keys))
+        prefix = m.PrefixLookupBucket(bucket=0, prefixes=encode_ipc(keys.select(["a"])))
+
+        async def told(kind: str, columns: list[int] | None) -> int:
+            """The same at the leader and at the follower, which answers for itself."""
+            request: Any
+            if kind == "lookup":
+                request = m.LookupRequest(table_id=table.table_id, buckets=[lookup], columns=columns)
+            else:
+                request = m.PrefixLookupRequest(table_id=table.table_id, buckets=[prefix], columns=columns)
+            request.staleness_ms_max = LONG_MS
+            led_answer, followed = [
+                await client(cluster.brokers[each], "ann").send(request) for each in (leader, other)
+            ]
+            assert (led_answer.error_code, led_answer.error_message) == (
+                followed.error_code,
+                followed.error_message,
+            )
+            if followed.error_code == 0:
+                assert [answer.buckets[0].error_code for answer in (led_answer, followed)] == [0, 0]
+                assert followed.buckets[0].applied_offset == 1, "a follower has answered"
+                assert led_answer.buckets[0].applied_offset == -1
+            else:
+                assert not followed.buckets
+            return int(followed.error_code)
+
+        async def are_told(code: int, columns: list[int] | None) -> None:
+            """As soon as both have heard of it."""
+            for kind in ("lookup", "prefix lookup"):
+                await until(lambda kind=kind: is_told(kind, code, columns), f"{kind}: not {code}")
+
+        async def is_told(kind: str, code: int, columns: list[int] | None) -> bool:
+            try:
+                return await told(kind, columns) == code
+            except AssertionError:
+                return False  # one of them has heard of it
+
+        everything, some = [a, k, v], [a, k]
+        await are_told(TableErrorCode.TABLE_NOT_FOUND, everything)
+        await allow(one, Operation.DESCRIBE, ResourceType.TOPIC, "default.t")
+        await are_told(ErrorCode.TOPIC_AUTHORIZATION_FAILED, everything)
+        given = {"database": "default", "table": "t", "principal": "User:ann"}
+        assert (await one.send(m.GrantColumnsRequest(**given, columns=["v"]))).error_code == 0
+        await are_told(ErrorCode.TOPIC_AUTHORIZATION_FAILED, [v])  # the key is used, and withheld
+        assert (await one.send(m.GrantColumnsRequest(**given, columns=["a", "k"]))).error_code == 0
+        await are_told(0, everything)
+        assert (await one.send(m.RevokeColumnsRequest(**given, columns=["v"]))).error_code == 0
+        await are_told(ErrorCode.TOPIC_AUTHORIZATION_FAILED, everything)
+        await are_told(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
+        await are_told(0, some)
+        await allow(one, Operation.READ, ResourceType.TOPIC, "default.t")
+        await are_told(0, None)
+        await revoke_all(one)
+        await are_told(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
+        await are_told(0, some)
+        assert (await one.send(m.RevokeColumnsRequest(**given, columns=["a", "k"]))).error_code == 0
+        await are_told(TableErrorCode.TABLE_NOT_FOUND, some)
