@@ -244,3 +244,18 @@ class HandOverStagedRequest(ApiMessage, key=10098, kind="request", versions="0",
 
 class HandOverStagedResponse(TableResponse, key=10098, kind="response", versions="0", flexible="0+"):
     pass
+
+
+class KeepDeadLettersRequest(ApiMessage, key=10099, kind="request", versions="0", flexible="0+"):
+    """Append records that a table has refused to its dead-letter topic, which another broker's table names: whoever had
+    that written down was allowed to write there. Answered when they count as acknowledged by all.
+    """
+
+    topic: str = string()
+    partition: int = int32()
+    batch: bytes = binary()
+    timeout_ms: int = int32()
+
+
+class KeepDeadLettersResponse(TableResponse, key=10099, kind="response", versions="0", flexible="0+"):
+    pass

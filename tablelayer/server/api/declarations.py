@@ -277,6 +277,12 @@ class TableApis:
                 whole(Operation.CLUSTER_ACTION),
             ),
             declare(
+                m.KeepDeadLettersRequest,
+                m.KeepDeadLettersResponse,
+                lambda by: by.forwarded.keep_dead_letters,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
                 m.CopyStoreRequest,
                 m.CopyStoreResponse,
                 lambda by: by.copies.copy,

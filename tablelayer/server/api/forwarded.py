@@ -1,4 +1,6 @@
-"""Rows that another broker was sent for a bucket that this one leads, from a message to the bucket and back."""
+"""Rows that another broker was sent for a bucket that this one leads, from a message to the bucket and back; what it
+has refused of them, for a dead-letter topic.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.messages import between as m
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.bucket import TableBucket
+from tablelayer.server.bucket.dead_letters import append_dead_letters
 from tablelayer.server.bucket.held_rows import HeldRows
 from tablelayer.server.bucket.remote_bucket import rows_of
 from tablelayer.server.merge.engines import Operations
@@ -77,6 +80,14 @@ class ForwardedHandlers:
             )
         await bucket.wait_published(AppendInfo(end - 1, end - 1, -1, 0), request.acks, request.timeout_ms)
         return m.AwaitRowsResponse()
+
+    async def keep_dead_letters(
+        self, context: RequestContext, request: m.KeepDeadLettersRequest
+    ) -> m.KeepDeadLettersResponse:
+        await append_dead_letters(
+            self._services.context, request.topic, request.partition, request.batch, request.timeout_ms
+        )
+        return m.KeepDeadLettersResponse()
 
 
 def _of_schema(rows: Operations, schema_id: int, now: TableDefinition) -> Operations:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from broker.log.validation import AppendOrigin
 from broker.net.peers import PeerLostError
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from tablelayer.model.messages.between import KeepDeadLettersRequest, KeepDeadLettersResponse
 from tablelayer.server.catalog.catalog import is_partition, is_table
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES_MAX: Final = 100 << 20
 """Of a topic that is made: tables take whatever a request can hold, and so must the place of what they refuse."""
-_BY_NAME: Final = 12
-"""The newest version of Produce that names topics."""
 _CHANNEL: Final = "dead-letters"
 _MORE_SECONDS: Final = 2.0
 """Beyond what the request waits at the other broker."""
@@ -42,9 +40,40 @@ async def write_dead_letters(
                 ) from error
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
-    image = metadata.topic(topic)
+    index, leader = _led_near(context, _plain(context, topic))
+    for batch in batches:
+        if leader == context.identity.broker_id:
+            await append_dead_letters(context, topic, index, batch, timeout_ms)
+        else:
+            await _send(context, leader, topic, index, batch, timeout_ms)
+
+
+async def append_dead_letters(
+    context: BrokerContext, topic: str, index: int, batch: bytes, timeout_ms: int
+) -> None:
+    """To a partition that this broker leads. Raises KafkaError."""
+    _plain(context, topic)
+    partition = context.partition(topic, index)
+    partition.check_served()
+    needed, there = partition.needed_in_sync, partition.in_sync_count
+    if there < needed:
+        raise KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"dead-letter topic {topic} wants min.insync.replicas={needed}; {there} is in sync",
+        )
+    info = partition.append(batch, AppendOrigin.CLIENT)
+    if not await partition.wait_acknowledged(info.last_offset + 1, -1, timeout_ms):
+        raise KafkaError(
+            ErrorCode.REQUEST_TIMED_OUT,
+            f"dead letters are in {topic}, but not on all replicas in sync within {timeout_ms} ms",
+        )
+
+
+def _plain(context: BrokerContext, topic: str) -> TopicImage:
+    """Raises KafkaError for a topic that dead letters cannot go to."""
+    image = context.metadata.topic(topic)
     if image is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"dead-letter topic {topic} was deleted")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no dead-letter topic {topic}")
     if image.internal:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"dead-letter topic {topic} is the broker's own")
     if is_table(image.config) or is_partition(image.config):
@@ -52,18 +81,7 @@ async def write_dead_letters(
             ErrorCode.INVALID_CONFIG,
             f"dead-letter topic {topic} is a table; dead letters need a plain topic",
         )
-    index, leader = _led_near(context, image)
-    for batch in batches:
-        if leader == context.identity.broker_id:
-            partition = context.partition(topic, index)
-            info = partition.append(batch, AppendOrigin.CLIENT)
-            if not await partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
-                raise KafkaError(
-                    ErrorCode.REQUEST_TIMED_OUT,
-                    f"dead letters are in {topic}, but not on disk within {timeout_ms} ms",
-                )
-        else:
-            await _send(context, leader, topic, index, batch, timeout_ms)
+    return image
 
 
 def _led_near(context: BrokerContext, image: TopicImage) -> tuple[int, int]:
@@ -85,19 +103,13 @@ def _led_near(context: BrokerContext, image: TopicImage) -> tuple[int, int]:
 async def _send(
     context: BrokerContext, leader: int, topic: str, index: int, batch: bytes, timeout_ms: int
 ) -> None:
-    """To another broker, as one of its clients."""
-    partition = PartitionProduceData(index=index, records=batch)
-    request = ProduceRequest(
-        acks=-1,
-        timeout_ms=timeout_ms,
-        topic_data=[TopicProduceData(name=topic, partition_data=[partition])],
-    )
+    """To another broker, which asks for nobody's right to the topic: who named it had that."""
+    request = KeepDeadLettersRequest(topic=topic, partition=index, batch=batch, timeout_ms=timeout_ms)
     try:
-        response = await context.peers.ask(
+        answer = await context.peers.ask(
             leader,
             request,
-            ProduceResponse,
-            _BY_NAME,
+            KeepDeadLettersResponse,
             channel=_CHANNEL,
             seconds=timeout_ms / 1000 + _MORE_SECONDS,
         )
@@ -105,7 +117,6 @@ async def _send(
         raise KafkaError(
             ErrorCode.LEADER_NOT_AVAILABLE, f"dead-letter topic {topic}: {error.message}"
         ) from None
-    (answer,) = response.responses[0].partition_responses
     if answer.error_code:
         raise KafkaError(
             ErrorCode(answer.error_code),

@@ -570,6 +570,10 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     m.CopyStoreRequest: _copy_store,
     m.KeepStagedRequest: _keep_staged,
     m.HandOverStagedRequest: _hand_over_staged,
+    m.KeepDeadLettersRequest: lambda world, rng: m.KeepDeadLettersRequest(
+        topic=rng.choice([PLAIN, "default.keyed", "no"]), partition=0, batch=bytes(int(rng.integers(200))),
+        timeout_ms=100,
+    ),
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from broker.replication.following import Follower
-from broker.security.rights import Operation, ResourceType
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.testing.cluster import DirectCluster, Routed, direct_cluster
 from broker.testing.direct import DirectBroker, values_of
-from broker.tests.security.people import SECURED, allow, client
+from broker.tests.security.people import HOST, SECURED, allow, client, creation, grant
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from tablelayer.client.connection import AsyncConnection
@@ -570,3 +570,58 @@ async def test_dead_letters_go_to_their_topic_whoever_leads_it(tmp_path) -> None
         fetched = await leader.fetch("letters", 0)
         assert values_of(fetched.records) == [(at, b'{"k": "bad"}') for at in (0, 1)]
         assert sorted(row["k"] for row in await all_rows(opened)) == [1, 2]
+
+
+def may(broker: DirectBroker, name: str) -> bool:
+    """Whether the broker has heard that somebody may write to the table."""
+    session = client(broker, name).peer.session
+    return broker.context.authorizer.may(session, HOST, Operation.WRITE, ResourceType.TOPIC, "default.t")
+
+
+async def test_dead_letters_go_to_another_brokers_topic_by_the_right_of_who_named_it(tmp_path) -> None:
+    """Brokers have CLUSTER_ACTION, and no right to anybody's topics."""
+    async with direct_cluster(tmp_path, 2, extensions, config=SECURED) as cluster:
+        cluster.brokers = {number: client(broker, "admin") for number, broker in cluster.brokers.items()}
+        cluster_action = creation(
+            Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME, who="User:ANONYMOUS"
+        )
+        await grant(cluster.brokers[1], cluster_action)
+        await allow(cluster.brokers[1], Operation.WRITE, ResourceType.TOPIC, "default.t")
+        await until(lambda: all(may(broker, "ann") for broker in cluster.brokers.values()))
+        opened = await created(cluster, "k INT", given={"table.kafka.dead-letter-topic": "letters"})
+        for number, table in opened.items():
+            (mine, *_) = own_buckets(table.broker, "default.t")
+            batch = identified([{"k": "bad"}, {"k": number}], 0, number)
+            answer = await client(table.broker, "ann").produce("default.t", batch, partition=mine)
+            assert answer.error_code == ErrorCode.NONE, answer.error_message
+        (leader,) = [table.broker for table in opened.values() if own_buckets(table.broker, "letters")]
+        fetched = await leader.fetch("letters", 0)
+        assert values_of(fetched.records) == [(at, b'{"k": "bad"}') for at in (0, 1)]
+        assert sorted(row["k"] for row in await all_rows(opened)) == [1, 2]
+
+
+async def test_dead_letters_of_another_broker_go_to_plain_topics_alone(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 1, extensions) as cluster:
+        broker = cluster.brokers[1]
+        await created(cluster, "k INT")
+        batch = identified([{"k": 1}], 0)
+        for topic, code in (
+            ("default.t", ErrorCode.INVALID_CONFIG),
+            ("nowhere", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ):
+            request = m.KeepDeadLettersRequest(topic=topic, partition=0, batch=batch, timeout_ms=1000)
+            assert (await broker.send(request)).error_code == code
+
+
+async def test_dead_letters_wait_for_replicas_enough_without_being_written_again_and_again(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 1, extensions) as cluster:
+        broker = cluster.brokers[1]
+        await broker.create_topic("letters", 1)
+        partition = broker.context.partition("letters", 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(partition), "needed_in_sync", property(lambda _: 2))
+            request = m.KeepDeadLettersRequest(
+                topic="letters", partition=0, batch=identified([{"k": 1}], 0), timeout_ms=1000
+            )
+            assert (await broker.send(request)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert partition.log.log_end_offset == 0

@@ -120,6 +120,7 @@ BETWEEN: list[type[ApiMessage]] = [
     between.CopyStoreRequest,
     between.KeepStagedRequest,
     between.HandOverStagedRequest,
+    between.KeepDeadLettersRequest,
 ]
 
 
