@@ -11,6 +11,7 @@ All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,19 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from protocol.schema import ApiMessage
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.errors import AuthenticationFailed, ConnectionFailed, ConnectionLost, SettingsError
+from tablelayer.client.errors import (
+    AuthenticationFailed,
+    ClientError,
+    ConnectionFailed,
+    ConnectionLost,
+    SettingsError,
+)
 from tablelayer.client.metrics import Counters
 from tablelayer.client.security.access import access_of
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.client.wire.connection import BrokerConnection
 from tablelayer.client.wire.retry import Deadline, error_of, retrying
+from tablelayer.client.wire.silence import SILENCE_SECONDS, Address, Watch
 
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
@@ -34,6 +42,9 @@ CONTROL = "control"
 DEFAULT_PORT = 9092
 AVOIDED_SECONDS = 5.0
 """After a broker did not answer, others are asked where there are others."""
+METADATA_PATIENCE_MS = 2_000
+"""So long a broker has to say who leads a topic, if there are others to ask; twice as long after each that did not."""
+GONE = "it says nothing, and does not belong to the cluster any more, as another broker says"
 TURNED_AWAY_MAX = 3
 """Connections in a row on which nothing was answered but what everybody may ask: no accident any more."""
 
@@ -51,12 +62,24 @@ class TopicRoutes:
     loaded_at: float
     in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Brokers that have all that is acknowledged, by partition; the leader is one of them."""
+    told_by: Address | None = None
 
 
 @dataclass(slots=True)
 class _Slot:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: BrokerConnection | None = None
+    opening: asyncio.Task[BrokerConnection] | None = None
+    opening_since: float = 0.0
+
+    def silent_seconds(self, now: float) -> float | None:
+        """None while nobody waits for anything."""
+        if self.opening is not None:
+            return now - self.opening_since
+        connection = self.connection
+        if connection is None or connection.is_closed or not connection.in_flight:
+            return None
+        return connection.silent_seconds(now)
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
@@ -92,6 +115,17 @@ class Cluster:
         self._turned_away = 0
         self._brokers: dict[int, tuple[str, int]] = {}
         self._racks: dict[int, str] = {}
+        self._numbers: dict[Address, int] = {}
+        """Of all brokers that were ever named."""
+        self._gone_until: dict[Address, float] = {}
+        """They do not belong to the cluster, somebody said, and until then are not connected to."""
+        self._watch = Watch(self._waited_for, self._gone, self._give_up)
+        self._avoided: dict[Address, float] = {}
+        """Until then others are asked first: no connection was to be had there, or what it said was not so. One that is
+        cut off from the others goes on saying what it has known."""
+        self._told_by: Address | None = None
+        """Whose metadata came last."""
+        self._asked_last: Address | None = None
         self._silent: dict[int, float] = {}
         """Until when other brokers than these are asked."""
         self._spread = random.randrange(1 << 16)
@@ -109,6 +143,7 @@ class Cluster:
 
     def close(self) -> None:
         self._closed = True
+        self._watch.end()
         for task in self._refreshing.values():
             task.cancel()
         for slot in self._slots.values():
@@ -120,6 +155,7 @@ class Cluster:
 
         Raises ConnectionFailed; one attempt, the caller decides about more.
         """
+        self._watch.begin()
         if node_id is None:
             return await self._any_connection(channel)
         address = self._brokers.get(node_id)
@@ -128,10 +164,18 @@ class Cluster:
         return await self._open(address, channel)
 
     async def _any_connection(self, channel: str = CONTROL) -> BrokerConnection:
-        addresses = list(dict.fromkeys([*self._brokers.values(), *self._bootstrap]))
+        addresses = self._addresses
+        if len(addresses) > 1:
+            doubts = self._doubts()
+            addresses.sort(key=lambda address: doubts.get(address, 0.0))
+        else:
+            doubts = {}
         for address in addresses:
             slot = self._slots.get((address, channel))
-            if slot is not None and slot.connection is not None and not slot.connection.is_closed:
+            is_open = slot is not None and slot.connection is not None and not slot.connection.is_closed
+            if is_open and address not in doubts:
+                assert slot is not None
+                assert slot.connection is not None
                 return slot.connection
         failures: list[ConnectionFailed] = []
         for address in addresses:
@@ -143,21 +187,95 @@ class Cluster:
             raise failures[0]
         raise ConnectionFailed("; ".join(str(failure) for failure in failures))
 
+    @property
+    def _addresses(self) -> list[Address]:
+        return list(dict.fromkeys([*self._brokers.values(), *self._bootstrap]))
+
     async def _open(self, address: tuple[str, int], channel: str) -> BrokerConnection:
         slot = self._slots.setdefault((address, channel), _Slot())
         async with slot.lock:
             if self._closed:
                 raise RuntimeError("the connection is closed")
             if slot.connection is None or slot.connection.is_closed:
-                slot.connection = await BrokerConnection.open(
-                    *address,
-                    client_id=self.config.client_id,
-                    connect_timeout_ms=self.config.connect_timeout_ms,
-                    request_timeout_ms=self.config.request_timeout_ms,
-                    counters=self.counters,
-                    access=self._access,
-                )
+                slot.connection = await self._opened(address, slot)
             return slot.connection
+
+    async def _opened(self, address: Address, slot: _Slot) -> BrokerConnection:
+        is_gone = f"{address[0]}:{address[1]}: {GONE}"
+        if monotonic() < self._gone_until.get(address, 0.0):
+            raise ConnectionFailed(is_gone)
+        slot.opening_since = asyncio.get_running_loop().time()
+        opening = slot.opening = asyncio.create_task(
+            BrokerConnection.open(
+                *address,
+                client_id=self.config.client_id,
+                connect_timeout_ms=self.config.connect_timeout_ms,
+                request_timeout_ms=self.config.request_timeout_ms,
+                counters=self.counters,
+                access=self._access,
+            )
+        )
+        try:
+            return await opening
+        except asyncio.CancelledError:
+            if slot.opening is None:
+                raise ConnectionFailed(is_gone) from None
+            raise
+        finally:
+            slot.opening = None
+            if opening.cancelled() or (opening.done() and opening.exception() is not None):
+                self._avoided[address] = monotonic() + AVOIDED_SECONDS
+
+    # -- brokers that say nothing
+
+    def _doubts(self) -> dict[Address, float]:
+        """Who is asked last what any broker can answer: the greater the later."""
+        now = monotonic()
+        found = {address: until for address, until in self._avoided.items() if until > now}
+        silent = (each for each, seconds in self._waited_for().items() if seconds >= SILENCE_SECONDS)
+        return found | dict.fromkeys(silent, math.inf)
+
+    def _waited_for(self) -> dict[Address, float]:
+        now, found = asyncio.get_running_loop().time(), dict[Address, float]()
+        for (address, _), slot in self._slots.items():
+            seconds = slot.silent_seconds(now)
+            if seconds is not None:
+                found[address] = max(seconds, found.get(address, 0.0))
+        return found
+
+    async def _gone(self, silent: set[Address]) -> set[Address]:
+        """Those that another broker does not count among the cluster's. Others are asked in turn."""
+        doubtful = {address for address in silent if address in self._numbers}
+        others = [address for address in self._addresses if address not in silent]
+        if not doubtful or not others:
+            return set()
+        if self._asked_last in others:
+            others = others[others.index(self._asked_last) + 1 :] + others
+        self._asked_last = other = others[0]
+        try:
+            async with asyncio.timeout(METADATA_PATIENCE_MS / 1000):
+                connection = await self._open(other, CONTROL)
+                answer = await connection.request(
+                    MetadataRequest(topics=[]), MetadataResponse, timeout_ms=self.config.request_timeout_ms
+                )
+        except (ClientError, RuntimeError, TimeoutError):  # another is asked the next time
+            return set()
+        alive = {broker.node_id for broker in answer.brokers}
+        if self._numbers.get(other, -1) not in alive:
+            return set()  # who does not even know itself
+        return {address for address in doubtful if self._numbers[address] not in alive}
+
+    def _give_up(self, address: Address) -> None:
+        self._gone_until[address] = monotonic() + SILENCE_SECONDS
+        self._controller = None
+        for (where, _), slot in self._slots.items():
+            if where != address:
+                continue
+            opening, slot.opening = slot.opening, None
+            if opening is not None:
+                opening.cancel()
+            if slot.connection is not None and not slot.connection.is_closed:
+                slot.connection.give_up(GONE)
 
     @property
     def connection_count(self) -> int:
@@ -192,7 +310,7 @@ class Cluster:
         try:
             answer = await connection.request(message, response, timeout_ms=timeout_ms)
         except ConnectionLost as error:
-            self._turned_away += not connection.has_answered
+            self._turned_away += not connection.has_answered and not connection.is_given_up
             if self._turned_away >= TURNED_AWAY_MAX and self._access.begin is None:
                 raise AuthenticationFailed(
                     f"{connection.host}:{connection.port} closes the connection at the first request: does it want its"
@@ -200,6 +318,8 @@ class Cluster:
                 ) from error
             raise
         self._turned_away = 0
+        if isinstance(answer, MetadataResponse):
+            self._told_by = connection.host, connection.port
         return answer
 
     async def call(
@@ -292,7 +412,7 @@ class Cluster:
             raise error
         leaders = {partition.partition_index: partition.leader_id for partition in found.partitions}
         in_sync = {each.partition_index: tuple(sorted(each.isr_nodes)) for each in found.partitions}
-        routes = TopicRoutes(leaders, monotonic(), in_sync)
+        routes = TopicRoutes(leaders, monotonic(), in_sync, self._told_by)
         self._routes[topic] = routes
         return routes
 
@@ -300,19 +420,40 @@ class Cluster:
         """Kafka's metadata for topics (None: all); remembers the brokers' addresses. One attempt."""
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        answer = await self.send(request, MetadataResponse, deadline=deadline)
+        if topics is None:  # that may take as long as it likes
+            answer = await self.send(request, MetadataResponse, deadline=deadline)
+        else:
+            answer = await self._quickly(request, deadline)
+        for broker in answer.brokers:
+            self._numbers[broker.host, broker.port] = broker.node_id
+            self._gone_until.pop((broker.host, broker.port), None)
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         self._racks = {broker.node_id: broker.rack or "" for broker in answer.brokers}
         return answer
 
+    async def _quickly(self, request: MetadataRequest, deadline: Deadline) -> MetadataResponse:
+        """Of the next broker if one does not answer, all within the time of one attempt."""
+        one_attempt = Deadline(min(self.config.request_timeout_ms, max(deadline.remaining_ms, 1)))
+        patience_ms = METADATA_PATIENCE_MS
+        while len(self._addresses) > 1 and patience_ms < one_attempt.remaining_ms:
+            try:
+                async with asyncio.timeout(patience_ms / 1000):
+                    return await self.send(request, MetadataResponse, deadline=deadline)
+            except TimeoutError:
+                patience_ms *= 2
+        return await self.send(request, MetadataResponse, deadline=one_attempt)
+
     def remember(self, node_id: int, host: str, port: int) -> int:
         """Note a broker's address from an answer other than metadata; gives its id back."""
         self._brokers[node_id] = (host, port)
+        self._numbers[host, port] = node_id
         return node_id
 
     def forget_routes(self, topic: str) -> None:
-        """Ask again at the next use."""
-        self._routes.pop(topic, None)
+        """Ask again at the next use, somebody else if there is one: it was not so."""
+        routes = self._routes.pop(topic, None)
+        if routes is not None and routes.told_by is not None:
+            self._avoided[routes.told_by] = monotonic() + AVOIDED_SECONDS
 
     async def leader(self, topic: str, partition: int, deadline: Deadline) -> int:
         """The broker that leads a partition. One attempt; raises retriable KafkaErrors while there is none."""

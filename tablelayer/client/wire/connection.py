@@ -151,6 +151,10 @@ class BrokerConnection:
         self._throttled_until = 0.0
         self.has_answered = False
         """Whether anything has been answered but what everybody may ask."""
+        self.is_given_up = False
+        """By us, because others say that the broker is gone."""
+        self._heard_at = 0.0
+        """When the last answer came, or since when the first request waits."""
         self.host = host
         self.port = port
         self._client_id = client_id
@@ -327,6 +331,10 @@ class BrokerConnection:
     def in_flight(self) -> int:
         return len(self._waiting)
 
+    def silent_seconds(self, now: float) -> float:
+        """For how long nothing has come though somebody waits, or waited and went; 0 if nobody did."""
+        return now - self._heard_at if self._waiting else 0.0
+
     def offers(self, request: type[ApiMessage]) -> bool:
         """Whether the broker offers this request in a version that both sides speak."""
         theirs = self._ranges.get(request.API_KEY)
@@ -398,7 +406,10 @@ class BrokerConnection:
         parts = [header, *message.encode_parts(version)]
         size = sum(len(part) for part in parts)
         began, received = perf_counter(), None
-        future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[memoryview] = loop.create_future()
+        if not self._waiting:
+            self._heard_at = loop.time()
         self._waiting[correlation_id] = future
         self._transport.writelines([size.to_bytes(4, "big"), *parts])
         # A cancelled wait leaves its future here, cancelled, so that the late answer is recognised and
@@ -422,6 +433,7 @@ class BrokerConnection:
 
     def _received(self, frame: memoryview) -> None:
         correlation_id = int.from_bytes(frame[:4], "big")
+        self._heard_at = asyncio.get_running_loop().time()
         future = self._waiting.pop(correlation_id, None)
         if future is None:
             self._fail(DecodeError(f"answer {correlation_id} came, which belongs to no request"))
@@ -439,7 +451,9 @@ class BrokerConnection:
         if self._transport is not None:
             self._transport.abort()
         waiting, self._waiting = self._waiting, {}
-        unwelcome = self._ranges and not self.has_answered and self._access.begin is None
+        unwelcome = (
+            self._ranges and not self.has_answered and not self.is_given_up and self._access.begin is None
+        )
         hint = ", the first on it: does the server want its clients to authenticate?" if unwelcome else ""
         reason = f": {error}" if isinstance(error, DecodeError) else ""
         for future in waiting.values():
@@ -449,6 +463,11 @@ class BrokerConnection:
                 )
                 lost.__cause__ = error
                 future.set_exception(lost)
+
+    def give_up(self, why: str) -> None:
+        """As if the broker had ended it: waiting requests fail with ConnectionLost."""
+        self.is_given_up = True
+        self._fail(ConnectionLost(f"the connection to {self.host}:{self.port} was given up: {why}"))
 
     def close(self) -> None:
         """Close at once. Waiting requests fail with ConnectionLost."""

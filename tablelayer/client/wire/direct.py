@@ -29,6 +29,7 @@ from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.client.wire.cluster import CONTROL, Cluster, NotAtOnce, TopicRoutes
 from tablelayer.client.wire.connection import BrokerConnection
 from tablelayer.client.wire.retry import Deadline
+from tablelayer.client.wire.silence import SILENCE_SECONDS
 from tablelayer.model.messages.read import LimitScanRequest, LookupRequest, PrefixLookupRequest
 
 T = TypeVar("T")
@@ -191,6 +192,8 @@ class DirectCluster(Cluster):
             raise NotAtOnce
         line = self._take(self._behind.connected(node_id))
         timeout_ms = min(self.config.request_timeout_ms, max(deadline.remaining_ms, 1))
+        if len(self._behind._brokers) > 1:  # the loop finds out whether another leads by now
+            timeout_ms = min(timeout_ms, int(SILENCE_SECONDS * 1000))
         began = perf_counter()
         try:
             answer, sent, received = line.exchange(message, response, self.config.client_id, timeout_ms)

@@ -281,3 +281,20 @@ def test_closing_ends_a_read_that_waits(fake, tools):
                 reading.result(60)
 
     use(fake, tools, PATIENT, Scenario(looked_up, silent), work)
+
+
+def test_a_small_read_waits_no_longer_for_a_silent_broker_than_until_others_are_asked(fruit, monkeypatch):
+    """The loop asks them; a single broker is waited for."""
+    connection, table = fruit
+    patience, exchange = [], direct._Line.exchange
+
+    def watched(line, message, response, client_id, timeout_ms):
+        patience.append(timeout_ms)
+        return exchange(line, message, response, client_id, timeout_ms)
+
+    monkeypatch.setattr(direct._Line, "exchange", watched)
+    cluster = connection._connection.cluster
+    assert table.lookup_one(1) == ROWS[1]
+    monkeypatch.setattr(cluster, "_brokers", {**cluster._brokers, 77: ("127.0.0.1", 1)})
+    assert table.lookup_one(1) == ROWS[1]
+    assert patience == [PATIENT.request_timeout_ms, 1_000]
