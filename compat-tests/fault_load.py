@@ -11,11 +11,12 @@ import itertools
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from waits import Said, Waits
 
 from broker.testing.histories import (
     Outcome,
@@ -97,7 +98,11 @@ class Load:
         acks: str = "all",
         seed: int = 1,
         pause_seconds: float = 0.002,
+        waits: Waits | None = None,
     ) -> None:
+        """`waits` hears of each record: until it is acknowledged, counted from the acknowledgement before it in its
+        partition if that came later than the record, and from then until the reader has it.
+        """
         self.address = address
         self.plain = plain
         self.transactional = transactional
@@ -112,6 +117,10 @@ class Load:
         self.longest_wait = 0.0
         """Seconds between two acknowledgements."""
         self._acknowledged_at = time.monotonic()
+        self._waits = waits or Waits()
+        self._unread: dict[int, deque[tuple[int, float]]] = defaultdict(deque)
+        """By partition, offsets that are acknowledged, and since when."""
+        self._read_to: dict[int, int] = defaultdict(lambda: -1)
         self._seed = seed
         self._group_faults: list[str] = []
         self._stored: dict[int, int] = {}
@@ -145,11 +154,12 @@ class Load:
     # -- clients -------------------------------------------------------------------------------------------
 
     def _producer(self, name: str) -> None:
-        rng = random.Random(f"{self._seed}{name}")
+        rng, said = random.Random(f"{self._seed}{name}"), Said()
         producer = Producer(
             {
                 **CONNECTION,
                 "bootstrap.servers": self.address,
+                "error_cb": said,
                 "enable.idempotence": self.acks == "all",
                 "acks": self.acks,
                 "linger.ms": 2,
@@ -159,19 +169,25 @@ class Load:
                 "message.timeout.ms": 0,
             }
         )
-        entries = self._sends_of[name]
+        entries, last = self._sends_of[name], [0.0] * PARTITIONS
         for number in itertools.count():
             if self._stop.is_set():
                 break
             value = f"{name}-{number}".encode() + b"." * rng.choice([0, 10, 400])
             entry = [(self.plain, number % PARTITIONS), value, Outcome.UNKNOWN, -1]
             entries.append(entry)
+            produced_at = time.monotonic()
 
-            def delivered(error, message, entry=entry) -> None:
+            def delivered(error, message, entry=entry, produced_at=produced_at) -> None:
                 entry[2] = outcome_of(error)
                 if error is None:
-                    entry[3] = message.offset()
+                    index, offset = entry[0][1], message.offset()
+                    entry[3] = offset
                     self._count_acknowledged()
+                    began, last[index] = max(produced_at, last[index]), time.monotonic()
+                    self._waits.over("produce", began, self.plain, index, lambda: said.since(began))
+                    if offset > self._read_to[index]:
+                        self._unread[index].append((offset, time.monotonic()))
 
             while True:
                 try:
@@ -192,9 +208,11 @@ class Load:
         self.acknowledged += 1
 
     def _reader(self) -> None:
+        said = Said()
         consumer = Consumer(
             {
                 **CONNECTION,
+                "error_cb": said,
                 "bootstrap.servers": self.address,
                 "group.id": f"group-{self.plain}",
                 "enable.auto.commit": False,
@@ -208,6 +226,7 @@ class Load:
                 if message.error() is None:
                     place = (self.plain, message.partition())
                     self.polls.append(Poll("reader", place, message.offset(), message.value()))
+                    self._note_read(message.partition(), message.offset(), said)
                 elif message.error().code() == KafkaError._AUTO_OFFSET_RESET:
                     raise KafkaException(
                         message.error()
@@ -215,6 +234,13 @@ class Load:
             if messages:
                 self.committed_positions |= self._commit(consumer)
         consumer.close()
+
+    def _note_read(self, index: int, offset: int, said: Said) -> None:
+        self._read_to[index] = offset
+        unread = self._unread[index]
+        while unread and unread[0][0] <= offset:
+            _, since = unread.popleft()
+            self._waits.over("consume", since, self.plain, index, lambda since=since: said.since(since))
 
     def _commit(self, consumer: Consumer) -> dict[int, int]:
         """What is acknowledged."""

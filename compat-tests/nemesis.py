@@ -273,6 +273,8 @@ class Nemesis:
         self.random = random.Random(seed)
         self.seed = seed
         self.done: list[str] = []
+        self.tell: Callable[[str], None] = lambda _: None
+        """Hears what is done, when it is done."""
         self._places = places
         self._pause = pause_seconds
         self._began = time.monotonic()
@@ -281,9 +283,12 @@ class Nemesis:
         """Do it, heal it, and wait until all is well."""
         name = fault.__name__.replace("_", " ")
         began = time.monotonic()
+        self.tell(name)
         fault(self)
         self.cluster.heal(lose=self.random.random() < 0.5)
+        self.tell(f"over: {name}")
         whole = self.cluster.wait_whole()
+        self.tell("whole")
         self.done.append(f"{name} ({time.monotonic() - began - whole:.1f} s, whole after {whole:.1f} s)")
         print(f"  seed {self.seed}, {began - self._began:7.1f} s: {self.done[-1]}", flush=True)
         self.rest(*self._pause)
@@ -329,15 +334,19 @@ class Nemesis:
 
     @contextlib.contextmanager
     def dead(self, *numbers: int) -> Iterator[None]:
+        self.tell(f"kill {numbers}")
         self.cluster.kill(*numbers)
         yield
+        self.tell(f"start {numbers}")
         self.cluster.start(*numbers)
+        self.tell(f"{numbers} ready")
 
     @contextlib.contextmanager
     def stopped(self, *numbers: int) -> Iterator[None]:
         """Until the block ends, and the others have missed them."""
         cluster = self.cluster
         cluster.silent |= {*numbers}
+        self.tell(f"stop {numbers}")
         for number in numbers:
             cluster.signal(number, signal.SIGSTOP)
         try:
@@ -346,6 +355,7 @@ class Nemesis:
         finally:
             for number in numbers:
                 cluster.signal(number, signal.SIGCONT)
+            self.tell(f"{numbers} go on")
             cluster.silent -= {*numbers}
 
 
@@ -419,19 +429,23 @@ STOPS = (stop_a_leader, stop_the_controller, stop_all_for_a_moment)
 def part_two(nemesis: Nemesis) -> None:
     """Neither hears the other; the third hears both."""
     one, other = nemesis.random.sample(NODES, 2)
+    nemesis.tell(f"part {one} and {other}")
     nemesis.cluster.part(one, other)
     nemesis.cluster.part(other, one)
     nemesis.rest(1.0, 10.0)
 
 
 def part_one_way(nemesis: Nemesis) -> None:
-    nemesis.cluster.part(*nemesis.random.sample(NODES, 2))
+    one, other = nemesis.random.sample(NODES, 2)
+    nemesis.tell(f"part {one} from {other}")
+    nemesis.cluster.part(one, other)
     nemesis.rest(1.0, 10.0)
 
 
 def part_a_leader_from_the_others(nemesis: Nemesis) -> None:
     """Not from ZooKeeper: it may lead, and nobody copies what it has."""
     number = nemesis.leader()
+    nemesis.tell(f"part {number} from the others")
     for other in set(NODES) - {number}:
         nemesis.cluster.part(number, other)
         nemesis.cluster.part(other, number)
@@ -449,6 +463,7 @@ def part_the_controller_from_the_store(nemesis: Nemesis) -> None:
 def _part_from_store(nemesis: Nemesis, number: int) -> None:
     """Beyond its session; the other brokers and its clients it hears."""
     nemesis.cluster.part_from_store(number)
+    nemesis.tell(f"part {number} from ZooKeeper")
     nemesis.cluster.silent.add(number)
     try:
         nemesis.cluster.wait_missed(number)
@@ -460,6 +475,7 @@ def _part_from_store(nemesis: Nemesis, number: int) -> None:
 def part_a_leader_from_everybody(nemesis: Nemesis) -> None:
     """But its clients."""
     number = nemesis.leader()
+    nemesis.tell(f"part {number} from the others")
     for other in set(NODES) - {number}:
         nemesis.cluster.part(number, other)
         nemesis.cluster.part(other, number)

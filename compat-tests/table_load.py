@@ -11,8 +11,12 @@ import random
 import threading
 import time
 
+import pyarrow as pa
+from waits import Retries, Waits
+
 from tablelayer.client import ClientConfig, connect
 from tablelayer.client.errors import OutcomeUnknown
+from tablelayer.client.write.split import buckets_of
 
 DEADLINE_SECONDS = 120
 
@@ -33,8 +37,11 @@ class TableLoad:
         seed: int = 1,
         pause_seconds: float = 0.01,
         options: str = "",
+        waits: Waits | None = None,
     ) -> None:
-        """`keys`: of each writer. `options`: more of the table's, as its WITH has them."""
+        """`keys`: of each writer. `options`: more of the table's, as its WITH has them. `waits` hears of each write and
+        lookup.
+        """
         self.table = table
         self.begun = [0] * (keys * writers)
         self.acknowledged = [0] * (keys * writers)
@@ -44,6 +51,7 @@ class TableLoad:
         self.lookups = 0
         self.longest_wait = 0.0
         """Seconds from the beginning of a lookup to its answer."""
+        self._waits = waits or Waits()
         self._seen = [0] * (keys * writers)
         self._addresses = addresses
         self._keys, self._seed, self._pause = keys, seed, pause_seconds
@@ -54,6 +62,8 @@ class TableLoad:
                 f" WITH ('bucket.num' = '{buckets}', 'table.replication.factor' = '{replicas}',"
                 f" 'table.merge-engine' = 'aggregation', 'fields.v.agg' = 'sum'{', ' + options if options else ''})"
             )
+            every_key = pa.record_batch({"k": pa.array(range(keys * writers), pa.int32())})
+            self._bucket_of = buckets_of(connection.table(table).definition, every_key).tolist()
         work = [(self._write, number) for number in range(writers)]
         work += [(self._read, number) for number in range(readers)]
         self._threads = [threading.Thread(target=self._run, args=each) for each in work]
@@ -81,29 +91,35 @@ class TableLoad:
                     connection.table(self.table),
                     random.Random(f"{self._seed}{work.__name__}{number}"),
                     number,
+                    Retries(connection),
                 )
         except BaseException as error:  # noqa: BLE001 - told in the test's own thread
             self.failures.append(error)
 
-    def _write(self, table, rng: random.Random, number: int) -> None:
+    def _write(self, table, rng: random.Random, number: int, retries: Retries) -> None:
         while not self._over.is_set():
             key = number * self._keys + rng.randrange(self._keys)
             self.begun[key] += 1
+            retries.mark()
+            began = time.monotonic()
             try:
                 table.upsert([{"k": key, "v": 1}])
             except OutcomeUnknown:
                 self.uncertain[key] += 1
             else:
                 self.acknowledged[key] += 1
+            self._waits.over("upsert", began, self.table, self._bucket_of[key], retries.since)
             time.sleep(rng.uniform(0, 2 * self._pause))
 
-    def _read(self, table, rng: random.Random, number: int) -> None:
+    def _read(self, table, rng: random.Random, number: int, retries: Retries) -> None:
         while not self._over.is_set():
             key = rng.randrange(len(self.begun))
+            retries.mark()
             least, began = max(self.acknowledged[key], self._seen[key]), time.monotonic()
             row = table.lookup_one({"k": key})
             value = 0 if row is None else row["v"]
             self.longest_wait = max(self.longest_wait, time.monotonic() - began)
+            self._waits.over("lookup", began, self.table, self._bucket_of[key], retries.since)
             if not least <= value <= self.begun[key]:
                 self.problems.append(
                     f"reader {number} sees {value} at key {key} of {self.table}: {least} was acknowledged or seen when"

@@ -32,6 +32,7 @@ from nemesis import (
     stop_a_leader,
 )
 from table_load import TableLoad
+from waits import Chronicle, Waits, report
 
 from broker.testing.histories import check_log, read_segment, told
 from broker.testing.zookeeper import ZooKeeperEnsemble
@@ -71,6 +72,7 @@ def run(
         cluster.patience_seconds = patience_seconds
         create_topic(cluster.addresses, "plain", replicas=3, **{"segment.bytes": "1000000"})
         create_topic(cluster.addresses, "tx", replicas=3)
+        waits = Waits()
         load = Load(
             cluster.addresses,
             plain="plain",
@@ -78,11 +80,16 @@ def run(
             members=2,
             seed=seed,
             pause_seconds=0.004 / rate,
+            waits=waits,
         )
-        table = TableLoad(cluster.addresses, TABLE, seed=seed, pause_seconds=0.03 / rate, options=options)
+        table = TableLoad(
+            cluster.addresses, TABLE, seed=seed, pause_seconds=0.03 / rate, options=options, waits=waits
+        )
         nemesis = Nemesis(cluster, seed, ("plain", "tx", TABLE), pause)
+        chronicle = Chronicle(cluster.addresses, ("plain", TABLE))
+        nemesis.tell = chronicle.tell
         try:
-            with load, table:
+            with chronicle, load, table:
                 load.wait_for_more(50, patience_seconds)
                 table.wait_for_more(20, patience_seconds)
                 for fault in faults:
@@ -95,7 +102,8 @@ def run(
         problems = [*load.problems(), *table.final_problems()]
         print(
             f"seed {seed}: {len(nemesis.done)} faults; {load.figures()}, the longest wait {load.longest_wait:.1f} s;"
-            f" {table.figures()}; {len(problems)} problems"
+            f" {table.figures()}; {len(problems)} problems\n{report(waits, chronicle)}",
+            flush=True,
         )
         cluster.wait_whole()
         cluster.stop()
