@@ -38,7 +38,7 @@ from tablelayer.server.metrics import TABLE_METRICS, TableCollector
 from tablelayer.server.partitions.automatic import Calendar
 from tablelayer.server.rights.column_grants import ColumnGrants
 from tablelayer.server.rights.table_rights import TableRights
-from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
+from tablelayer.server.services import BLOCK_CACHE_CONFIG, SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,7 @@ _BROKER_CONFIGS = (
     LAKE_OPTION_CONFIG,
     *LAKE_CATALOG_CONFIGS,
     *SNAPSHOT_CONFIGS,
+    BLOCK_CACHE_CONFIG,
     *REGISTRY_CONFIGS,
     ConfigKey(
         MAX_PARTITIONS_CONFIG,

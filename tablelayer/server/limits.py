@@ -12,9 +12,6 @@ class Limits(msgspec.Struct, frozen=True):
     """Write batches that are queued or not yet in a key-value store, all buckets together. More than a dozen
     of the largest batches clients send, small against the memory of any server."""
 
-    block_cache_bytes: int = 128 * _MIB
-    """One cache of uncompressed blocks for all key-value stores."""
-
     memtables_bytes_max: int = 192 * _MIB
     """All memtables together; RocksDB flushes the largest when it is exceeded, so 200 tables can be open."""
 

@@ -131,6 +131,15 @@ SNAPSHOT_CONFIGS = (
     ),
 )
 
+BLOCK_CACHE_CONFIG = ConfigKey(
+    "kv.block.cache.bytes",
+    ConfigType.LONG,
+    str(128 << 20),
+    "Memory for what was read last of the states of primary-key tables, all of them together. Updates and lookups of "
+    "keys all over a state that is larger read the disk, or the system's cache of it, and decompress.",
+    at_least(1 << 20),
+)
+
 
 async def _nothing_open(bucket: object) -> None:
     """No scan was ever opened."""
@@ -235,7 +244,11 @@ class Services:
             from tablelayer.server.store.kv import SharedMemory
 
             self._memory = SharedMemory(
-                self.limits, self.store_disk, self.context.clock, self.context.threads
+                self.limits,
+                self.store_disk,
+                self.context.clock,
+                self.context.threads,
+                self.context.config[BLOCK_CACHE_CONFIG.name],
             )
         return self._memory
 

@@ -49,6 +49,8 @@ from tablelayer.server.room import Room
 from tablelayer.server.store.first_rows import FirstRows, Remembered
 
 ROW_PREFIX = b"\x01"
+BLOCK_CACHE_BYTES = 128 << 20
+"""Of uncompressed blocks, for all stores of a process, where nothing else is said."""
 _READ_TOGETHER = 16
 """Keys; as many rows are read before somebody looks how large they are."""
 _LOOKED_UP_TOGETHER = 64
@@ -56,6 +58,7 @@ _LOOKED_UP_TOGETHER = 64
 _HALVED_FROM = 1024
 """Keys of a lookup that two threads read, each a half: RocksDB takes milliseconds for them, and needs no interpreter.
 For writes, which are many at a time, it would cost more than it gains."""
+_COLUMN_FAMILY = "default"
 _META_KEY = b"\x00"
 _META = Struct("<Bqq")
 _META_VERSION = 1
@@ -90,12 +93,13 @@ class SharedMemory:
         disk: Disk | None = None,
         clock: Clock | None = None,
         threads: Threads | None = None,
+        block_cache_bytes: int = BLOCK_CACHE_BYTES,
     ) -> None:
         self.limits = limits
         self.disk: Disk = disk or SystemDisk()
         self.clock: Clock = clock or SystemClock()
         self.threads: Threads = threads or SystemThreads()
-        self.cache = Cache(limits.block_cache_bytes)
+        self.cache = Cache(block_cache_bytes)
         self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
         self.helper = self.threads.pool(1, "table-reads")
         self.first_rows = Remembered()
@@ -553,8 +557,10 @@ def checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Pat
 
 def _open(path: Path, memory: SharedMemory, stores: int) -> Any:
     memory.disk.make_directory(path)
+    options = memory.options(stores)
     try:
-        return Rdict(str(path), memory.options(stores))
+        # Unnamed, what is there is opened by its file of options, which can name neither the filter nor the cache.
+        return Rdict(str(path), options, {_COLUMN_FAMILY: options})
     except Exception as error:  # RocksDB's own errors have no type of their own
         if "lock hold" in str(error) or "While lock file" in str(error):
             raise StoreInUseError(str(error)) from error

@@ -37,13 +37,14 @@ PATIENCE_SECONDS = 0.15
 """For answers that the server may hold back as long as it was asked to."""
 
 LIMITS = Limits(
-    buffered_bytes_max=64 << 20, block_cache_bytes=16 << 20, memtables_bytes_max=32 << 20, memtable_bytes=4 << 20,
+    buffered_bytes_max=64 << 20, memtables_bytes_max=32 << 20, memtable_bytes=4 << 20,
     transcoded_cache_bytes=8 << 20, scan_lease_seconds=20.0,
 )  # fmt: skip
 CONFIG = {
     "group.initial.rebalance.delay.ms": "0",
     "datalake.iceberg.warehouse": "/nowhere",
     "auto.create.topics.enable": "false",
+    "kv.block.cache.bytes": str(16 << 20),
 }
 ALLOWED_ERRORS: tuple[str, ...] = ()
 """Regular expressions of lines at ERROR that are right."""
