@@ -438,6 +438,7 @@ class BrokerConfig:
         """
         declared = {key.name: key for key in (*BROKER_CONFIGS, *KAFKA_CONFIGS, *extra_keys)}
         self.keys: dict[str, ConfigKey] = {n: key for n, key in declared.items() if not n.endswith("*")}
+        self._defaults = {name: key.default_value for name, key in self.keys.items()}
         self._families = [key for name, key in declared.items() if name.endswith("*")]
         self._static = dict(explicit or {})
         self._facts: dict[str, str] = {}
@@ -451,7 +452,7 @@ class BrokerConfig:
 
     def set_dynamic(self, all_brokers: Mapping[str, str], broker: Mapping[str, str]) -> None:
         """Replace what was set while the broker runs, for all brokers and for this one. Raises ConfigError."""
-        values: dict[str, Any] = {name: key.default_value for name, key in self.keys.items()}
+        values: dict[str, Any] = dict(self._defaults)
         explicit = {**self._static, **all_brokers, **broker}
         for name, text in explicit.items():
             key = self.keys.get(name)
@@ -459,7 +460,9 @@ class BrokerConfig:
                 key = self.key(name)
                 if key is None:
                     raise self.unknown(name)
-                self.keys = {**self.keys, name: key}  # those of a copy are its own
+                # Those of a copy are its own.
+                self.keys = {**self.keys, name: key}
+                self._defaults = {**self._defaults, name: key.default_value}
             values[name] = key.parse(text)
         _check_group_times(values)
         check_together(values)
