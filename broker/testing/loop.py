@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import heapq
 import random
 import selectors
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 from broker.ports import Clock, Entropy, Threads
@@ -47,6 +47,53 @@ class LivelockError(Exception):
     """Something goes on without end at one moment."""
 
 
+class _Handle(asyncio.Handle):
+    """Asks nobody whether somebody debugs: tens of thousands are made for each seed."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """As a `_Handle`."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+
+    def cancel(self) -> None:
+        """It is left out when its moment has come."""
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """See the module. `now` begins at `start`, in seconds."""
 
@@ -57,6 +104,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._dead: set[str] = set()
         self._timers = 0
         self._suspended: dict[str, list[asyncio.Handle]] = {}
+        self._resting: set[str | None] = set()
+        """The dead and the suspended."""
         self._digest = hashlib.blake2b(digest_size=16)
         self._left: list[asyncio.Task[Any]] = []
         self._dropped: list[Any] = []
@@ -83,9 +132,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def suspend(self, owner: str) -> None:
         """Nothing of this owner runs until `resume`."""
         self._suspended.setdefault(owner, [])
+        self._resting.add(owner)
 
     def resume(self, owner: str) -> None:
         self._ready.extend(self._suspended.pop(owner, ()))  # type: ignore[attr-defined]
+        if owner not in self._dead:
+            self._resting.discard(owner)
 
     def is_suspended(self, owner: str) -> bool:
         return owner in self._suspended
@@ -93,12 +145,14 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def kill(self, owner: str) -> None:
         """Nothing of this owner runs from here on. What it held is kept, so that no destructor cleans up after it."""
         self._dead.add(owner)
+        self._resting.add(owner)
         self.resume(owner)
         self._left.extend(self._tasks_by_owner.pop(owner, ()))
 
     def bury(self) -> None:
         """At the end: what the dead left unfinished is cancelled and ends; nothing of it is left to destructors."""
         self._dead.clear()
+        self._resting.intersection_update(self._suspended)
         self._left.clear()
         # What is cancelled may begin something to clean up after itself.
         for _ in range(BURIALS_MAX):
@@ -142,57 +196,66 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        self._check_closed()  # type: ignore[attr-defined]
-        handle = asyncio.Handle(callback, args, self, context)
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()  # type: ignore[attr-defined]
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def run_now(self, callback: Callable[..., Any], *args: Any, context: Context) -> None:
         """As if its turn had come. Whoever asks is not in this context."""
-        handle = asyncio.Handle(callback, args, self, context)
-        if self._may_run(handle):
+        handle = _Handle(callback, args, self, context)
+        if context.get(OWNER) not in self._resting or self._may_run(handle):
             handle._run()
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Those of one moment are carried out in the order in which they were asked for."""
-        self._check_closed()  # type: ignore[attr-defined]
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()  # type: ignore[attr-defined]
+        timer = _Timer(when, callback, args, self, context)
         self._timers += 1
-        heapq.heappush(self._due, (when, self._timers, timer))
+        heappush(self._due, (when, self._timers, timer))
         return timer
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is left out when its moment has come."""
-
     def _run_once(self) -> None:
-        """One turn: what is ready or due. If there is nothing, it is the time of the next timer."""
-        ready, due = self._ready, self._due  # type: ignore[attr-defined]
-        if (
-            self._watching.count > 1
-        ):  # one is the loop's own, and nobody is in another thread who would wake it
-            self._process_events(self._watching.select(0))  # type: ignore[attr-defined]
-        self._turns += 1
-        if self._turns > TURNS_MAX:
-            raise LivelockError(f"{TURNS_MAX} turns, and it is still {self._now}")
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
-            while due and due[0][2]._cancelled:
-                heapq.heappop(due)
-            if not due:
-                raise DeadlockError("nothing is due and everybody waits")
-            if due[0][0] > self._now:
-                self._now = due[0][0]
-                self._turns = 0
-        while due and due[0][0] <= self._now:
-            ready.append(heapq.heappop(due)[2])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled and self._may_run(handle):
-                handle._run()
+        """Turns until it is stopped: what is ready or due. If there is nothing, it is the time of the next timer."""
+        ready, due, resting = self._ready, self._due, self._resting  # type: ignore[attr-defined]
+        while True:
+            if (
+                self._watching.count > 1
+            ):  # one is the loop's own, and nobody is in another thread who would wake it
+                self._process_events(self._watching.select(0))  # type: ignore[attr-defined]
+            self._turns += 1
+            if self._turns > TURNS_MAX:
+                raise LivelockError(f"{TURNS_MAX} turns, and it is still {self._now}")
+            if not ready and not self._stopping:  # type: ignore[attr-defined]
+                while due and due[0][2]._cancelled:
+                    heappop(due)
+                if not due:
+                    raise DeadlockError("nothing is due and everybody waits")
+                if due[0][0] > self._now:
+                    self._now = due[0][0]
+                    self._turns = 0
+            while due and due[0][0] <= self._now:
+                ready.append(heappop(due)[2])
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled and (
+                    handle._context.get(OWNER) not in resting or self._may_run(handle)
+                ):
+                    handle._run()
+            if self._stopping:  # type: ignore[attr-defined]
+                return
 
     def _may_run(self, handle: asyncio.Handle) -> bool:
-        """Whether it is done now: else it is kept, for later or for good."""
+        """Whether it is done now: else it is kept, for later or for good. Of those who may be `_resting`."""
         owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
         if owner in self._dead:
             self._dropped.append(handle)
@@ -243,10 +306,10 @@ class SimulatedClock(Clock):
         self._epoch_ms = epoch_ms + int(skew * 1000)
 
     def time_ms(self) -> int:
-        return self._epoch_ms + int(self._loop.time() * 1000)
+        return self._epoch_ms + int(self._loop._now * 1000)
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._loop._now
 
 
 class SimulatedEntropy(Entropy):
