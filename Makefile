@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && { echo $$p; break; }; done)
+# Where one server will do: 3 puts a ZooKeeper and three brokers in its place.
+BROKERS ?= $(or $(HEADRACE_BROKERS),1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -26,11 +28,11 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/headrace warm-up
 	@touch $@
 
-demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes)
-	@$(BIN)/python -m examples.demo
+demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes; SECURE=1, BROKERS=3)
+	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.demo
 
-demo-wide: setup  ## partial updates: three sources, one wide table
-	@$(BIN)/python -m examples.demo_wide
+demo-wide: setup  ## partial updates: three sources, one wide table (BROKERS=3 too)
+	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.demo_wide
 
 demo-cdc: setup  ## PostgreSQL's changes in tables, through Debezium; the broker is killed meanwhile (about 3 minutes)
 	@$(BIN)/python -m examples.cdc
@@ -53,7 +55,7 @@ mutants: setup  ## break each promise in a copy of the source: its tests must fa
 	@$(BIN)/python -m mutants $(ARGS)
 
 compat: setup  ## clients of other languages, applications, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md (BROKERS=3: against a cluster)
-	@HEADRACE_BROKERS=$(or $(BROKERS),1) HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -p no:randomly -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py compat-tests/apps
+	@HEADRACE_BROKERS=$(BROKERS) HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -p no:randomly -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py compat-tests/apps
 
 docs: setup  ## the documentation as a site, into build/site
 	@$(BIN)/python -m docsite

@@ -24,8 +24,8 @@ class Access:
 
     is_secured = False
 
-    def server_file(self, address: str) -> Path | None:
-        """Configurations for `headrace serve --config`."""
+    def server_file(self, address: str, number: int | None = None) -> Path | None:
+        """Configurations for `headrace serve --config`, of a server alone or of the broker of this number."""
         return None
 
     def client_file(self, user: str) -> Path | None:
@@ -60,15 +60,24 @@ class SecuredAccess(Access):
     def password(self, user: str) -> str:
         return self._passwords.setdefault(user, secrets.token_urlsafe(18))
 
-    def server_file(self, address: str) -> Path:
+    def server_file(self, address: str, number: int | None = None) -> Path:
+        admin = self.password(ADMIN)
+        users, among_brokers = f'user_{ADMIN}="{admin}"', {}
+        if number is not None:  # brokers ask each other as the administrator
+            users = f'username="{ADMIN}" password="{admin}" {users}'
+            among_brokers = {
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": str(self.authority),
+            }
         return self._write(
-            "server.properties",
+            "server.properties" if number is None else f"broker{number}.properties",
             {
+                **among_brokers,
                 "listeners": f"SASL_SSL://{address}",
                 "sasl.enabled.mechanisms": f"PLAIN,{MECHANISM}",
                 "listener.name.sasl_ssl.plain.sasl.jaas.config": (
-                    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-                    f'user_{ADMIN}="{self.password(ADMIN)}";'
+                    f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
                 ),
                 "ssl.keystore.type": "PEM",
                 "ssl.keystore.location": str(self._server),

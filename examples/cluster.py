@@ -6,20 +6,41 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from examples.access import ADMIN, Access
 from examples.server import Server, free_port, headrace
 from examples.stage import StepFailedError
-from headrace import Connection
+from headrace import Connection, connect
 
 PORT = 9092
 ZOOKEEPER_PORT = 2181
 READY_TIMEOUT_S = 60.0
 SYNC_TIMEOUT_S = 120.0
+BROKERS_VARIABLE = "HEADRACE_BROKERS"
+BROKERS = (1, 2, 3)
+REPLICATED = {
+    "default.replication.factor": str(len(BROKERS)),
+    "min.insync.replicas": "2",
+    "offsets.topic.num.partitions": "6",
+}
+"""What makes all that is kept there thrice."""
+
+
+def on_three_brokers() -> bool:
+    """Whether HEADRACE_BROKERS asks for three brokers in the place of one server. Ends the process if it asks for
+    something else.
+    """
+    said = os.environ.get(BROKERS_VARIABLE) or "1"
+    if said not in ("1", "3"):
+        sys.stderr.write(f"{BROKERS_VARIABLE} is '{said}', but must be 1 or 3\n")
+        sys.exit(2)
+    return said == "3"
 
 
 @dataclass
@@ -71,12 +92,26 @@ class ZooKeeper:
 
 @dataclass
 class Cluster:
-    """Brokers by their node ids. `settings` are those of all of them."""
+    """Brokers by their node ids, and their ZooKeeper. `settings` are those of all of them."""
 
     folder: Path
-    zookeeper: ZooKeeper
     settings: Mapping[str, str]
+    access: Access = field(default_factory=Access)
+    zookeeper: ZooKeeper = field(init=False)
     servers: dict[int, Server] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.zookeeper = ZooKeeper(self.folder / "zookeeper")
+
+    @classmethod
+    def of_three(
+        cls, folder: Path, settings: Mapping[str, str] | None = None, access: Access | None = None
+    ) -> Cluster:
+        """Not started yet. Everything has three replicas, two of which have to be in sync."""
+        cluster = cls(folder, {**REPLICATED, **(settings or {})}, access or Access())
+        for number in BROKERS:
+            cluster.add(number)
+        return cluster
 
     @property
     def address(self) -> str:
@@ -95,13 +130,18 @@ class Cluster:
         server = Server(
             self.folder / f"data{number}", self.folder / f"broker{number}.log", {**own, **self.settings}, port
         )
+        server.config = self.access.server_file(server.address, number)
         self.servers[number] = server
         return server
 
-    def start(self) -> list[str]:
-        """Start all at once; the line that each says."""
+    def start(self) -> str:
+        """Start ZooKeeper, then all brokers at once, and wait until they know each other; the lines that they say."""
+        first = self.zookeeper.start()
         with ThreadPoolExecutor(len(self.servers)) as pool:
-            return list(pool.map(Server.start, self.servers.values()))
+            lines = [first, *pool.map(Server.start, self.servers.values())]
+        with connect(self.access.settings(self.address, ADMIN)) as connection:
+            self.wait_in_sync(connection)
+        return "\n".join(lines)
 
     def stop(self) -> None:
         """Ask all to end, and ZooKeeper behind them. Those that are asked last have nobody to hand over to."""

@@ -1,7 +1,8 @@
 """`python -m examples.demo`: ten steps, each timed and checked. Exit code 0 only if every check holds.
 
 The environment's LAKE chooses the lake: iceberg (default) or paimon. With SECURE=1 everything goes over SASL_SSL,
-each part as a user of its own with the rights that it needs.
+each part as a user of its own with the rights that it needs. With HEADRACE_BROKERS=3 three brokers and a ZooKeeper are
+in the place of the server.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from examples.cluster import on_three_brokers
+from examples.demo.brokers import DemoOnBrokers
 from examples.demo.steps import LAKE_VARIABLE, LAKES, Demo
 from examples.stage import Stage
 
@@ -19,14 +22,18 @@ def main() -> int:
     if lake not in LAKES:
         sys.stderr.write(f"{LAKE_VARIABLE} is '{lake}', but must be one of {', '.join(LAKES)}\n")
         return 2
-    demo = Demo(stage, lake=lake, secure=bool(os.environ.get("SECURE")))
+    several = on_three_brokers()
+    demo = (DemoOnBrokers if several else Demo)(stage, lake=lake, secure=bool(os.environ.get("SECURE")))
     steps = [
         ("Set-up: TPC-H data, Spark and its jars", demo.set_up),
-        ("The server: one process, nothing else", demo.start_server),
+        (
+            "ZooKeeper and three brokers" if several else "The server: one process, nothing else",
+            demo.start_server,
+        ),
         ("Tables, in SQL", demo.create_tables),
         ("Data in by three doors", demo.load),
         ("The pipeline: stopped half way, started again", demo.run_half),
-        ("The fright: kill -9 of the server", demo.fright),
+        (f"The fright: kill -9 of {'a broker' if several else 'the server'}", demo.fright),
         ("Ask it", demo.ask),
         (f"The lake: tiered into {lake.title()}, exactly once", demo.tier),
         ("Union read: lake and log, while rows arrive", demo.union),

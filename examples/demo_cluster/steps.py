@@ -14,29 +14,20 @@ from typing import Any
 import duckdb
 
 from examples import server as processes
-from examples.cluster import Cluster, ZooKeeper
+from examples.cluster import BROKERS
+from examples.demo.brokers import DemoOnBrokers
 from examples.demo.pipeline import Pipeline
-from examples.demo.steps import LATE_ORDERS, TABLE, Demo
+from examples.demo.steps import LATE_ORDERS, TABLE
 from examples.demo_cluster.probes import Asker, Feeder, Follower, Waits
 from examples.server import ROOT
 from examples.stage import StepFailedError
-from headrace import connect
 from tablelayer.spark.sessions import activate
 
 WORK = ROOT / ".demo" / "cluster"
 SCALE_FACTOR = "0.05"
-BROKERS = (1, 2, 3)
-REPLICAS = 3
 ORDERS_PER_SECOND = 200.0
 CALM_S = 2.0
 """Between one event and the next."""
-SETTINGS = {
-    "default.replication.factor": str(REPLICAS),
-    "min.insync.replicas": "2",
-    "group.initial.rebalance.delay.ms": "0",
-    "num.partitions": "4",
-    "offsets.topic.num.partitions": "6",
-}
 KEYS_ASKED_FOR = 32
 NOT_STARTED_IN_TIME = "Python worker failed to connect back"
 """What Spark says when the process that plans a Python source's stream needed more than ten seconds to start, on a
@@ -54,12 +45,11 @@ class Event:
 
 
 @dataclass
-class ClusterDemo(Demo):
-    """`Demo` with three brokers in the place of one server."""
+class ClusterDemo(DemoOnBrokers):
+    """More brokers are killed, and more goes on meanwhile."""
 
     work: Path = WORK
     scale: str = SCALE_FACTOR
-    cluster: Cluster = field(init=False)
     events: list[Event] = field(default_factory=list)
     feeder: Feeder | None = None
     follower: Follower | None = None
@@ -69,28 +59,6 @@ class ClusterDemo(Demo):
 
     # ---- 1 to 3: a cluster with data in it
 
-    def start_server(self) -> None:
-        zookeeper = ZooKeeper(self.work / "zookeeper")
-        lake = {f"datalake.{self.lake}.warehouse": str(self.work / "warehouse")}
-        self.cluster = Cluster(self.work, zookeeper, {**SETTINGS, **lake})
-        self.stage.command(["headrace", *zookeeper.words()])
-        self.stage.say(f"[bold]{zookeeper.start()}[/]")
-        for number in BROKERS:
-            server = self.cluster.add(number)
-            shown = ["serve", "--listen", server.address, "--data", f"data{number}", "--zookeeper"]
-            self.stage.command(
-                ["headrace", *shown, f"{zookeeper.address}/headrace", "--set", f"node.id={number}", "..."]
-            )
-        begun = time.monotonic()
-        for line in self.cluster.start():
-            self.stage.say(f"[bold]{line}[/]")
-        self.client = connect(self.address)
-        self.cluster.wait_in_sync(self.client)
-        self.stage.say(
-            f"three brokers, broker {self.cluster.controller(self.client)} is the controller,"
-            f" {time.monotonic() - begun:.1f} s"
-        )
-
     def create_tables(self) -> None:
         super().create_tables()
         self.command("sql", "--server", self.address, "-f", str(Path(__file__).parent / "tables.sql"))
@@ -98,7 +66,7 @@ class ClusterDemo(Demo):
         leading = {each.replicas[0] for each in placed}
         self.stage.check(
             "each bucket has three replicas, and all brokers lead some",
-            all(len(set(each.replicas)) == REPLICAS for each in placed) and leading == set(BROKERS),
+            all(len(set(each.replicas)) == len(BROKERS) for each in placed) and leading == set(BROKERS),
             f"{len(placed)} buckets",
         )
 
@@ -376,10 +344,6 @@ class ClusterDemo(Demo):
 
     # ---- helpers
 
-    @property
-    def address(self) -> str:
-        return self.cluster.address
-
     def stop_server(self) -> None:
         for probe in (self.feeder, self.follower, self.asker):
             if probe is not None:
@@ -388,5 +352,4 @@ class ClusterDemo(Demo):
             self.sums.stop()
         if self.tierer is not None:
             self.tierer.kill()
-        if hasattr(self, "cluster"):
-            self.cluster.stop()
+        super().stop_server()

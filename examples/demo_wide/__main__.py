@@ -1,4 +1,7 @@
-"""`python -m examples.demo_wide`: three sources, one wide table; the changelog is checked row for row."""
+"""`python -m examples.demo_wide`: three sources, one wide table; the changelog is checked row for row.
+
+With HEADRACE_BROKERS=3 three brokers and a ZooKeeper are in the place of the server.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import shutil
 import sys
 
 from examples import server as processes
+from examples.cluster import Cluster, on_three_brokers
 from examples.demo_wide.scenario import KEY, SOURCES, TABLES, WIDE_COLUMNS, Change, Key, expected
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
@@ -15,7 +19,7 @@ WORK = ROOT / ".demo" / "wide"
 SHORT_NAMES = ("+A", "+I", "-U", "+U", "-D")
 
 
-def fill(stage: Stage, server: Server, connection: Connection) -> None:
+def fill(stage: Stage, server: Server | Cluster, connection: Connection) -> None:
     """Each source: rows into its own table by SQL, then its key and column into the wide table."""
     wide = connection.table("wide.user_rec_wide")
     for source in SOURCES:
@@ -81,11 +85,12 @@ def main() -> int:
     stage = Stage("Headrace: three sources, one wide table")
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    server = Server(WORK / "data", WORK / "server.log")
+    server = Cluster.of_three(WORK) if on_three_brokers() else Server(WORK / "data", WORK / "server.log")
     connection: Connection | None = None
     try:
         with stage.step("A server and four tables"):
-            stage.say(server.start())
+            for line in server.start().splitlines():
+                stage.say(line)
             processes.run("sql", "--server", server.address, "-e", TABLES)
             connection = connect(server.address)
         with stage.step("Three sources write their columns"):

@@ -1,7 +1,8 @@
 """`python -m examples.spark_sql [HOST:PORT]`: a notebook's worth of Spark SQL over tables.
 
-Without an address it starts a server of its own. Needs Java 17 or 21 and `pip install 'headrace[spark]'`. Each cell of
-`shop.sql` is printed with what it gives; the last one has to find that all is as it should be.
+Without an address it starts a server of its own, with HEADRACE_BROKERS=3 three brokers and a ZooKeeper. Needs Java 17
+or 21 and `pip install 'headrace[spark]'`. Each cell of `shop.sql` is printed with what it gives; the last one has to
+find that all is as it should be.
 
 `--own` makes the session as one's own program would: Spark's builder, the jars by name, the catalog by its settings.
 """
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from examples.cluster import Cluster, on_three_brokers
 from examples.server import Server
 
 CELLS = Path(__file__).with_name("shop.sql")
@@ -52,7 +54,8 @@ def session_of_ours(server: str) -> Any:
 @contextmanager
 def server_of_our_own() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="headrace-example-") as folder:
-        server = Server(Path(folder) / "data", Path(folder) / "log")
+        place = Path(folder)
+        server = Cluster.of_three(place) if on_three_brokers() else Server(place / "data", place / "log")
         server.start()
         try:
             yield server.address
