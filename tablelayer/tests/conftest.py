@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,22 @@ def spark() -> Any:
     from tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM
 
     return session("headrace tests", cores=2, memory="1g", extra=SHORT_LIVED_JVM)
+
+
+@pytest.fixture(scope="session")
+def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """`make_server(folder, settings, properties)`: a server process that is not started yet, with settings in place of
+    those of its lakes. With HEADRACE_BROKERS=3 three brokers, which a client with these properties may ask.
+    """
+    from broker.testing.three_brokers import BROKERS, path_in
+    from broker.testing.zookeeper import LONG_SESSIONS, running_zookeeper
+    from tablelayer.tests.spark.spark_tables import Server, Servers
+
+    if BROKERS == 1:
+        yield lambda folder, settings=None, properties=None: Server(folder, settings)
+        return
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper"), settings=LONG_SESSIONS) as zookeeper:
+        yield lambda folder, *more: Servers(folder, path_in(zookeeper.address), *more)
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from tablelayer.sql.session import Session
 from tablelayer.tests.lake.rest_catalog import Json, RestCatalog, rest_catalog
 from tablelayer.tests.lake.test_columns import alter
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, fill, row
-from tablelayer.tests.spark.spark_tables import ROOT, Server, create
+from tablelayer.tests.spark.spark_tables import ROOT, create
 
 ROUNDS = int(os.environ.get("HEADRACE_SOAK_ROUNDS", "12"))
 SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "20240919"))
@@ -299,9 +299,9 @@ def check_all_doors(
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.timeout(900)
 def test_headrace_tier_and_every_reader_through_a_rest_catalog(
-    spark: Any, catalog: RestCatalog, tmp_path: Path
+    spark: Any, catalog: RestCatalog, tmp_path: Path, make_server: Callable[..., Any]
 ) -> None:
-    server = Server(tmp_path, {"datalake.iceberg.type": "rest", "datalake.iceberg.uri": catalog.uri})
+    server = make_server(tmp_path, {"datalake.iceberg.type": "rest", "datalake.iceberg.uri": catalog.uri})
     server.start()
     try:
         with connect(server.address) as client:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from broker.testing.ports import free_port
 from broker.testing.three_brokers import NUMBERS, ThreeBrokers, settings_of
-from tablelayer.client import Connection, connect
+from tablelayer.client import Connection, ConnectionSettings, connect
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import DataType
@@ -77,24 +78,32 @@ class Server:
 
 
 class Servers(ThreeBrokers[Server]):
-    """Three that are one cluster, with the lakes of one. `zookeeper`: its address with the cluster's path."""
+    """Three that are one cluster, with the lakes of one. `zookeeper`: its address with the cluster's path;
+    `properties`: those of a client that may see the cluster.
+    """
 
-    def __init__(self, folder: Path, zookeeper: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        zookeeper: str,
+        lakes: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         members = []
         for number in NUMBERS:
             own = folder / str(number)
             own.mkdir()
-            members.append(Server(own, {**Server(folder).lakes, **settings_of(number, zookeeper)}))
-        super().__init__(members, _are_in_sync)
+            members.append(Server(own, {**Server(folder, lakes).lakes, **settings_of(number, zookeeper)}))
+        super().__init__(members, partial(_are_in_sync, properties or {}))
 
     def stop(self) -> None:
         self.stop_each()
 
 
-def _are_in_sync(addresses: str) -> bool:
+def _are_in_sync(properties: Mapping[str, str], addresses: str) -> bool:
     for address in addresses.split(","):
-        with connect(address) as connection:
+        with connect(ConnectionSettings.make(address, properties)) as connection:
             found = connection.kafka.describe_cluster()
             if len(found.brokers) < len(NUMBERS) or found.offline or found.under_replicated:
                 return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tablelayer.spark.builder import create_view, table
 from tablelayer.spark.delta_joins import delta_join
 from tablelayer.spark.lookups import lookup_join
 from tablelayer.sql.session import Session
-from tablelayer.tests.spark.spark_tables import Server, finish
+from tablelayer.tests.spark.spark_tables import finish
 
 pytestmark = [
     pytest.mark.spark,
@@ -31,27 +31,14 @@ PASSWORD = "pencil of wonder"
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSettings]:
+def secured(
+    tmp_path_factory: pytest.TempPathFactory, make_server: Callable[..., Any]
+) -> Iterator[ConnectionSettings]:
     folder = tmp_path_factory.mktemp("secured")
     authority = identity("authority")
     ca = folder / "ca.pem"
     ca.write_text(authority.certificate_pem)
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    server = Server(
-        folder,
-        {
-            "listeners": "SASL_SSL://127.0.0.1:0",
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl_ssl.plain.sasl.jaas.config": (
-                f'{module} required user_ann="{PASSWORD}" user_bob="{PASSWORD} of bob";'
-            ),
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ann",
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(identity("server", authority).write(folder, "server")),
-        },
-    )
-    server.start()
     properties = {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "PLAIN",
@@ -59,6 +46,26 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSett
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(ca),
     }
+    server = make_server(
+        folder,
+        {
+            "listeners": "SASL_SSL://127.0.0.1:0",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+                f'{module} required username="ann" password="{PASSWORD}" user_ann="{PASSWORD}"'
+                f' user_bob="{PASSWORD} of bob";'
+            ),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ann",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(identity("server", authority).write(folder, "server")),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(ca),
+        },
+        properties,
+    )
+    server.start()
     yield ConnectionSettings.make(server.address, properties)
     server.stop()
 
