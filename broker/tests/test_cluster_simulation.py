@@ -18,7 +18,7 @@ from broker.testing.cluster_simulation import simulate_cluster
 from broker.testing.histories import told
 from broker.testing.simulation import Report
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "20"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "22"))
 PARTS = 3
 SOAK_FIRST_SEED = 3_000_000
 

@@ -19,7 +19,7 @@ import pytest
 from broker.testing.histories import told
 from broker.testing.simulation import Report, simulate
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "20"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "22"))
 PARTS = 4
 """Of the seeds, which may be run beside each other."""
 SOAK_FIRST_SEED = 1_000_000
