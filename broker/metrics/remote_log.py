@@ -83,9 +83,21 @@ READERS_WAITING: Final = Metric(
     _GAUGE,
     "Reads that wait for remote storage, or for a thread that reads from it.",
 )
+METADATA_AGE: Final = Metric(
+    "headrace_remote_metadata_age_seconds",
+    _GAUGE,
+    "Seconds since the metadata in remote storage was known to be as it is here; of who copies it, in a cluster the "
+    "controller.",
+)
+POSITIONS_AGE: Final = Metric(
+    "headrace_remote_group_positions_age_seconds",
+    _GAUGE,
+    "Seconds since the positions of consumer groups in remote storage were known to be those that are committed here.",
+)
 REMOTE_METRICS: Final = (
     COPIED_BYTES, COPIES, COPY_ERRORS, FETCHED_BYTES, FETCHES, FETCH_ERRORS, DELETIONS, DELETE_ERRORS, COPY_LAG_BYTES,
     COPY_LAG_SEGMENTS, SIZE, SEGMENTS, STORE_READS, STORE_READ_BYTES, READERS_WAITING,
+    METADATA_AGE, POSITIONS_AGE,
 )  # fmt: skip
 
 
@@ -106,6 +118,12 @@ async def collect(remote: RemoteLogManager, gathering: Gathering) -> None:
     gathering.put(STORE_READS, chunks.requests)
     gathering.put(STORE_READ_BYTES, chunks.fetched_bytes)
     gathering.put(READERS_WAITING, sum(each.fetches_waiting for each in counts.values()))
+    for metric, age in (
+        (METADATA_AGE, remote.metadata_age_seconds()),
+        (POSITIONS_AGE, remote.positions_age_seconds()),
+    ):
+        if age is not None:
+            gathering.put(metric, age)
     for topic, found in list(counts.items()):
         await gathering.breathe()
         for metric, field in _COUNTED.items():

@@ -165,7 +165,9 @@ class ClusterCopy:
         self._written: StoreImage | None = None
         self._changes = -1
 
-    async def keep(self) -> None:
+    is_writer: Final = True
+
+    async def keep(self) -> bool:
         """See that what is there is this broker's, and as it is now. Raises ReplacedError, OSError."""
         metadata, claim = await self._place.newest_numbers()
         if self.claim is None:
@@ -180,12 +182,13 @@ class ClusterCopy:
                     self._number = number
         changes = self._store.changes
         if changes == self._changes and self._written is not None:
-            return
+            return True
         image = await self._store.image()
         if image != self._written:
             await self._place.run(self._write, image)
             self._written = image
         self._changes = changes
+        return True
 
     def _is_there(self, number: int) -> bool:
         """Raises ReplacedError if it is of another broker that came later."""

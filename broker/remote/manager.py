@@ -176,6 +176,9 @@ class RemoteLogManager:
         self._turn_ends = 0.0
         self._put_off: dict[Partition, None] = {}
         """Partitions that the quota has left nothing for."""
+        self._copies_nothing = self._is_read_only
+        self._metadata_true_at = self._positions_true_at = clock.monotonic()
+        """When what is there was what the broker had; before the first time, when it began."""
 
     def _quota(self, work: str, clock: Clock) -> RemoteQuota:
         config, name = self._config, f"remote.log.manager.{work}"
@@ -189,6 +192,18 @@ class RemoteLogManager:
         for topic in [name for name in self._counts if self._metadata.topic(name) is None]:
             del self._counts[topic]
         return self._counts
+
+    def metadata_age_seconds(self) -> float | None:
+        """How old the metadata in remote storage may be; None where another broker copies it, or nobody does."""
+        if self._copies_nothing or not self._cluster.is_writer:
+            return None
+        return self._clock.monotonic() - self._metadata_true_at
+
+    def positions_age_seconds(self) -> float | None:
+        """How old those positions of groups may be that this broker copies; None if it copies none."""
+        if self._copies_nothing or self._positions is None:
+            return None
+        return self._clock.monotonic() - self._positions_true_at
 
     def partitions(self) -> Sequence[Partition]:
         return self._metadata.all_partitions()
@@ -309,8 +324,10 @@ class RemoteLogManager:
         claim = self._cluster.claim
         if self._positions is None or self._is_read_only or claim is None:
             return
+        began = self._clock.monotonic()
         try:
             await self._positions.keep(claim)
+            self._positions_true_at = began
         except (KafkaError, OSError) as error:
             disk_errors.DISK_LOG.tell(
                 logger, logging.ERROR, "group positions in remote storage",
@@ -367,8 +384,10 @@ class RemoteLogManager:
 
     async def _keep_cluster(self) -> bool:
         """Whether segments may be copied and removed."""
+        began = self._clock.monotonic()
         try:
-            await self._cluster.keep()
+            if await self._cluster.keep() or not self._cluster.is_writer:
+                self._metadata_true_at = began
         except ReplacedError as error:
             self._is_read_only = True
             logger.error(

@@ -74,24 +74,28 @@ class SharedCopy:
         """Numbers that are to be removed."""
         self._changes: tuple[int, int] | None = None
 
-    async def keep(self) -> None:
-        """See that what is there is the cluster's, and, of the controller, as it is now. Raises ReplacedError, OSError,
-        StoreError, StoreOutcomeUnknownError.
+    @property
+    def is_writer(self) -> bool:
+        """Of the members the controller is."""
+        return self._image().controller_epoch >= 0
+
+    async def keep(self) -> bool:
+        """See that what is there is the cluster's, and, of the controller, as it is now: True if it is known to be so.
+        Raises ReplacedError, OSError, StoreError, StoreOutcomeUnknownError.
         """
         metadata, newest = await self._place.newest_numbers()
         epoch = self._image().controller_epoch
         node = await self._store.get(CLAIM)
         if node is None:
             if epoch < 0:
-                return
+                return False
             own = newest = await self._make_claim(max(metadata, newest) + 1)
         else:
             own = int(json.loads(node.data)["number"])
         if newest > own:
             raise ReplacedError(f"{claim_name(self._place.cluster_id, newest)} is not this cluster's")
         self.claim = own
-        if epoch >= 0:
-            await self._keep_image(epoch, metadata)
+        return epoch >= 0 and await self._keep_image(epoch, metadata)
 
     async def _make_claim(self, number: int) -> int:
         await self._place.make_claim(number)
@@ -101,27 +105,28 @@ class SharedCopy:
             raise OSError("another controller has claimed what is there just now") from None
         return number
 
-    async def _keep_image(self, epoch: int, newest: int) -> None:
+    async def _keep_image(self, epoch: int, newest: int) -> bool:
         if epoch != self._epoch:
             self._epoch, self._written = epoch, None
         if newest > self._number:
             if not await self._place.run(self._may_follow, newest):
-                return
+                return False
             self._older.append(self._number)
             self._number, self._written = newest, None
         cluster = self._image()
         changes = self._store.changes, cluster.version
         if self._written is not None and changes == self._changes:
-            return
+            return True
         nodes = await self._read()
         if nodes is None:
-            return
+            return False
         image = await self._place.run(_essentials, nodes, cluster.topics)
         if image != self._written:
             if not await self._place.run(self._write, image):
-                return
+                return False
             self._written = image
         self._changes = changes
+        return True
 
     def _may_follow(self, number: int) -> bool:
         """Whether what is there under a number was not written by a later controller, nor by who came later."""

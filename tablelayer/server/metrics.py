@@ -102,6 +102,12 @@ STANDBY_ROWS = Metric(
     "Changes that were put into the key-value stores kept here of buckets which other brokers lead.",
     _TABLE,
 )
+STANDBY_LOOKUPS = Metric(
+    "headrace_table_standby_lookups_total",
+    MetricKind.COUNTER,
+    "Lookups in a bucket, of keys or of prefixes, that were answered here though another broker leads it.",
+    _TABLE,
+)
 REFUSED = Metric(
     "headrace_table_refused_records_total",
     MetricKind.COUNTER,
@@ -111,7 +117,7 @@ REFUSED = Metric(
 )
 TABLE_METRICS: Final = (
     TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG,
-    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES, STANDBY_LAG, STANDBY_ROWS,
+    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
 )  # fmt: skip
 
 
@@ -128,7 +134,7 @@ class TableCollector:
     ) -> None:
         self._refusals = refusals
         self._standbys = standbys
-        self._standby_totals = Totals(1)
+        self._standby_totals = Totals(2)
         self._context = context
         self._catalog = catalog
         self._subjects = subjects
@@ -199,11 +205,12 @@ class TableCollector:
             name = str(definition.path.whole)
             names.add(name)
             standbys.append(standby)
-            self._standby_totals.count(name, standby, (standby.applied_rows,))
+            self._standby_totals.count(name, standby, (standby.applied_rows, standby.answered_lookups))
             gathering.add(STANDBY_LAG, standby.lag_records, self._standby_totals.label(name))
         await self._standby_totals.keep(names, standbys, gathering.breathe)
-        for label, (rows,) in self._standby_totals.sums():
+        for label, (rows, lookups) in self._standby_totals.sums():
             gathering.put(STANDBY_ROWS, rows, label)
+            gathering.put(STANDBY_LOOKUPS, lookups, label)
 
     async def _collect_lake(self, gathering: Gathering) -> None:
         now_ms = self._context.clock.time_ms()

@@ -663,6 +663,37 @@ async def test_what_is_copied_read_and_removed_is_measured(tmp_path: Path) -> No
         assert "copy_requests_total" not in await measured(made)
 
 
+async def test_how_old_the_copies_of_metadata_and_positions_may_be_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tiered(tmp_path) as made:
+        remote = manager(made)
+        ages = ("metadata_age_seconds", "group_positions_age_seconds")
+
+        await remote.turn()
+        await remote.copy_positions()
+        found = await measured(made)
+        assert all(0.0 <= found[each] < 900.0 for each in ages)
+        remote._metadata_true_at -= 1000.0
+        remote._positions_true_at -= 1000.0
+        with monkeypatch.context() as patch:
+
+            async def fail(*_: object) -> None:
+                raise OSError("the store is away")
+
+            patch.setattr(remote._cluster, "keep", fail)
+            patch.setattr(remote._positions, "keep", fail)
+            await remote.turn()
+            await remote.copy_positions()
+            found = await measured(made)
+            assert all(found[each] >= 1000.0 for each in ages)
+        await remote.turn()
+        found = await measured(made)
+        assert (found[ages[0]] < 900.0, found[ages[1]] >= 1000.0) == (True, True)
+        await remote.copy_positions()
+        assert (await measured(made))[ages[1]] < 900.0
+
+
 async def test_quotas_of_copies_and_of_reads(tmp_path: Path) -> None:
     copies, fetches = (f"remote_log_manager_{work}_max_bytes_per_second" for work in ("copy", "fetch"))
     async with tiered(tmp_path, **{copies: "1"}) as made:

@@ -87,6 +87,8 @@ class Standby:
         self._ended = False
         self.applied_rows = 0
         """Changes that were applied since it began."""
+        self.answered_lookups = 0
+        """Since it began, of keys in one bucket or of prefixes, each asked for by one request."""
 
     @property
     def name(self) -> str:
@@ -233,7 +235,9 @@ class Standby:
             raise self._refusal("its store is being closed or built again") from error
         if self._readable() is not store:
             raise self._refusal("its store is another one by now")
-        return result, self._staleness(offset, staleness_ms_max)
+        staleness = self._staleness(offset, staleness_ms_max)
+        self.answered_lookups += 1
+        return result, staleness
 
     def read_at_once(
         self, staleness_ms_max: int, quick: Callable[..., Result | None], *arguments: Any
@@ -242,7 +246,11 @@ class Standby:
         store = self._readable()
         offset = store.applied_offset
         result = quick(store, *arguments)
-        return None if result is None else (result, self._staleness(offset, staleness_ms_max))
+        if result is None:
+            return None
+        staleness = self._staleness(offset, staleness_ms_max)
+        self.answered_lookups += 1
+        return result, staleness
 
     def _readable(self) -> KeyValueStore:
         store, follower = self._store, self._follower

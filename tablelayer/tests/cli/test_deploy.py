@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from broker.config import BrokerConfig
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.model import MetricKind
+from broker.metrics.remote_log import REMOTE_METRICS
 from broker.metrics.requests import REQUEST_SECONDS
 from tablelayer.cli.main import app
 from tablelayer.cli.serve import parse_sets
@@ -25,7 +26,7 @@ from tablelayer.server.metrics import TABLE_METRICS
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-DECLARED = {each.name: each for each in (*BROKER_METRICS, REQUEST_SECONDS, *TABLE_METRICS)}
+DECLARED = {each.name: each for each in (*BROKER_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, *TABLE_METRICS)}
 OF_THE_LIBRARY = {
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",

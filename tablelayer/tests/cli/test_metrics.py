@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from broker.metrics.model import markdown_rows
+from broker.metrics.remote_log import REMOTE_METRICS
 from broker.metrics.requests import REQUEST_SECONDS
 from tablelayer.client import connect
 from tablelayer.server.metrics import TABLE_METRICS
@@ -41,7 +42,7 @@ def scrape(server):
 def test_the_page_lists_every_metric_with_its_words():
     lines = PAGE.read_text().splitlines()
     declared = sorted(
-        (*BROKER_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
+        (*BROKER_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, TURN_SECONDS, TURN_CPU_SECONDS, *TABLE_METRICS),
         key=lambda each: each.name,
     )
     expected = markdown_rows(declared)

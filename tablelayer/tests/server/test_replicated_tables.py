@@ -337,6 +337,34 @@ async def test_a_standby_tells_how_far_it_is_behind_and_how_much_it_has_taken_ov
         assert await shown("headrace_table_standby_lag_records") == {label: 5}
 
 
+async def test_lookups_that_a_standby_has_answered_are_counted(tmp_path: Path) -> None:
+    config = {"replica.fetch.wait.max.ms": "20"}
+    async with direct_cluster(tmp_path, 3, extensions, config=config) as cluster:
+        table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
+        other = min({1, 2, 3} - {state_of(cluster).leader})
+        await put(table, {1: 1})
+        await until(lambda: applied_at(cluster, other) >= 1)
+        await until(lambda: follower_at(cluster, other).safe_time.at(1) is not None)
+
+        async def shown(node_id: int) -> Any:
+            gathered = await cluster.brokers[node_id].context.metrics.gather()
+            return dict(gathered.get("headrace_table_standby_lookups_total", {})).get(("default.t",), 0)
+
+        request = lookup_of(table, 1)
+        for staleness_ms, count in ((1 << 30, 1), (-1, 1), (0, 1), (1 << 30, 2)):
+            request.staleness_ms_max, request.timeout_ms = staleness_ms, 100
+            for node_id in (other, state_of(cluster).leader):
+                await cluster.brokers[node_id].send(request)
+            assert await shown(other) == count, "those that were refused are not counted"
+            assert await shown(state_of(cluster).leader) == 0
+        slow = cluster.brokers[other]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tablelayer.server.api.read._QUICK_BUCKETS_MAX", 0)
+            request.staleness_ms_max = 1 << 30
+            assert (await slow.send(request)).buckets[0].error_code == 0
+        assert await shown(other) == 3, "nor is the long way forgotten"
+
+
 async def test_r13_2_a_leader_that_may_have_lost_its_place_answers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
