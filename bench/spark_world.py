@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
+from bench.cpu_times import CpuTimes, below, processes
 from bench.peers import HEADRACE, start_headrace
-from bench.processes import TICKS_PER_SECOND, Server
+from bench.processes import Server
 from bench.report import Goal, Samples
 from tablelayer.client import Connection, connect
 
@@ -83,6 +84,7 @@ class World:
     folder: Path
     tables: dict[str, int] = field(default_factory=dict)
     """Rows written so far, by table."""
+    _times: CpuTimes = field(default_factory=lambda: CpuTimes(os.getpid()))
 
     @property
     def address(self) -> str:
@@ -128,8 +130,8 @@ class World:
         return table
 
     def cpu_seconds(self) -> float:
-        """Of server, driver, JVM and workers, so far."""
-        return sum(_cpu_seconds(pid) for pid in descendants())
+        """Of server, driver, JVM and workers, so far, also of those that have ended."""
+        return self._times.seconds(processes())
 
     def timed(self, work: Callable[[], object]) -> tuple[float, float]:
         """(seconds, CPU seconds) of a call."""
@@ -187,24 +189,7 @@ def consume(frame: Any) -> None:
 
 def descendants() -> list[int]:
     """This process and all below it."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    found = [os.getpid()]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Of a process and of its children that have ended."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return sum(int(each) for each in fields[11:15]) / TICKS_PER_SECOND
-    return 0.0
+    return below([os.getpid()], processes())
 
 
 def _private_mb(pid: int) -> float:
