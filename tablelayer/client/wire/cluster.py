@@ -246,7 +246,8 @@ class Cluster:
     async def _gone(self, silent: set[Address]) -> set[Address]:
         """Those that another broker does not count among the cluster's. Others are asked in turn."""
         doubtful = {address for address in silent if address in self._numbers}
-        others = [address for address in self._addresses if address not in silent]
+        known = dict.fromkeys([*self._addresses, *self._numbers])
+        others = [address for address in known if address not in silent]
         if not doubtful or not others:
             return set()
         if self._asked_last in others:
@@ -276,6 +277,12 @@ class Cluster:
                 opening.cancel()
             if slot.connection is not None and not slot.connection.is_closed:
                 slot.connection.give_up(GONE)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether several brokers were ever named: one that says nothing may be the only one that is there. From any
+        thread."""
+        return len({*self._numbers.values()}) > 1
 
     @property
     def connection_count(self) -> int:

@@ -192,7 +192,7 @@ class DirectCluster(Cluster):
             raise NotAtOnce
         line = self._take(self._behind.connected(node_id))
         timeout_ms = min(self.config.request_timeout_ms, max(deadline.remaining_ms, 1))
-        if len(self._behind._brokers) > 1:  # the loop finds out whether another leads by now
+        if self._behind.has_several:  # the loop finds out whether another leads by now
             timeout_ms = min(timeout_ms, int(SILENCE_SECONDS * 1000))
         began = perf_counter()
         try:

@@ -284,7 +284,7 @@ def test_closing_ends_a_read_that_waits(fake, tools):
 
 
 def test_a_small_read_waits_no_longer_for_a_silent_broker_than_until_others_are_asked(fruit, monkeypatch):
-    """The loop asks them; a single broker is waited for."""
+    """The loop asks them, those too that were away when brokers were last named; a single broker is waited for."""
     connection, table = fruit
     patience, exchange = [], direct._Line.exchange
 
@@ -295,6 +295,6 @@ def test_a_small_read_waits_no_longer_for_a_silent_broker_than_until_others_are_
     monkeypatch.setattr(direct._Line, "exchange", watched)
     cluster = connection._connection.cluster
     assert table.lookup_one(1) == ROWS[1]
-    monkeypatch.setattr(cluster, "_brokers", {**cluster._brokers, 77: ("127.0.0.1", 1)})
+    monkeypatch.setattr(cluster, "_numbers", {**cluster._numbers, ("127.0.0.1", 1): 77})
     assert table.lookup_one(1) == ROWS[1]
     assert patience == [PATIENT.request_timeout_ms, 1_000]
