@@ -34,8 +34,8 @@ demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the l
 demo-wide: setup  ## partial updates: three sources, one wide table (BROKERS=3 too)
 	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.demo_wide
 
-demo-cdc: setup  ## PostgreSQL's changes in tables, through Debezium; the broker is killed meanwhile (about 3 minutes)
-	@$(BIN)/python -m examples.cdc
+demo-cdc: setup  ## PostgreSQL's changes in tables, through Debezium; the broker is killed meanwhile (about 3 minutes; BROKERS=3 too)
+	@HEADRACE_BROKERS=$(BROKERS) $(BIN)/python -m examples.cdc
 
 demo-cluster: setup  ## three brokers and ZooKeeper; brokers are killed, restarted, drained and added meanwhile (about 4 minutes)
 	@$(BIN)/python -m examples.demo_cluster

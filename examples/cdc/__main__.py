@@ -1,7 +1,8 @@
 """`python -m examples.cdc`: PostgreSQL's changes in primary-key tables, through Debezium, until both sides are equal.
 
 Snapshot, changes of every kind, large values that an update leaves alone, a broker that is killed while changes come,
-and reads of lake and log together. Needs PostgreSQL and Java; the jars are fetched once.
+and reads of lake and log together. Needs PostgreSQL and Java; the jars are fetched once. With HEADRACE_BROKERS=3 three
+brokers and a ZooKeeper are in the place of the server: the leader of a bucket is killed, and changes go on without it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from examples import server as processes
 from examples.cdc.connect import DEBEZIUM_VERSION, Connect, jars
 from examples.cdc.postgres import DATABASE, USER, Postgres
 from examples.cdc.truth import QUERIES, by_key, difference
+from examples.cluster import Cluster, on_three_brokers
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
 from tablelayer.client import Connection, connect
@@ -27,6 +29,7 @@ from tablelayer.lake.union_scan import union_scan
 HERE = Path(__file__).parent
 WORK = ROOT / ".demo" / "cdc"
 EQUAL_SECONDS = 180.0
+AWAY_SECONDS = 60.0
 
 CHANGES = """
 UPDATE documents SET note = 'second' WHERE part % 2 = 0;
@@ -116,13 +119,33 @@ def steady_changes(postgres: Postgres) -> Iterator[list[int]]:
         thread.join()
 
 
-def run(stage: Stage, postgres: Postgres, server: Server) -> None:
+def check_that_a_leader_is_not_missed(stage: Stage, cluster: Cluster, connection: Connection) -> None:
+    """kill -9 of a bucket's leader, while orders change: every bucket of theirs goes on before it is back."""
+    table = "shop.orders"
+    number = connection.kafka.describe_topic(table).leaders[0]
+    killed = cluster.servers[number]
+    killed.kill()
+    begun = time.monotonic()
+    stage.say(f"kill -9 of broker {number}, which leads a bucket of {table}")
+    ends = ends_now = connection.kafka.offsets(table)
+    while not (going_on := all(ends_now[bucket] > end for bucket, end in ends.items())):
+        if time.monotonic() - begun > AWAY_SECONDS:
+            break
+        time.sleep(0.05)
+        ends_now = connection.kafka.offsets(table)
+    stage.check(f"every bucket of {table} goes on without it", going_on, f"{time.monotonic() - begun:.1f} s")
+    stage.say(killed.start())
+    stage.say(f"all replicas in sync again {cluster.wait_in_sync(connection):.1f} s later")
+
+
+def run(stage: Stage, postgres: Postgres, server: Server | Cluster) -> None:
     resources: list[Any] = []
     try:
         with stage.step("PostgreSQL, a server, and a table for each of its tables"):
             stage.say(postgres.start())
             postgres.sql((HERE / "shop.sql").read_text())
-            stage.say(server.start())
+            for line in server.start().splitlines():
+                stage.say(line)
             processes.run("sql", "--server", server.address, "-e", (HERE / "tables.sql").read_text())
             connection = connect(server.address)
             resources.append(connection.close)
@@ -141,9 +164,12 @@ def run(stage: Stage, postgres: Postgres, server: Server) -> None:
         with stage.step("The broker is killed while changes come"), steady_changes(postgres) as done:
             time.sleep(5)
             before = done[0]
-            server.kill()
-            time.sleep(2)
-            stage.say(server.start())
+            if isinstance(server, Cluster):
+                check_that_a_leader_is_not_missed(stage, server, connection)
+            else:
+                server.kill()
+                time.sleep(2)
+                stage.say(server.start())
             time.sleep(5)
             stage.check("changes went on meanwhile", done[0] > before, f"{done[0]} transactions")
         with stage.step("Table is table, also over lake and log"):
@@ -163,8 +189,11 @@ def main() -> int:
     WORK.mkdir(parents=True)
     # PostgreSQL does not run as root, and whoever runs it instead may not look into this folder.
     postgres = Postgres.in_temporary_folder()
-    server = Server(
-        WORK / "data", WORK / "server.log", settings={"datalake.iceberg.warehouse": str(WORK / "lake")}
+    settings = {"datalake.iceberg.warehouse": str(WORK / "lake")}
+    server = (
+        Cluster.of_three(WORK, settings)
+        if on_three_brokers()
+        else Server(WORK / "data", WORK / "server.log", settings)
     )
     try:
         run(stage, postgres, server)
