@@ -123,7 +123,9 @@ class TableChanges:
             ]
         if sum(batch.nbytes for batch in batches) > LOCAL_BYTES_MAX:
             return None
-        return spark.createDataFrame(pa.Table.from_batches(batches, read.arrow_schema()), frame_schema(read))
+        schema = read.arrow_schema()
+        rows = pa.Table.from_batches(batches or [pa.RecordBatch.from_pylist([], schema)], schema)
+        return spark.createDataFrame(rows, frame_schema(read))  # pyspark converts no column without a batch
 
     def _read(self, start: Offsets, end: Offsets) -> tuple[TableRead, list[Split]]:
         schema = self._definition.schema

@@ -10,7 +10,7 @@ import pytest
 from tablelayer.client import Connection
 from tablelayer.lake import change_source
 from tablelayer.lake.change_source import TableChanges
-from tablelayer.model.types.column_types import BIGINT, STRING
+from tablelayer.model.types.column_types import BIGINT, STRING, array_of, timestamp
 from tablelayer.tests.spark.spark_tables import create
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -45,3 +45,14 @@ def test_few_changes_are_rows_and_many_are_left_to_the_tasks(
     ]  # fmt: skip
     monkeypatch.setattr(change_source, limit, 7)
     assert source.local(Frames(), start, end) is None
+
+
+def test_no_changes_are_a_frame_without_rows(address: str, client: Connection, spark: Any) -> None:
+    path = create(client, [("k", BIGINT), ("at", timestamp(6)), ("v", array_of(STRING))], ("k",))
+    client.table(path).upsert([{"k": 1, "v": ["a"]}])
+    source = TableChanges(client, address, client.admin.describe_table(path))
+    end = source.latest()
+    found = source.local(spark, end, end)
+    assert found is not None
+    assert found.columns == ["k", "at", "v", "_deleted"]
+    assert found.collect() == []
