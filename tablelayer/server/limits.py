@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 _MIB = 1 << 20
+BLOCK_CACHE_BYTES = 128 * _MIB
+"""Of uncompressed blocks, for all key-value stores of a process, where nothing else is said."""
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from tablelayer.model.table.definition import PARTITION_OF_CONFIG
 from tablelayer.server.kafka_face.caches import PieceCaches
 from tablelayer.server.kafka_face.refusals import Refusals
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
-from tablelayer.server.limits import Limits
+from tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from tablelayer.server.merge.auto_increment import AutoIncrement
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ SNAPSHOT_CONFIGS = (
 BLOCK_CACHE_CONFIG = ConfigKey(
     "kv.block.cache.bytes",
     ConfigType.LONG,
-    str(128 << 20),
+    str(BLOCK_CACHE_BYTES),
     "Memory for what was read last of the states of primary-key tables, all of them together. Updates and lookups of "
     "keys all over a state that is larger read the disk, or the system's cache of it, and decompress.",
     at_least(1 << 20),

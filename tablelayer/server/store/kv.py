@@ -44,13 +44,11 @@ from rocksdict import (
 from broker.log.disk import SystemDisk
 from broker.ports import Clock, Disk, SystemClock, SystemThreads, Threads
 from tablelayer.model.types.sizes import RowCost
-from tablelayer.server.limits import Limits
+from tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from tablelayer.server.room import Room
 from tablelayer.server.store.first_rows import FirstRows, Remembered
 
 ROW_PREFIX = b"\x01"
-BLOCK_CACHE_BYTES = 128 << 20
-"""Of uncompressed blocks, for all stores of a process, where nothing else is said."""
 _READ_TOGETHER = 16
 """Keys; as many rows are read before somebody looks how large they are."""
 _LOOKED_UP_TOGETHER = 64
