@@ -147,6 +147,8 @@ class Reassign(msgspec.Struct, frozen=True):
 
     targets: tuple[tuple[str, int, tuple[int, ...] | None], ...]
     factor_may_change: bool = True
+    min_isr: int = 1
+    """As of `ReplaceTopic`."""
 
 
 class ReplicasLost(msgspec.Struct, frozen=True):
@@ -294,11 +296,13 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
             )
         case ElectLeaders():
             return _elect(image, event)
-        case Reassign(targets, factor_may_change):
+        case Reassign(targets, factor_may_change, min_isr):
             moved = []
             for name, index, target in targets:
                 try:
-                    state = reassigned(image, name, index, target, factor_may_change=factor_may_change)
+                    state = reassigned(
+                        image, name, index, target, factor_may_change=factor_may_change, min_isr=min_isr
+                    )
                 except KafkaError:
                     continue
                 moved.append((name, index, state))
@@ -377,10 +381,15 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
             if factor is None:
                 factor = len(old.state(0).replicas) - len(old.state(0).removing)
             added = _placed(image, topic, range(before, total), factor, event.absent)
-    is_lowered = _min_isr(topic, event.min_isr) < _min_isr(old.topic, event.min_isr)
+    min_isr, alive = _min_isr(topic, event.min_isr), _staying(image)
+    is_lowered = min_isr < _min_isr(old.topic, event.min_isr)
     if added or is_lowered:
-        # By the lower number something may be acknowledged that those who are eligible have not.
-        kept = (_without_eligible(state) if is_lowered else state for state in old.states())
+        # By the lower number something may be acknowledged that those who are eligible have not, and it may be enough
+        # for a move to end.
+        kept = (
+            _moved_on(_without_eligible(state), alive, min_isr) if is_lowered else state
+            for state in old.states()
+        )
         states = (*kept, *added)
         chunks = list(old.chunks)
         for number in range(-(-total // STATES_PER_CHUNK)):
@@ -671,10 +680,10 @@ def _changed_isr(image: ClusterImage, event: ChangeIsr) -> PartitionState:
                 + ("it is about to stop" if broker is not None and broker.leaving else why),
             )
     left = tuple(broker for broker in state.isr if broker not in isr)
-    short = len(isr) < (_min_isr(entry.topic, 1) if event.min_isr is None else event.min_isr)
-    elr = tuple(broker for broker in (*state.elr, *left) if broker not in isr) if short else ()
+    min_isr = _min_isr(entry.topic, 1) if event.min_isr is None else event.min_isr
+    elr = tuple(broker for broker in (*state.elr, *left) if broker not in isr) if len(isr) < min_isr else ()
     state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
-    return _moved_on(state, _staying(image))
+    return _moved_on(state, _staying(image), min_isr)
 
 
 def _changed_states(
@@ -701,25 +710,27 @@ def reassigned(
     target: Sequence[int] | None,
     *,
     factor_may_change: bool = True,
+    min_isr: int = 1,
 ) -> PartitionState:
     """What becomes of a partition that is to be held by these brokers; None: by those that held it before it was moved.
-    Raises KafkaError.
+    `min_isr` as of `ReplaceTopic`. Raises KafkaError.
     """
     entry = _entry(image, name)
     if not 0 <= index < entry.topic.partition_count:
         raise unknown_partition(name, index, entry.topic.partition_count)
     state, where, alive = entry.state(index), f"{name}-{index}", _staying(image)
+    min_isr = _min_isr(entry.topic, min_isr)
     if target is None:
         unclean = entry.topic.config.get("unclean.leader.election.enable") == "true"
-        back = reassignment.cancelled(state, where, unclean=unclean)
+        back = reassignment.cancelled(state, where, unclean=unclean, min_isr=min_isr)
         return back if back.leader in back.replicas else _elected(back, alive)
     reassignment.check_target(image, state, target, where, factor_may_change=factor_may_change)
-    return _moved_on(reassignment.begun(state, target), alive)
+    return _moved_on(reassignment.begun(state, target, min_isr), alive, min_isr)
 
 
-def _moved_on(state: PartitionState, alive: set[int]) -> PartitionState:
+def _moved_on(state: PartitionState, alive: set[int], min_isr: int) -> PartitionState:
     """With the replicas that it is to have, as soon as those are in sync and one of them can lead."""
-    done = reassignment.completed(state)
+    done = reassignment.completed(state, min_isr)
     if done is None:
         return state
     if done.leader == NO_LEADER or done.leader in done.replicas:

@@ -660,7 +660,7 @@ class TopicManager:
                     targets.append(
                         (each.topic, each.partition, None if each.replicas is None else tuple(each.replicas))
                     )
-            return Reassign(tuple(targets), factor_may_change)
+            return Reassign(tuple(targets), factor_may_change, self._min_isr_default)
 
         await self._carry_out(decide)
         return refused
@@ -673,6 +673,7 @@ class TopicManager:
                 wanted.partition,
                 wanted.replicas,
                 factor_may_change=factor_may_change,
+                min_isr=self._min_isr_default,
             )
         except KafkaError as error:
             return error

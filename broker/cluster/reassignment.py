@@ -2,9 +2,12 @@
 
 A partition that is being moved has the replicas it had and those it is to have, the latter first and in their order.
 Those that are `adding` copy; when all of them are in sync, those that are `removing` go, at once. Until then it can be
-cancelled: what was being added goes. Either way somebody stays who is in sync, so nothing that is committed is lost.
+cancelled: what was being added goes. Either way nobody goes who is in sync as long as fewer would be left than
+`min.insync.replicas` says (`min_isr`; no more than there are to be): what was acknowledged is on as many, and one that
+is lost is no loss.
 
-Whoever is to hold it and is neither in sync nor alive holds up the end; another target, or cancelling, ends that.
+Whoever is to hold it and is neither in sync nor alive holds up the end; another target, or cancelling, ends that, or
+does where enough are in sync.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ def is_moving(state: PartitionState) -> bool:
     return bool(state.adding or state.removing)
 
 
-def begun(state: PartitionState, target: Sequence[int]) -> PartitionState:
+def begun(state: PartitionState, target: Sequence[int], min_isr: int = 1) -> PartitionState:
     """On its way to these replicas; what was on another way turns from where it is. The end is `completed`'s."""
     before = [broker for broker in state.replicas if broker not in state.adding]
-    # Who was only just being added goes without further ado, unless nobody else is in sync.
+    # Who was only just being added goes without further ado, unless too few others are in sync.
     dropped = {broker for broker in state.adding if broker not in target and broker != state.leader}
-    if not _have_all(state) - dropped:
+    if _are_too_few(state, dropped, min(min_isr, len(target))):
         dropped -= _have_all(state)
     removing = tuple(each for each in state.replicas if each not in target and each not in dropped)
     adding = tuple(broker for broker in target if broker not in before)
@@ -47,23 +50,25 @@ def begun(state: PartitionState, target: Sequence[int]) -> PartitionState:
     )
 
 
-def completed(state: PartitionState) -> PartitionState | None:
-    """Without those that are to go; None while somebody who is to stay, or to come, is not in sync. Its leader may not
-    be among its replicas any more.
+def completed(state: PartitionState, min_isr: int = 1) -> PartitionState | None:
+    """Without those that are to go; None while somebody who is to come, or too many of those that stay, are not in
+    sync. Its leader may not be among its replicas any more.
     """
     if not is_moving(state):
         return None
     isr = [broker for broker in state.isr if broker not in state.removing]
     if not isr or not set(state.adding) <= set(isr):
         return None
+    if _are_too_few(state, set(state.removing), min(min_isr, len(state.replicas) - len(state.removing))):
+        return None
     left = _without(state, set(state.removing))
     return replace(left, adding=(), removing=(), partition_epoch=state.partition_epoch + 1)
 
 
-def cancelled(state: PartitionState, where: str, *, unclean: bool) -> PartitionState:
-    """With the replicas that it had before. Its leader may not be among them. Raises KafkaError:
-    NO_REASSIGNMENT_IN_PROGRESS, INVALID_REPLICA_ASSIGNMENT if none of those is in sync, unless an election may be
-    `unclean`.
+def cancelled(state: PartitionState, where: str, *, unclean: bool, min_isr: int = 1) -> PartitionState:
+    """With the replicas that it had before, or on its way back to them where too few of those are in sync. Its leader
+    may not be among them. Raises KafkaError: NO_REASSIGNMENT_IN_PROGRESS, INVALID_REPLICA_ASSIGNMENT if none of those
+    is in sync, unless an election may be `unclean`.
     """
     if not is_moving(state):
         raise KafkaError(
@@ -78,6 +83,8 @@ def cancelled(state: PartitionState, where: str, *, unclean: bool) -> PartitionS
                 " in sync, and what only the others have would be lost",
             )
         left = replace(left, isr=left.replicas[:1], elr=())
+    elif _are_too_few(state, set(state.adding), min(min_isr, len(left.replicas))):
+        return begun(state, left.replicas, min_isr)
     return replace(left, adding=(), removing=(), partition_epoch=state.partition_epoch + 1)
 
 
@@ -117,6 +124,12 @@ def check_target(
 def _have_all(state: PartitionState) -> set[int]:
     """Who has everything that is committed."""
     return set(state.isr or state.elr)
+
+
+def _are_too_few(state: PartitionState, going: set[int], needed: int) -> bool:
+    """Whether fewer than `needed` are left who have all that is committed, and fewer than there are now."""
+    have_all = _have_all(state)
+    return bool(have_all & going) and len(have_all - going) < needed
 
 
 def _without(state: PartitionState, brokers: set[int]) -> PartitionState:

@@ -82,6 +82,56 @@ def test_nobody_goes_before_somebody_who_stays_has_everything() -> None:
     assert (state.replicas, state.isr, state.leader) == ((1, 0), (0,), NO_LEADER), "nor while nobody leads"
 
 
+def test_nobody_goes_before_as_many_who_stay_have_everything_as_acknowledgements_ask_for() -> None:
+    controller = created((2, 0, 1), min_insync_replicas="2")
+    in_sync(controller, 2, 1)
+    state = move(controller, (0, 1))
+    assert (state.replicas, state.isr, state.leader, state.removing) == ((0, 1, 2), (2, 1), 2, (2,))
+    state = in_sync(controller, 2, 1, 0)
+    assert (state.replicas, state.isr, state.removing) == ((0, 1), (1, 0), ())
+
+    controller = created((2, 0, 1), min_insync_replicas="2")
+    in_sync(controller, 2, 1)
+    state = move(controller, (1,))
+    assert (state.replicas, state.isr) == ((1,), (1,)), "no more than there are to be"
+
+    controller = created((2, 0, 1), min_insync_replicas="2")
+    in_sync(controller, 2)
+    state = move(controller, (2, 0))
+    assert (state.replicas, state.isr) == ((2, 0), (2,)), "who goes has nothing that others lack"
+
+
+def test_a_smaller_number_that_has_to_be_in_sync_ends_a_move_that_waited_for_more() -> None:
+    controller = created((2, 0, 1), min_insync_replicas="2")
+    in_sync(controller, 2, 1)
+    assert move(controller, (0, 1)).removing == (2,)
+    entry = controller.image.topics["t"]
+    lower = TopicImage("t", entry.topic.topic_id, 1, {"min.insync.replicas": "1"})
+    controller.carry_out(ReplaceTopic(lower, entry.version))
+    state = state_of(controller)
+    assert (state.replicas, state.isr, state.leader, state.removing) == ((0, 1), (1,), 1, ())
+
+
+def test_what_was_being_added_goes_later_where_too_few_others_have_everything() -> None:
+    def half_moved() -> Controller:
+        controller = created((0, 1), min_insync_replicas="2")
+        move(controller, (0, 2))
+        in_sync(controller, 0)
+        return controller
+
+    controller = half_moved()
+    assert in_sync(controller, 0, 2).replicas == (0, 2)
+    for target in (None, (0, 1), (0, 3)):
+        controller = half_moved()
+        move(controller, (0, 2, 3))
+        in_sync(controller, 0, 2)
+        state = move(controller, target)
+        assert 2 in state.removing, target
+        assert state.isr == (0, 2)
+    state = in_sync(controller, 0, 2, 3)
+    assert (state.replicas, state.isr, state.removing) == ((0, 3), (0, 3), ())
+
+
 def test_a_single_replica_that_gets_others_is_led_anew() -> None:
     controller = created((0,))
     before = state_of(controller)
