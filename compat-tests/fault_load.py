@@ -181,7 +181,8 @@ class Load:
             def delivered(error, message, entry=entry, produced_at=produced_at) -> None:
                 entry[2] = outcome_of(error)
                 if error is None:
-                    index, offset = entry[0][1], message.offset()
+                    # There is no offset where a later answer has told the client that it was appended.
+                    index, offset = entry[0][1], -1 if message.offset() is None else message.offset()
                     entry[3] = offset
                     self._count_acknowledged()
                     began, last[index] = max(produced_at, last[index]), time.monotonic()
