@@ -213,6 +213,7 @@ class Cluster:
                 request_timeout_ms=self.config.request_timeout_ms,
                 counters=self.counters,
                 access=self._access,
+                is_told=address not in self._bootstrap,
             )
         )
         try:

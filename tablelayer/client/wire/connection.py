@@ -176,8 +176,10 @@ class BrokerConnection:
         request_timeout_ms: int,
         counters: Counters | None = None,
         access: Access = _OPEN,
+        is_told: bool = False,
     ) -> BrokerConnection:
-        """Connect, learn which requests and versions the broker offers, and authenticate.
+        """Connect, learn which requests and versions the broker offers, and authenticate. `is_told` when a server named
+        the address, and not the user.
 
         Raises ConnectionFailed when nobody answers there, or what answers is not a broker; AuthenticationFailed when
         one side does not accept the other; SettingsError for files of TLS that cannot be used.
@@ -211,10 +213,14 @@ class BrokerConnection:
                     f"{host}:{port} broke off the connection in the handshake of TLS: is it a listener with TLS?"
                 ) from None
             number = error.errno or 0
-            reason = os.strerror(number) if number > 0 else str(error)
-            raise ConnectionFailed(
-                f"cannot connect to {host}:{port}: {reason}. Is the server running there?"
-            ) from None
+            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+            hint = (
+                "The server tells its clients to go there (advertised.listeners): does that lead to it from here, and"
+                " is it running?"
+                if is_told
+                else "Is the server running there?"
+            )
+            raise ConnectionFailed(f"cannot connect to {host}:{port}: {reason}. {hint}") from None
         self._transport, self._frames = transport, frames
         try:
             timeout_ms = min(request_timeout_ms, max(connect_timeout_ms, 1_000))

@@ -164,6 +164,22 @@ def test_every_user_of_the_image_finds_its_kernels() -> None:
     assert "NUMBA_CPU_NAME=generic" in image
 
 
+def test_a_container_of_the_image_is_found_where_its_port_is_published() -> None:
+    """Without a word more: clients are told an address of the host, not the container's name."""
+    image = (ROOT / "docker/Dockerfile").read_text()
+    given = re.search(r"^CMD (\[.*\])$", image, re.M)
+    published = re.search(r"^# docker run -p (\S+):(\d+) -v headrace:/data headrace$", image, re.M)
+    assert given
+    assert published
+    words = json.loads(given[1])
+    assert f"EXPOSE {published[2]}" in image
+    assert words[:2] == ["--listen", f"0.0.0.0:{published[2]}"]
+    assert words[2] == "--set"
+    (listener,) = BrokerConfig(parse_sets(words[3:])).listeners(("0.0.0.0", int(published[2])))
+    host, port = listener.advertised
+    assert f"{host}:{port}" == published[1]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = (DEPLOY / "systemd/headrace.service").read_text()
@@ -182,7 +198,9 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 def test_the_brokers_of_the_compose_file_are_one_cluster() -> None:
     """Each by a configuration that is taken, under a node.id and an address of its own."""
-    services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+    services = compose["services"]
+    assert compose["name"] == "headrace", "not the folder's name: another's volumes might have it"
     members = {name: each for name, each in services.items() if name.startswith("broker")}
     ids, outside, paths = set(), set(), set()
     for name, service in members.items():

@@ -15,6 +15,7 @@ from protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from tablelayer.client import ClientConfig, connect_async
+from tablelayer.client.errors import ConnectionFailed
 from tablelayer.client.wire.cluster import parse_bootstrap
 from tablelayer.model.messages import CountRowsRequest, CountRowsResponse, CountRowsResult
 from tablelayer.model.schema.schema import Schema
@@ -151,5 +152,32 @@ def test_when_patience_ends_the_reason_is_told(fake, tools):
                     await table_of(tools, connection).count()
                 assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
                 assert 0.15 < now() - started < 2
+
+    tools.run(scenario())
+
+
+def test_who_was_sent_to_an_address_that_leads_nowhere_is_told_by_whom(fake, tools):
+    """As of a server in a container whose advertised.listeners was forgotten; one of the user needs no hint."""
+
+    async def scenario():
+        async with fake() as server:
+
+            def elsewhere(request):
+                answer = server.metadata(request)
+                answer.brokers = [MetadataResponseBroker(node_id=1, host="127.0.0.1", port=nowhere)]
+                return answer
+
+            nowhere = free_port()
+            server.handlers[MetadataRequest] = elsewhere
+            config = ClientConfig(delivery_timeout_ms=200, retry_backoff_ms=20)
+            async with await connect_async(server.address, config) as connection:
+                with pytest.raises(
+                    ConnectionFailed,
+                    match=rf"cannot connect to 127\.0\.0\.1:{nowhere}: .*advertised\.listeners",
+                ):
+                    await table_of(tools, connection).count()
+            with pytest.raises(ConnectionFailed) as caught:
+                await connect_async(f"127.0.0.1:{nowhere}", config)
+            assert "advertised" not in str(caught.value)
 
     tools.run(scenario())
