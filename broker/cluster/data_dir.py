@@ -163,7 +163,7 @@ class DataDirectory:
             if owner == image.topic_id:
                 return path
             if owner is not None:
-                self._disk.rename(path, self._deleted_dir(owner, index))
+                self._set_aside(path, owner, index)
         self._disk.make_directory(path)
         self._write_topic_id(path, image.topic_id)
         return path
@@ -196,8 +196,14 @@ class DataDirectory:
         # One that a power cut has left without its id holds what was not durable, and of this topic.
         is_its = self._disk.is_directory(path) and read_topic_id(self._disk, path) in (image.topic_id, None)
         if is_its:
-            self._disk.rename(path, self._deleted_dir(image.topic_id, index))
+            self._set_aside(path, image.topic_id, index)
         return is_its
+
+    def _set_aside(self, path: Path, topic_id: uuid.UUID, index: int) -> None:
+        """Rename it to what is about to be removed. What is there already, left by a removal that broke off, goes."""
+        deleted = self._deleted_dir(topic_id, index)
+        self._disk.remove_tree(deleted)
+        self._disk.rename(path, deleted)
 
     def set_aside_damaged(self, image: TopicImage, index: int) -> str:
         """Rename the folder of a replica that cannot be opened, and give its name."""

@@ -266,3 +266,21 @@ def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path) -> N
     directory.set_aside_strays([])
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
     directory.close(clean=False)
+
+
+def test_what_was_removed_in_part_does_not_keep_the_rest_from_being_set_aside(tmp_path) -> None:
+    """A power cut can leave both names of what was being renamed, and a removal can break off."""
+    directory, image = opened(tmp_path), topic("t")
+    set_aside = tmp_path / f"{image.topic_id.hex}-0-delete"
+    for another in (False, True):
+        set_aside.mkdir()
+        (set_aside / "00000000000000000000.log").write_bytes(b"left")
+        path = directory.prepare_partition_dir(image, 0)
+        if another:  # of the same name: the earlier one's files make way
+            directory.prepare_partition_dir(TopicImage(image.name, uuid.uuid4(), 1), 0)
+        else:
+            assert directory.set_aside_partition(image, 0)
+            assert not path.exists()
+        assert [each.name for each in set_aside.iterdir()] == ["partition.metadata"]
+        directory.remove_set_aside(image)
+        assert not set_aside.exists()
