@@ -36,6 +36,7 @@ from typing import Any, Final
 VARIABLE: Final = "NUMBA_CACHE_DIR"
 FOLDER: Final = "compiled-kernels"
 _LOCK: Final = "kernels.lock"
+_MEMORY: Final = "/dev/shm"
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _PACKAGES: Final = ("protocol", "broker", "tablelayer")
 _PAUSE_SECONDS: Final = 0.005
@@ -47,14 +48,14 @@ _QUIET_SECONDS: Final = 0.05
 
 def keep_kernels(folder: Path | None = None) -> Path | None:
     """Call it before anything imports numba. `folder` (made if need be) is used if there is no other place; without one
-    a temporary folder, which goes with the process. The folder, if it was needed.
+    a temporary folder, or one in memory, which goes with the process. The folder, if it was needed.
     """
     given = os.environ.get(VARIABLE)
     places = [Path(given)] if given else [_ROOT / "protocol" / "__pycache__", _users()]
     if any(_is_writable(place) for place in places):
         return None
     if folder is None or not _is_writable(folder):
-        folder = Path(tempfile.mkdtemp(prefix="headrace-kernels-"))
+        folder = _temporary()
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o700)
     for source, name in _compiled(places):
@@ -70,6 +71,13 @@ def keep_kernels(folder: Path | None = None) -> Path | None:
     if numba is not None:
         numba.config.CACHE_DIR = str(folder)
     return folder
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="headrace-kernels-"))
+    except FileNotFoundError:  # a container with a read-only root and no /tmp has this all the same
+        return Path(tempfile.mkdtemp(prefix="headrace-kernels-", dir=_MEMORY))
 
 
 def one_writer() -> None:

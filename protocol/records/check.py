@@ -174,6 +174,11 @@ def load() -> Callable[..., tuple[int, int, int, int]]:
     return _kernel
 
 
+def warm() -> None:
+    """Compile the kernel (or load it from the cache)."""
+    load()
+
+
 def _check(
     kernel: Callable[..., tuple[int, int, int, int]],
     header: BatchHeader,

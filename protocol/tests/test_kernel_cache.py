@@ -32,6 +32,14 @@ if keeps == "given":
 elif keeps == "none":
     tempfile.tempdir = str(allowed)
     assert keep_kernels().parent == allowed
+elif keeps == "memory":
+    import protocol.kernel_cache
+    assert protocol.kernel_cache._MEMORY == "/dev/shm"
+    protocol.kernel_cache._MEMORY = str(allowed)
+    def nowhere():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+    tempfile.gettempdir = nowhere
+    assert keep_kernels().parent == allowed
 from protocol.records.kernels import frozen
 import protocol.records.gather as gather
 print(os.environ.get("NUMBA_CACHE_DIR", ""))
@@ -64,6 +72,14 @@ def test_a_folder_of_their_own_has_what_was_compiled_before(tmp_path: Path) -> N
     compiled = {path.name for path in (ROOT / "protocol" / "records" / "__pycache__").glob("*.nb[ic]")}
     (copied,) = (each for each in folder.iterdir() if each.name.startswith("records_"))
     assert {path.name for path in copied.iterdir()} >= compiled
+
+
+def test_without_a_temporary_folder_they_are_in_memory(tmp_path: Path) -> None:
+    """As in a container with a read-only root and no tmpfs at /tmp."""
+    answer = run(tmp_path, "memory")
+    assert answer.returncode == 0, answer.stderr
+    assert Path(answer.stdout.strip()).parent == tmp_path
+    assert not list(tmp_path.iterdir()), "it goes with the process"
 
 
 def test_another_user_of_an_image_has_what_was_compiled_in_it(

@@ -16,6 +16,7 @@ KERNEL_MODULES = (
     "tablelayer.server.stored_message",
     "tablelayer.server.merge.aggregation",
     "protocol.records.decode",
+    "protocol.records.check",
     "protocol.records.encode",
     "protocol.records.gather",
     "broker.log.scan_kernels",

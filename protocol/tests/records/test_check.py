@@ -219,3 +219,9 @@ print(check_batch(read_header(batch), batch, bytes_max=1000, effort=Effort()), "
     command = [sys.executable, "-c", code, batch.hex()]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told.split() == ["1700000000123", "False"]
+
+
+def test_who_was_warmed_up_waits_for_no_kernel(monkeypatch):
+    monkeypatch.setattr(check, "_kernel", None)
+    check.warm()
+    assert check.is_loaded()
