@@ -216,12 +216,13 @@ def _check_plainly(header: BatchHeader, payload: memoryview[Any], effort: Effort
             if not 0 < length <= size - position:
                 raise DecodeError("it runs past the end of the batch")
             delta, position = read_varlong(payload, position + 1)
-            largest = max(largest, delta)
+            if delta > largest:
+                largest = delta
             delta, position = read_varint(payload, position)
             if delta != index:
                 raise DecodeError(f"its offset delta is {delta}; records are numbered one after another")
-            position = _after_piece(payload, position)
-            position = _after_piece(payload, position)
+            position = _after_piece(payload, position, size)
+            position = _after_piece(payload, position, size)
             headers, position = read_varint(payload, position)
             if headers < 0:
                 raise DecodeError("its number of headers is negative")
@@ -231,8 +232,8 @@ def _check_plainly(header: BatchHeader, payload: memoryview[Any], effort: Effort
                     raise TakesTime
                 return _check(load(), header, np.frombuffer(payload, np.uint8), None)
             for _ in range(headers):
-                position = _after_piece(payload, position, length_min=0)
-                position = _after_piece(payload, position)
+                position = _after_piece(payload, position, size, length_min=0)
+                position = _after_piece(payload, position, size)
             if position != end:
                 raise DecodeError("its length does not match its fields")
         except DecodeError as error:
@@ -242,11 +243,11 @@ def _check_plainly(header: BatchHeader, payload: memoryview[Any], effort: Effort
     return largest
 
 
-def _after_piece(payload: memoryview[Any], position: int, length_min: int = -1) -> int:
+def _after_piece(payload: memoryview[Any], position: int, size: int, length_min: int = -1) -> int:
     length, position = read_varint(payload, position)
-    if not length_min <= length <= len(payload) - position:
+    if not length_min <= length <= size - position:
         raise DecodeError("it runs past its end")
-    return position + max(length, 0)
+    return position + length if length > 0 else position
 
 
 def _malformed(index: int, reason: str) -> DecodeError:
