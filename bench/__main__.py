@@ -1,5 +1,5 @@
 """`python -m bench [kafka] [cluster] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick]
-[--only G]`
+[--only G]`, `python -m bench against --tree FOLDER`
 
 Kafka, or Fluss, and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs
 both alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import cluster, fluss, lake, remote, spark, tables, transcode
+from bench import against, cluster, fluss, lake, remote, spark, tables, transcode
 from bench.figures import GROUPS, Size, chosen
 from bench.fluss_peer import FLUSS
 from bench.maven import java
@@ -87,9 +87,12 @@ def main() -> None:
         *GROUPS,
         *cluster.GROUPS,
         *fluss.GROUPS,
+        *against.GROUPS,
         *(name for section in IN_SPARK.values() for name in section),
     ]
-    parser.add_argument("what", nargs="*", choices=[*EVERYTHING, []], help="default: all")
+    parser.add_argument(
+        "what", nargs="*", choices=[*EVERYTHING, "against", []], help="default: all but against"
+    )
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument(
         "--scale", type=float, help="1.0 = 400,000 records and 1,000,000 rows a run; in Spark 10,000,000"
@@ -103,7 +106,10 @@ def main() -> None:
         help="of the groups of all but tables, transcode and remote",
     )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
+    parser.add_argument("--tree", type=Path, help="of against: a working tree of Headrace at another commit")
     arguments = parser.parse_args()
+    if (arguments.tree is not None) != ("against" in arguments.what):
+        parser.error("against and --tree need each other")
     what = arguments.what or EVERYTHING
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
@@ -111,7 +117,12 @@ def main() -> None:
     WORK.mkdir(exist_ok=True)
     # Servers and workers are measured as they are installed: compiling their modules anew costs every start a second.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    samples, of_clusters, beside_fluss = Samples(), Samples(), Samples(FLUSS)
+    samples, of_clusters, beside_fluss, of_trees = (
+        Samples(),
+        Samples(),
+        Samples(FLUSS),
+        Samples(against.OTHER),
+    )
     rows, rates, tiered = {}, {}, Samples()
     if not arguments.what and shutil.which(java()) is None:
         console.print("There is no Java here: nothing is measured beside Kafka and Fluss.")
@@ -124,6 +135,13 @@ def main() -> None:
             for peer in peers:
                 peer.stop()
             show_comparison(console, samples)
+    if "against" in what:
+        try:
+            against.measure(
+                WORK, arguments.tree, of_trees, arguments.only, rounds, scale, quick=arguments.quick
+            )
+        finally:
+            show_comparison(console, of_trees)
     if "cluster" in what:
         try:
             cluster.measure(WORK, of_clusters, arguments.only, rounds, scale, quick=arguments.quick)
@@ -157,6 +175,7 @@ def main() -> None:
             "kafka": samples.as_json(),
             "cluster": of_clusters.as_json(),
             "fluss": beside_fluss.as_json(),
+            "against": of_trees.as_json(),
             "tables": rows,
             "transcode": rates,
             "remote": tiered.as_json(),

@@ -153,17 +153,20 @@ class FlussSide:
 
 
 class HeadraceSide:
-    """Headrace, `headrace serve` in a process of its own."""
+    """Headrace, `headrace serve` in a process of its own; of another working tree if one is named."""
 
-    name = HEADRACE
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = (folder / "headrace").absolute()
+    def __init__(self, folder: Path, name: str = HEADRACE, tree: Path | None = None) -> None:
+        self.name = name
+        self._tree = tree
+        self._folder = (folder / name.lower()).absolute()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        self._server: Server = start_headrace(self._folder)
+        self._server: Server = self._start()
         self.ready_s = self._server.ready_s
         self._connection: Connection | None = None
+
+    def _start(self) -> Server:
+        return start_headrace(self._folder, name=self.name, tree=self._tree)
 
     @property
     def _connected(self) -> Connection:
@@ -253,7 +256,7 @@ class HeadraceSide:
         self._disconnect()
         started = time.perf_counter()
         self._server.stop(kill=True)
-        self._server = start_headrace(self._folder)
+        self._server = self._start()
         self._connected.table(f"bench.{table}").lookup_one(key)
         return time.perf_counter() - started
 

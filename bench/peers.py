@@ -15,8 +15,11 @@ from broker.testing.ports import free_port
 KAFKA, HEADRACE = "Apache Kafka", "Headrace"
 
 
-def start_headrace(folder: Path, tls: Mapping[str, str] | None = None) -> Server:
-    """`headrace serve` in its own process; the same command that a user types. `tls` as for Kafka."""
+def start_headrace(
+    folder: Path, tls: Mapping[str, str] | None = None, *, name: str = HEADRACE, tree: Path | None = None
+) -> Server:
+    """`headrace serve` in its own process; the same command that a user types. `tls` as for Kafka. `tree`: of that
+    working tree's modules, by this one's interpreter and libraries."""
     port, tls_port = free_port(), free_port()
     command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(folder / "data")]
     command += ["--set", "group.initial.rebalance.delay.ms=0"]
@@ -26,7 +29,8 @@ def start_headrace(folder: Path, tls: Mapping[str, str] | None = None) -> Server
         command += ["--set", f"listeners=PLAINTEXT://127.0.0.1:{port},SSL://127.0.0.1:{tls_port}"]
         for name, value in tls.items():
             command += ["--set", f"{name}={value}"]
-    server = start(HEADRACE, command, port, folder / "headrace.out")
+    # `-m` looks for modules where it is started before it looks anywhere else.
+    server = start(name, command, port, folder / "headrace.out", folder=tree)
     server.tls_port = 0 if tls is None else tls_port
     return server
 
