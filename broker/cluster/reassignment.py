@@ -2,9 +2,9 @@
 
 A partition that is being moved has the replicas it had and those it is to have, the latter first and in their order.
 Those that are `adding` copy; when all of them are in sync, those that are `removing` go, at once. Until then it can be
-cancelled: what was being added goes. Either way nobody goes who is in sync as long as fewer would be left than
-`min.insync.replicas` says (`min_isr`; no more than there are to be): what was acknowledged is on as many, and one that
-is lost is no loss.
+cancelled: what was being added goes. Either way nobody goes who is in sync, or eligible to lead, as long as fewer of
+them would be left than `min.insync.replicas` says (`min_isr`; no more than there are to be): what was acknowledged is
+on as many, and one that is lost is no loss.
 
 Whoever is to hold it and is neither in sync nor alive holds up the end; another target, or cancelling, ends that, or
 does where enough are in sync.
@@ -75,7 +75,7 @@ def cancelled(state: PartitionState, where: str, *, unclean: bool, min_isr: int 
             ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{where} is not being moved; there is nothing to cancel"
         )
     left = _without(state, set(state.adding))
-    if _have_all(state) and not _have_all(state) & set(left.replicas):
+    if _may_lead(state) and not _may_lead(state) & set(left.replicas):
         if not unclean or not left.replicas:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -121,9 +121,14 @@ def check_target(
         )
 
 
-def _have_all(state: PartitionState) -> set[int]:
-    """Who has everything that is committed."""
+def _may_lead(state: PartitionState) -> set[int]:
+    """Who is elected: those in sync before those who are eligible."""
     return set(state.isr or state.elr)
+
+
+def _have_all(state: PartitionState) -> set[int]:
+    """Who has everything that is committed: those in sync, and those eligible to lead without being so (KIP-966)."""
+    return {*state.isr, *state.elr}
 
 
 def _are_too_few(state: PartitionState, going: set[int], needed: int) -> bool:

@@ -101,6 +101,25 @@ def test_nobody_goes_before_as_many_who_stay_have_everything_as_acknowledgements
     assert (state.replicas, state.isr) == ((2, 0), (2,)), "who goes has nothing that others lack"
 
 
+def test_nobody_goes_who_is_eligible_before_as_many_others_have_everything() -> None:
+    controller = created((2, 1, 0), **{"min.insync.replicas": "2"})
+    in_sync(controller, 2, 1)
+    state = in_sync(controller, 2)
+    assert (state.isr, state.elr) == ((2,), (1,)), "1 has what was acknowledged too"
+    state = move(controller, (0, 2))
+    assert (state.replicas, state.elr, state.removing) == ((0, 2, 1), (1,), (1,))
+    state = in_sync(controller, 2, 0)
+    assert (state.replicas, state.isr, state.elr, state.removing) == ((0, 2), (2, 0), (), ())
+
+
+def test_a_move_is_not_cancelled_where_of_those_before_one_is_eligible_alone() -> None:
+    state = PartitionState(
+        (2, 0), leader=2, leader_epoch=3, isr=(2,), elr=(0,), partition_epoch=5, adding=(2,)
+    )
+    with pytest.raises(KafkaError, match="none is in sync"):
+        cancelled(state, "t-0", unclean=False, min_isr=2)
+
+
 def test_a_smaller_number_that_has_to_be_in_sync_ends_a_move_that_waited_for_more() -> None:
     controller = created((2, 0, 1), min_insync_replicas="2")
     in_sync(controller, 2, 1)
