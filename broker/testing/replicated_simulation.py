@@ -4,7 +4,9 @@ As `cluster_simulation.py`. Beside what is done there brokers are cut off each o
 others; whoever is the controller ends; all end at once; and the power is cut where nothing is synced (`lossy`), of one
 broker at a time: while another replica has what was published, in sync or eligible, nothing may be lost by it.
 Partitions, those of the groups' journals too, are moved between the brokers all the time, turned back and sent
-elsewhere; at the end each broker is to have all of them again. A consumer reads from the replica on its rack (KIP-392).
+elsewhere; at the end each broker is to have all of them again. Their preferred leaders are elected meanwhile, how many
+have to be in sync is changed, and topics of one to three replicas are made and deleted. A
+consumer reads from the replica on its rack (KIP-392).
 
 Beside C1, C2 and M1 to M7
 
@@ -67,7 +69,7 @@ class ReplicatedSimulation(ClusterSimulation):
         """How often a follower has said as of when it is."""
         self._lost: dict[int, int] = {}
         """The broker epoch of who has lost something, as it was before."""
-        self.moves = 0
+        self.moves = self.administered = 0
         assert self.world.ensemble is not None
         self.world.ensemble.observers.append(self._observe)
 
@@ -100,6 +102,7 @@ class ReplicatedSimulation(ClusterSimulation):
         others = asyncio.ensure_future(self._part_brokers())
         watching = asyncio.ensure_future(self._watch_high_watermarks())
         moving = asyncio.ensure_future(self._move_partitions())
+        administering = asyncio.ensure_future(self._administer())
         try:
             await super()._harm_ways()
             await others
@@ -107,6 +110,7 @@ class ReplicatedSimulation(ClusterSimulation):
             others.cancel()
             watching.cancel()
             moving.cancel()
+            administering.cancel()
 
     async def _part_brokers(self) -> None:
         faults = [self._part_two, self._isolate, self._end_controller, self._end_all]
@@ -132,6 +136,30 @@ class ReplicatedSimulation(ClusterSimulation):
             with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
                 async with asyncio.timeout(MOVE_SECONDS):
                     self.moves += await metadata.reassign([move]) == [None]
+
+    async def _administer(self) -> None:
+        """Whichever broker is asked: have preferred leaders elected, or change how many have to be in sync."""
+        fewest = 2 if self.mode == "lossy" else 1
+        while not self._healing:
+            await asyncio.sleep(self.random.uniform(0.5, 5.0))
+            metadata = self._somebodys_metadata()
+            if metadata is None or self._healing:
+                continue
+            if self.random.random() < 0.5:
+                change = metadata.elect_leaders(
+                    [(KEPT, self.random.randrange(self.kept_partitions))], unclean=False
+                )
+            else:
+                min_isr = str(self.random.randrange(fewest, BROKERS + 1))
+                change = metadata.alter_config(KEPT, {"min.insync.replicas": min_isr})
+            with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
+                async with asyncio.timeout(MOVE_SECONDS):
+                    await change
+                    self.administered += 1
+
+    async def _made(self, name: str, partitions: int, replicas: int = 1, **configs: str) -> None:
+        some = replicas if name == KEPT else self.random.randrange(1, BROKERS + 1)
+        await super()._made(name, partitions, some, **configs)
 
     def _somebodys_metadata(self) -> Any:
         up = [
