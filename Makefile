@@ -40,9 +40,9 @@ demo-cdc: setup  ## PostgreSQL's changes in tables, through Debezium; the broker
 demo-cluster: setup  ## three brokers and ZooKeeper; brokers are killed, restarted, drained and added meanwhile (about 4 minutes)
 	@$(BIN)/python -m examples.demo_cluster
 
-# Kafka's own tools are fetched while the first tests run; the tests wait for many clocks, so there are more workers than cores.
+# Kafka's own tools are fetched while the first tests run.
 test: setup  ## all tests that take minutes, not hours
-	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 5 --dist loadgroup
+	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 quick: setup  ## the tests that take seconds
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer mutants docsite
