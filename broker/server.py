@@ -305,7 +305,7 @@ class Broker:
             replication=replication,
             default_replication_factor=config["default.replication.factor"],
             journals={
-                OFFSETS_TOPIC: (config["offsets.topic.replication.factor"], 1),
+                OFFSETS_TOPIC: (config["offsets.topic.replication.factor"], None),
                 TRANSACTION_TOPIC: (
                     config["transaction.state.log.replication.factor"],
                     config["transaction.state.log.min.isr"],

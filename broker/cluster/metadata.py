@@ -162,10 +162,10 @@ class TopicManager:
         fence: Fence | None = None,
         replication: Replicating | None = None,
         default_replication_factor: int = 1,
-        journals: Mapping[str, tuple[int, int]] | None = None,
+        journals: Mapping[str, tuple[int, int | None]] | None = None,
     ) -> None:
         """`fence`, `replication`: where others use the store too. `journals`: of the broker's own topics, how many
-        replicas they are to have, and how many of those have to be in sync.
+        replicas they are to have, and how many of those have to be in sync (None: what holds for all topics).
         """
         self.is_loaded = False
         """The image is whole: from here on a topic that is not in it does not exist."""
@@ -345,10 +345,10 @@ class TopicManager:
         Raises KafkaError(COORDINATOR_NOT_AVAILABLE) until so many brokers are registered (KIP-115): what would be made
         while the others are on their way up for the first time would have too few replicas for ever.
         """
-        factor, min_isr = self._journals.get(name, (1, 1))
+        factor, min_isr = self._journals.get(name, (1, None))
         if self._is_alone:
             factor = 1
-        if factor > 1:
+        if factor > 1 and min_isr is not None:
             config = {**config, "min.insync.replicas": str(min(min_isr, factor))}
         try:
             await self.create_topic(name, partitions, config, replication_factor=factor)

@@ -391,6 +391,27 @@ async def test_journals_of_a_server_without_others_are_its_own(tmp_path: Path) -
         assert (await broker.send(request, 4)).coordinators[0].error_code == 0
 
 
+async def test_positions_of_groups_are_held_by_as_many_in_sync_as_topics_without_a_number_of_their_own(
+    tmp_path: Path,
+) -> None:
+    config = {
+        **dict.fromkeys(JOURNAL_FACTORS, "3"),
+        "min.insync.replicas": "2",
+        "transaction.state.log.min.isr": "3",
+    }
+    async with direct_cluster(tmp_path, 3, config=config) as cluster:
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
+        least = []
+        for key_type, journal in ((0, "__consumer_offsets"), (1, "__transaction_state")):
+            request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a"])
+            (found,) = (await cluster.brokers[1].send(request, 4)).coordinators
+            assert found.error_code == 0, found.error_message
+            partitions = cluster.brokers[found.node_id].context.metadata.partitions(journal)
+            led = next(each for each in partitions if not each.closed)
+            least.append(led.log.config.min_insync_replicas)
+        assert least == [2, 3]
+
+
 async def test_a_group_is_coordinated_by_the_leader_of_its_partition_alone(tmp_path) -> None:
     config = {"offsets.topic.num.partitions": "9", "offsets.topic.replication.factor": "1"}
     async with direct_cluster(tmp_path, 3, config=config) as cluster:
