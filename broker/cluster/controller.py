@@ -384,10 +384,10 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
     min_isr, alive = _min_isr(topic, event.min_isr), _staying(image)
     is_lowered = min_isr < _min_isr(old.topic, event.min_isr)
     if added or is_lowered:
-        # By the lower number something may be acknowledged that those who are eligible have not, and it may be enough
-        # for a move to end.
+        # Where the lower number is enough something may be acknowledged that those who are eligible have not, and a
+        # move may end.
         kept = (
-            _moved_on(_without_eligible(state), alive, min_isr) if is_lowered else state
+            _moved_on(_without_eligible(state, min_isr), alive, min_isr) if is_lowered else state
             for state in old.states()
         )
         states = (*kept, *added)
@@ -406,8 +406,11 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
     return [_Change(name, operations, new)]
 
 
-def _without_eligible(state: PartitionState) -> PartitionState:
-    return replace(state, elr=(), partition_epoch=state.partition_epoch + 1) if state.elr else state
+def _without_eligible(state: PartitionState, min_isr: int) -> PartitionState:
+    """Unless fewer are in sync than have to be: nothing was acknowledged since the others left."""
+    if not state.elr or len(state.isr) < min_isr:
+        return state
+    return replace(state, elr=(), partition_epoch=state.partition_epoch + 1)
 
 
 def _with_states(entry: TopicEntry) -> _Change:

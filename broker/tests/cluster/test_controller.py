@@ -429,6 +429,20 @@ def test_who_is_eligible_is_not_when_less_is_enough() -> None:
     assert controller.image.topics["t"].topic.config == {"min.insync.replicas": "1"}
 
 
+def test_who_is_eligible_is_so_by_a_smaller_number_too_that_is_not_reached() -> None:
+    controller = elected(3)
+    controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="3"),), 3))
+    _, *others = state_of(controller).replicas
+    for other in others:
+        controller.carry_out(BrokerGone(other))
+    assert (len(state_of(controller).isr), state_of(controller).elr) == (1, tuple(others))
+    for min_isr, eligible in (("2", tuple(others)), ("1", ())):
+        entry = controller.image.topics["t"]
+        lower = replace(entry.topic, config={"min.insync.replicas": min_isr})
+        controller.carry_out(ReplaceTopic(lower, entry.version))
+        assert state_of(controller).elr == eligible
+
+
 def test_what_topics_do_not_say_is_what_all_have() -> None:
     controller = elected(2)
     controller.carry_out(CreateTopics((topic("t", 1), topic("own", 1, min_insync_replicas="1")), 2))
