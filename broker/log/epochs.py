@@ -42,6 +42,16 @@ class LeaderEpochs:
             self.entries.pop()
         self.entries.append((epoch, start_offset))
 
+    def found(self, epoch: int, offset: int) -> None:
+        """The log has a batch of `epoch` at `offset`, whatever was noted: other epochs are on their side of it."""
+        if epoch < 0:
+            return
+        before = [(e, start) for e, start in self.entries if e <= epoch and start < offset + (e == epoch)]
+        after = [(e, start) for e, start in self.entries if e > epoch and start > offset]
+        if not before or before[-1][0] != epoch:
+            before.append((epoch, offset))
+        self.entries = [*before, *after]
+
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(largest known epoch not above `epoch`, where it ends); (-1, -1) if nothing can be said.
 

@@ -419,5 +419,6 @@ class _Recovery:
             ]
         epochs.truncate_from_end(end_offset)
         for epoch, offset in changes:
-            epochs.assign(epoch, offset)
+            # The file may name an epoch that had written nothing when it was written, and another wrote there since.
+            epochs.found(epoch, offset)
         return epochs

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.log.config import LogConfig
+from broker.log.epochs import LeaderEpochs
 from broker.log.partition_log import AppendOrigin, PartitionLog
 from broker.slices import finish
 from broker.testing.disk import SimulatedDisk, Tear
@@ -175,3 +176,45 @@ def test_a_copy_of_a_compacted_log_ends_where_its_batches_do_whatever_a_crash_le
     assert not there or again.log_end_offset == there[-1][0] + 1
     copy(leader, again)
     assert records_of(again) == records_of(leader)
+
+
+@pytest.mark.parametrize("tear", [Tear.KEPT, Tear.LOST])
+def test_an_epoch_that_was_noted_and_wrote_nothing_is_not_that_of_what_was_copied_since(tear: Tear) -> None:
+    world = LogWorld()
+    leader = world.open()
+    world.append(leader, 2, epoch=0)
+    log = follower(world)
+    copy(leader, log)
+    log.assign_epoch(2)
+    log.flush()  # it led, and nobody wrote
+    log.follow()
+    world.append(leader, 3, epoch=1)
+    copy(leader, log)
+    if tear is Tear.LOST:
+        log.commit()
+    log = follower(world, world.disk.restart(tear))
+    assert (log.log_end_offset, log.epochs) == (5, [(0, 0), (1, 2)])
+    assert log.epoch_end_offset(1) == (1, 5), "who asks is not told to cut off what both have"
+
+
+@pytest.mark.parametrize(
+    ("noted", "found", "entries"),
+    [
+        ([(0, 0), (2, 11)], (1, 11), [(0, 0), (1, 11)]),
+        ([(0, 0), (2, 9)], (1, 11), [(0, 0), (1, 11)]),
+        ([(0, 0), (1, 11)], (2, 11), [(0, 0), (2, 11)]),
+        ([(0, 0), (3, 100)], (3, 105), [(0, 0), (3, 100)]),
+        ([(0, 0), (3, 100)], (3, 90), [(0, 0), (3, 90)]),
+        ([(0, 0), (3, 100)], (2, 90), [(0, 0), (2, 90), (3, 100)]),
+        ([(0, 0), (1, 50), (3, 100)], (2, 100), [(0, 0), (1, 50), (2, 100)]),
+        ([(4, 0)], (4, 0), [(4, 0)]),
+        ([], (4, 7), [(4, 7)]),
+        ([(4, 0)], (-1, 3), [(4, 0)]),
+    ],
+)
+def test_what_is_in_the_log_says_more_than_what_was_noted(
+    noted: list[tuple[int, int]], found: tuple[int, int], entries: list[tuple[int, int]]
+) -> None:
+    epochs = LeaderEpochs(noted)
+    epochs.found(*found)
+    assert epochs.entries == entries
