@@ -1,7 +1,7 @@
 """Leader epochs: which epoch wrote from which offset on (KIP-101), in Kafka's `leader-epoch-checkpoint` format.
 
-The file is text: a version (0), the number of entries, then `epoch start_offset` per line, both ascending. An
-epoch without records is kept in memory only, so that a leader change of an idle partition costs no write.
+The file is text: a version (0), the number of entries, then `epoch start_offset` per line, both ascending. A leader
+change costs no write: what the file does not say yet, or says of an epoch without records, the batches correct.
 
 Pure; the log reads and writes the file.
 """
