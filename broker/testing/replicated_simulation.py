@@ -5,8 +5,8 @@ others; whoever is the controller ends; all end at once; and the power is cut wh
 broker at a time: while another replica has what was published, in sync or eligible, nothing may be lost by it.
 Partitions, those of the groups' journals too, are moved between the brokers all the time, turned back and sent
 elsewhere; at the end each broker is to have all of them again. Their preferred leaders are elected meanwhile, how many
-have to be in sync is changed, and topics of one to three replicas are made and deleted. A
-consumer reads from the replica on its rack (KIP-392).
+have to be in sync is changed, and topics of one to three replicas are made and deleted. A consumer reads from the
+replica on its rack (KIP-392).
 
 Beside C1, C2 and M1 to M7
 
@@ -69,7 +69,7 @@ class ReplicatedSimulation(ClusterSimulation):
         """How often a follower has said as of when it is."""
         self._lost: dict[int, int] = {}
         """The broker epoch of who has lost something, as it was before."""
-        self.moves = self.administered = 0
+        self.moves = 0
         assert self.world.ensemble is not None
         self.world.ensemble.observers.append(self._observe)
 
@@ -155,7 +155,6 @@ class ReplicatedSimulation(ClusterSimulation):
             with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
                 async with asyncio.timeout(MOVE_SECONDS):
                     await change
-                    self.administered += 1
 
     async def _made(self, name: str, partitions: int, replicas: int = 1, **configs: str) -> None:
         some = replicas if name == KEPT else self.random.randrange(1, BROKERS + 1)
