@@ -561,12 +561,16 @@ def _led_by(state: PartitionState, leader: int) -> PartitionState:
 
 
 def _elected(state: PartitionState, alive: set[int], *, unclean: bool = False) -> PartitionState:
-    """With the first replica that may lead, by the order of preference; without a leader if there is none."""
-    for eligible, isr in ((state.isr, None), (state.elr, ())):
-        for broker in state.replicas:
-            if broker in eligible and broker in alive:
-                new = state if isr is None else replace(state, isr=(broker,), elr=_without(state.elr, broker))
-                return _led_by(new, broker)
+    """With the first replica that may lead, by the order of preference; without a leader if there is none. Who was in
+    sync, and is not alive, has everything as before: where one leads that is eligible, it is eligible too.
+    """
+    for broker in state.replicas:
+        if broker in state.isr and broker in alive:
+            return _led_by(state, broker)
+    for broker in state.replicas:
+        if broker in state.elr and broker in alive:
+            elr = (*_without(state.elr, broker), *state.isr)
+            return _led_by(replace(state, isr=(broker,), elr=elr), broker)
     if unclean:
         for broker in state.replicas:
             if broker in alive:

@@ -58,6 +58,7 @@ class Member:
         store, own = self._store, self._registration.broker_id
         node = await store.get(tree.CONTROLLER)
         if node is None:
+            self.claim = None  # a former session's is over, even if the answer about the next one is lost
             self.claim = await become_controller(store, own, wait_seconds=0)
             if self.claim is not None:
                 return own

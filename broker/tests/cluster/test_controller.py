@@ -256,6 +256,8 @@ class Run:
         if isinstance(event, ReplicasLost):
             assert {*state.isr, *state.elr} == {*was.isr, *was.elr} - {event.broker_id} or state == was
             assert {*state.isr, *state.elr} or not {*was.isr, *was.elr}, "somebody who has everything stays"
+        if isinstance(event, BrokerStarted) and event.clean:
+            assert {*state.isr, *state.elr} == {*was.isr, *was.elr}, "who has everything has it still"
         if isinstance(event, BrokerStarted) and not event.clean and len(state.replicas) > 1:
             assert event.broker.broker_id not in {*state.isr, *state.elr}
 
@@ -414,6 +416,23 @@ def test_who_was_only_killed_stays_in_sync_and_who_lost_power_does_not() -> None
         state = state_of(controller)
         assert (state.leader == leader, state.isr == (leader,)) == (stays, stays)
         assert not stays or state.leader_epoch > 1
+
+
+def test_who_was_in_sync_stays_eligible_where_another_leads_that_was_eligible() -> None:
+    controller = elected(3)
+    controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="3"),), 3))
+    last, second, third = state_of(controller).replicas
+    for broker in (third, second, last):
+        controller.carry_out(BrokerGone(broker))
+    assert (state_of(controller).isr, state_of(controller).elr) == ((last,), (third, second))
+    controller.carry_out(BrokerStarted(BrokerImage(second, 500, "x"), clean=True))
+    state = state_of(controller)
+    assert (state.leader, state.isr, set(state.elr)) == (second, (second,), {third, last})
+    controller.carry_out(BrokerStarted(BrokerImage(second, 501, "y"), clean=False))
+    assert (state_of(controller).leader, state_of(controller).isr) == (-1, ()), "it has lost something"
+    controller.carry_out(BrokerStarted(BrokerImage(last, 502, "z"), clean=True))
+    state = state_of(controller)
+    assert (state.leader, state.isr, state.elr) == (last, (last,), (third,)), "it has everything, still"
 
 
 def test_who_is_eligible_is_not_when_less_is_enough() -> None:

@@ -12,7 +12,8 @@ import pytest
 from broker.cluster import tree
 from broker.cluster.controller import BrokerGone
 from broker.cluster.image import BrokerImage, PartitionState, Registered, TopicEntry, chunks_of
-from broker.cluster.membership import Registration, become_controller, read_registrations, register
+from broker.cluster.member import Member
+from broker.cluster.membership import Claim, Registration, become_controller, read_registrations, register
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
@@ -317,6 +318,28 @@ async def test_of_two_brokers_one_controls_and_the_other_after_it_with_a_later_e
     assert second is not None
     assert (second.epoch, second.version) == (2, 1)
     await loser.close()
+
+
+async def test_an_election_whose_answer_was_lost_is_not_taken_for_one_that_is_over(monkeypatch) -> None:
+    ensemble = SimulatedEnsemble(SystemClock())
+    store = await ensemble.connect()
+    member = Member(store, Registration(1, "it", True))
+    assert await member.stand() == 1
+    assert member.claim == Claim(1, 0)
+    ensemble.expire(store)
+    await asyncio.sleep(0.1)
+    transact = store.transact
+
+    async def unanswered(operations: Any) -> list[str]:
+        await transact(operations)
+        raise StoreOutcomeUnknownError("lost")
+
+    monkeypatch.setattr(store, "transact", unanswered)
+    with pytest.raises(StoreOutcomeUnknownError):
+        await member.stand()
+    assert await member.stand() == 1
+    assert member.claim == Claim(2, 1)
+    await store.close()
 
 
 async def test_an_id_is_one_brokers_and_its_next_start_has_another_epoch() -> None:
