@@ -307,6 +307,13 @@ class ReplicatedPartition(Partition):
 
     # -- followers -----------------------------------------------------------------------------------------
 
+    def begins_too_late(self, broker: int, start_offset: int) -> bool:
+        """Whether a follower's log lacks what this one begins with: a power cut may take its first segments and leave
+        later ones. Who is in sync, or eligible, has been told so by a leader that had deleted more than this one.
+        """
+        begins_at = max(self.log.log_start_offset, self.log.tiered_to)
+        return start_offset > begins_at and broker not in {*self.state.isr, *self.state.elr}
+
     def fetched(self, broker: int, broker_epoch: int, offset: int) -> None:
         """A follower has everything below `offset`, as this leader has it. Raises KafkaError for one that is none."""
         leading, log = self._leading, self.log

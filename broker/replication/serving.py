@@ -464,9 +464,12 @@ class _FollowerFetch:
                 self.is_complete = True
                 return
             log = partition.log
-            if not log.log_start_offset <= asked.fetch_offset <= log.log_end_offset:
-                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             session = self._session
+            if (
+                not log.log_start_offset <= asked.fetch_offset <= log.log_end_offset
+                or partition.begins_too_late(session.broker, asked.log_start_offset)
+            ):
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             partition.fetched(session.broker, session.broker_epoch, asked.fetch_offset)
             if asked.fetch_offset < log.log_end_offset:
                 session.dirty[entry] = None  # after those that wait already

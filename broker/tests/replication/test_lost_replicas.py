@@ -98,6 +98,42 @@ async def test_a_replica_copies_a_batch_whose_first_records_are_deleted(tmp_path
         assert (await cluster.brokers[away].fetch(TOPIC, 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
+async def test_a_follower_that_has_lost_the_beginning_of_its_log_copies_it_anew(tmp_path: Path) -> None:
+    """A power cut may take the first segments and leave later ones."""
+    config = STARTED | {"log.segment.bytes": "1000"}
+    async with direct_cluster(tmp_path, 3, config=config) as cluster:
+        leader = await filled(cluster)
+        for number in range(BATCHES):
+            assert (await produce(cluster.brokers[leader], [b"%d" % number * 300], acks=-1)).error_code == 0
+        follower = leader % 3 + 1
+        await cluster.stop(follower)
+        folder = folder_of(tmp_path, follower)
+        (folder / CLEAN_NAME).unlink()
+        first, *later = sorted(folder.glob("*.log"))
+        assert later
+        first.unlink()
+        await cluster.start(follower, config)
+        await led(cluster, {1, 2, 3})
+        copied = log_of(cluster.brokers[follower])
+        assert (copied.log_start_offset, copied.log_end_offset) == (0, 2 * BATCHES)
+        await all_have_the_same(cluster)
+
+
+async def test_who_is_in_sync_keeps_what_it_has_though_its_log_begins_later(tmp_path: Path) -> None:
+    """A leader had deleted more than the one after it knows of."""
+    async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
+        leader = await filled(cluster)
+        follower = log_of(cluster.brokers[leader % 3 + 1])
+        follower.delete_records(2)
+        assert (await produce(cluster.brokers[leader], [b"more"], acks=-1)).error_code == 0
+        await until(lambda: follower.log_end_offset == BATCHES + 1)
+        assert follower.log_start_offset == 2
+        assert (await produce(cluster.brokers[leader], [b"more"], acks=-1)).error_code == 0
+        await until(lambda: follower.log_end_offset == BATCHES + 2)
+        assert follower.log_start_offset == 2
+        await led(cluster, {1, 2, 3})
+
+
 async def test_others_lead_when_the_log_of_the_leader_is_damaged(tmp_path: Path) -> None:
     """It finds that when it begins to lead: nobody else was there."""
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
