@@ -342,21 +342,29 @@ class Nemesis:
         self.tell(f"{numbers} ready")
 
     @contextlib.contextmanager
+    def unasked(self, *numbers: int) -> Iterator[None]:
+        """Until the block ends nobody asks these anything."""
+        self.cluster.silent |= {*numbers}
+        try:
+            yield
+        finally:
+            self.cluster.silent -= {*numbers}
+
+    @contextlib.contextmanager
     def stopped(self, *numbers: int) -> Iterator[None]:
         """Until the block ends, and the others have missed them."""
         cluster = self.cluster
-        cluster.silent |= {*numbers}
         self.tell(f"stop {numbers}")
         for number in numbers:
             cluster.signal(number, signal.SIGSTOP)
-        try:
-            cluster.wait_missed(*numbers)
-            yield
-        finally:
-            for number in numbers:
-                cluster.signal(number, signal.SIGCONT)
-            self.tell(f"{numbers} go on")
-            cluster.silent -= {*numbers}
+        with self.unasked(*numbers):
+            try:
+                cluster.wait_missed(*numbers)
+                yield
+            finally:
+                for number in numbers:
+                    cluster.signal(number, signal.SIGCONT)
+                self.tell(f"{numbers} go on")
 
 
 def kill_a_leader(nemesis: Nemesis) -> None:
@@ -521,11 +529,18 @@ def flip_a_bit_of_a_dead_follower(nemesis: Nemesis) -> None:
 
 
 def flip_bits_of_all_that_are_dead(nemesis: Nemesis) -> None:
-    """But the last that died, which has everything."""
+    """But the last that died, which has everything, and has missed the others: of brokers that die at once the cluster
+    cannot know who was the last.
+    """
     *others, kept = nemesis.random.sample(NODES, 3)
-    with nemesis.dead(*others, kept):
+    nemesis.tell(f"kill {others}, then {kept}")
+    with nemesis.unasked(*others):
+        nemesis.cluster.kill(*others)
+        nemesis.cluster.wait_missed(*others)
+        nemesis.cluster.kill(kept)
         for number in others:
             nemesis.flip(number)
+        nemesis.cluster.start(*NODES)
 
 
 def fill_the_disk_of_one(nemesis: Nemesis) -> None:
