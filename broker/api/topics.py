@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from broker.api.configs import describe_topic, require_named_topics
-from broker.cluster.controller import assigned
 from broker.cluster.metadata import NewTopic, TopicManager
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import (
@@ -209,13 +208,7 @@ class TopicsApi:
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"partitions should be a consecutive 0-based integer sequence, not {indexes}",
             )
-        for assignment in topic.assignments:
-            self._check_assignment(assignment.broker_ids)
         return len(indexes)
-
-    def _check_assignment(self, broker_ids: list[int]) -> None:
-        """What else can be wrong is found where it is decided."""
-        assigned(self._metadata.image, [broker_ids])
 
     # -- DeleteTopics --------------------------------------------------------------------------------------
 
@@ -310,8 +303,6 @@ class TopicsApi:
                     f"Attempted to add {added} additional partition(s), but only {len(topic.assignments)} "
                     "assignment(s) were specified.",
                 )
-            for each in topic.assignments:
-                self._check_assignment(each.broker_ids)
             assignment = [each.broker_ids for each in topic.assignments]
         if not validate_only:
             context.mutates(topic.count - image.partition_count, _GROW_STRICT_SINCE)

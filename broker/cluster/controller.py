@@ -74,7 +74,9 @@ class CreateTopics(msgspec.Struct, frozen=True):
     factors: Mapping[str, int] = {}
     """By topic: how many replicas, where that is not `replication_factor`."""
     absent: tuple[BrokerImage, ...] = ()
-    """Who is to come back: replicas are theirs too where there are fewer others (`absent_of`)."""
+    """Who is to come back: replicas are theirs too where there are fewer others, or somebody has chosen them
+    (`absent_of`).
+    """
 
 
 class DeleteTopic(msgspec.Struct, frozen=True):
@@ -149,6 +151,8 @@ class Reassign(msgspec.Struct, frozen=True):
     factor_may_change: bool = True
     min_isr: int = 1
     """As of `ReplaceTopic`."""
+    absent: tuple[BrokerImage, ...] = ()
+    """Who is to come back, and may be chosen."""
 
 
 class ReplicasLost(msgspec.Struct, frozen=True):
@@ -296,12 +300,18 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
             )
         case ElectLeaders():
             return _elect(image, event)
-        case Reassign(targets, factor_may_change, min_isr):
+        case Reassign(targets, factor_may_change, min_isr, absent):
             moved = []
             for name, index, target in targets:
                 try:
                     state = reassigned(
-                        image, name, index, target, factor_may_change=factor_may_change, min_isr=min_isr
+                        image,
+                        name,
+                        index,
+                        target,
+                        factor_may_change=factor_may_change,
+                        min_isr=min_isr,
+                        absent=absent,
                     )
                 except KafkaError:
                     continue
@@ -353,7 +363,7 @@ def _create(image: ClusterImage, event: CreateTopics) -> Iterator[_Change]:
     def created(topic: TopicImage) -> _Change:
         chosen = event.assignments.get(topic.name)
         if chosen is not None:
-            states = assigned(image, chosen)
+            states = assigned(image, chosen, event.absent)
         else:
             factor = event.factors.get(topic.name, event.replication_factor)
             states = _placed(image, topic, range(topic.partition_count), factor, event.absent)
@@ -375,7 +385,7 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
     if total != before:
         check_growth(old.topic, total)
         if event.assignment is not None:
-            added = assigned(image, event.assignment)
+            added = assigned(image, event.assignment, event.absent)
         else:
             factor = event.replication_factor
             if factor is None:
@@ -485,11 +495,18 @@ def _staying(image: ClusterImage) -> set[int]:
     return {broker.broker_id for broker in image.brokers.values() if not broker.leaving}
 
 
-def assigned(image: ClusterImage, assignment: Assignment) -> list[PartitionState]:
-    """States of new partitions that somebody has chosen replicas for; raises KafkaError(INVALID_REPLICA_ASSIGNMENT)."""
-    states = []
+def assigned(
+    image: ClusterImage, assignment: Assignment, absent: Sequence[BrokerImage] = ()
+) -> list[PartitionState]:
+    """States of new partitions that somebody has chosen replicas for, led by the first that is alive. Raises
+    KafkaError(INVALID_REPLICA_ASSIGNMENT).
+    """
+    states: list[PartitionState] = []
+    staying = _staying(image)
+    registered = {*image.brokers, *(broker.broker_id for broker in absent)}
     for replicas in assignment:
-        missing = next((broker for broker in replicas if broker not in image.brokers), None)
+        missing = next((broker for broker in replicas if broker not in registered), None)
+        isr = tuple(broker for broker in replicas if broker in staying)
         if not replicas:
             problem = "includes an empty replica list."
         elif len(set(replicas)) != len(replicas):
@@ -498,12 +515,11 @@ def assigned(image: ClusterImage, assignment: Assignment) -> list[PartitionState
         elif len(replicas) != len(assignment[0]):
             problem = "gives partitions different numbers of replicas."
         elif missing is not None:
-            problem = (
-                f"includes broker {missing}, but no such broker is registered. "
-                f"Those that are alive: {', '.join(map(str, sorted(image.brokers)))}."
-            )
+            problem = reassignment.not_registered(missing, registered)
+        elif not isr:
+            problem = f"names for partition {len(states)} only brokers that are not alive: {list(replicas)}."
         else:
-            states.append(PartitionState(tuple(replicas), replicas[0], 0, tuple(replicas)))
+            states.append(PartitionState(tuple(replicas), isr[0], 0, isr))
             continue
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {problem}")
     return states
@@ -718,9 +734,10 @@ def reassigned(
     *,
     factor_may_change: bool = True,
     min_isr: int = 1,
+    absent: Sequence[BrokerImage] = (),
 ) -> PartitionState:
     """What becomes of a partition that is to be held by these brokers; None: by those that held it before it was moved.
-    `min_isr` as of `ReplaceTopic`. Raises KafkaError.
+    `min_isr` as of `ReplaceTopic`, `absent` as of `Reassign`. Raises KafkaError.
     """
     entry = _entry(image, name)
     if not 0 <= index < entry.topic.partition_count:
@@ -731,7 +748,8 @@ def reassigned(
         unclean = entry.topic.config.get("unclean.leader.election.enable") == "true"
         back = reassignment.cancelled(state, where, unclean=unclean, min_isr=min_isr)
         return back if back.leader in back.replicas else _elected(back, alive)
-    reassignment.check_target(image, state, target, where, factor_may_change=factor_may_change)
+    registered = {*image.brokers, *(broker.broker_id for broker in absent)}
+    reassignment.check_target(registered, state, target, where, factor_may_change=factor_may_change)
     return _moved_on(reassignment.begun(state, target, min_isr), alive, min_isr)
 
 

@@ -22,8 +22,9 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -381,7 +382,8 @@ class TopicManager:
     ) -> list[TopicImage | KafkaError]:
         async with self._change:
             if validate_only:
-                ids, absent = await self._topic_ids(len(topics)), await self._absent(self._factors(topics))
+                ids = await self._topic_ids(len(topics))
+                absent = await self._absent(self._factors(topics), _chosen(topics))
                 return await self._new_images(topics, ids, absent, check_collisions)
             results: list[TopicImage | KafkaError] = []
             for first in range(0, len(topics), TOPICS_PER_CHANGE):
@@ -407,7 +409,7 @@ class TopicManager:
 
         async def decide() -> Event:
             factors = self._factors(topics)
-            absent = await self._absent(factors)
+            absent = await self._absent(factors, _chosen(topics))
             results[:] = await self._new_images(topics, ids, absent, check_collisions)
             return CreateTopics(
                 tuple(image for image in results if isinstance(image, TopicImage)),
@@ -432,10 +434,12 @@ class TopicManager:
     def _factors(self, topics: Sequence[NewTopic]) -> dict[str, int]:
         return {topic.name: self.factor_of(topic) for topic in topics}
 
-    async def _absent(self, factors: Mapping[str, int]) -> tuple[BrokerImage, ...]:
-        """Who is to be a replica although it is not alive: nobody, where enough others are."""
-        alive = sum(not broker.leaving for broker in self.image.brokers.values())
-        if max(factors.values(), default=0) <= alive:
+    async def _absent(
+        self, factors: Mapping[str, int] = {}, chosen: Iterable[int] = ()
+    ) -> tuple[BrokerImage, ...]:
+        """Who may be a replica although it is not alive: nobody, where enough others are, and who was chosen is."""
+        alive = {broker.broker_id for broker in self.image.brokers.values() if not broker.leaving}
+        if max(factors.values(), default=0) <= len(alive) and alive.issuperset(chosen):
             return ()
         return absent_of(self.image, await self.known_brokers())
 
@@ -476,7 +480,7 @@ class TopicManager:
         count = self._default_partitions if topic.partitions == -1 else topic.partitions
         check_partition_count(name, count)
         if topic.assignment is not None:
-            assigned(self.image, topic.assignment)
+            assigned(self.image, topic.assignment, absent)
         if name in self._index.by_name or name in others:
             raise already_exists(name)
         normal = await self._validated(name, count, dict(topic.config))
@@ -530,7 +534,8 @@ class TopicManager:
         async def grown(old: TopicImage) -> TopicImage:
             check_growth(old, total)
             if assignment is not None:
-                assigned(self.image, assignment)
+                absent = await self._absent(chosen=chain.from_iterable(assignment))
+                assigned(self.image, assignment, absent)
             config = await self._revalidated(old, total, dict(old.config))
             return TopicImage(name, old.topic_id, total, config, old.internal)
 
@@ -568,7 +573,9 @@ class TopicManager:
                 raise unknown_topic(name)
             new = await changed(entry.topic)
             absent: tuple[BrokerImage, ...] = ()
-            if assignment is None and new.partition_count > entry.topic.partition_count:
+            if assignment is not None:
+                absent = await self._absent(chosen=chain.from_iterable(assignment))
+            elif new.partition_count > entry.topic.partition_count:
                 absent = await self._absent({name: len(entry.state(0).replicas)})
             return ReplaceTopic(
                 new, entry.version, assignment=assignment, absent=absent, min_isr=self._min_isr_default
@@ -653,19 +660,23 @@ class TopicManager:
         async def decide() -> Event:
             refused.clear()
             pace, targets = self._slices.pace(), []
+            chosen = chain.from_iterable(each.replicas or () for each in wanted)
+            absent = await self._absent(chosen=chosen)
             for each in wanted:
                 await pace.rest()
-                refused.append(self._why_not(each, factor_may_change))
+                refused.append(self._why_not(each, factor_may_change, absent))
                 if refused[-1] is None:
                     targets.append(
                         (each.topic, each.partition, None if each.replicas is None else tuple(each.replicas))
                     )
-            return Reassign(tuple(targets), factor_may_change, self._min_isr_default)
+            return Reassign(tuple(targets), factor_may_change, self._min_isr_default, absent)
 
         await self._carry_out(decide)
         return refused
 
-    def _why_not(self, wanted: Reassignment, factor_may_change: bool) -> KafkaError | None:
+    def _why_not(
+        self, wanted: Reassignment, factor_may_change: bool, absent: Sequence[BrokerImage]
+    ) -> KafkaError | None:
         try:
             reassigned(
                 self.image,
@@ -674,6 +685,7 @@ class TopicManager:
                 wanted.replicas,
                 factor_may_change=factor_may_change,
                 min_isr=self._min_isr_default,
+                absent=absent,
             )
         except KafkaError as error:
             return error
@@ -1153,6 +1165,11 @@ class TopicManager:
                 )
                 continue
             await self._remove_files(image)
+
+
+def _chosen(topics: Iterable[NewTopic]) -> Iterator[int]:
+    """The brokers that are to hold them, where somebody has chosen."""
+    return (broker for topic in topics for replicas in topic.assignment or () for broker in replicas)
 
 
 def _check_level(image: ClusterImage, level: int, *, downgrade: bool) -> None:

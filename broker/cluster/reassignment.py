@@ -12,11 +12,11 @@ does where enough are in sync.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from broker.cluster.image import ClusterImage, PartitionState
+from broker.cluster.image import PartitionState
 from protocol.errors import ErrorCode, KafkaError
 
 LED_ANEW = 2
@@ -88,16 +88,24 @@ def cancelled(state: PartitionState, where: str, *, unclean: bool, min_isr: int 
     return replace(left, adding=(), removing=(), partition_epoch=state.partition_epoch + 1)
 
 
+def not_registered(broker_id: int, registered: Iterable[int]) -> str:
+    """What is wrong with an assignment that names it."""
+    known = ", ".join(map(str, sorted(registered)))
+    return f"includes broker {broker_id}, but no such broker is registered. Those that are: {known}."
+
+
 def check_target(
-    image: ClusterImage,
+    registered: Collection[int],
     state: PartitionState,
     target: Sequence[int],
     where: str,
     *,
     factor_may_change: bool,
 ) -> None:
-    """Raises KafkaError: INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR."""
-    missing = [broker for broker in target if broker not in state.replicas and broker not in image.brokers]
+    """`registered`: who may be chosen, alive or absent. Raises KafkaError: INVALID_REPLICA_ASSIGNMENT,
+    INVALID_REPLICATION_FACTOR.
+    """
+    missing = [broker for broker in target if broker not in state.replicas and broker not in registered]
     problem = None
     if not target:
         problem = "includes an empty replica list."
@@ -105,10 +113,7 @@ def check_target(
         twice = next(broker for broker in target if list(target).count(broker) > 1)
         problem = f"includes the broker {twice} more than once."
     elif missing:
-        problem = (
-            f"includes broker {missing[0]}, but no such broker is registered. Those that are alive: "
-            f"{', '.join(map(str, sorted(image.brokers)))}."
-        )
+        problem = not_registered(missing[0], registered)
     if problem is not None:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment of {where} {problem}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker.testing.histories import told
-from broker.testing.replicated_simulation import simulate_replication
+from broker.testing.replicated_simulation import MODES, simulate_replication
 from broker.testing.simulation import Report
 
 SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "9"))
@@ -41,6 +41,20 @@ def test_replicas_keep_what_was_acknowledged_through_everything(tmp_path: Path) 
     reports = [run(seed, tmp_path / str(seed)) for seed in seeds]
     assert sum(report.faults for report in reports)
     assert sum(report.acknowledged for report in reports)
+
+
+@pytest.mark.slow
+def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
+    seeds = range(len(MODES))
+    runs = [
+        [
+            simulate_replication(seed, tmp_path / name / str(seed), operations=60, mode=mode)
+            for seed, mode in zip(seeds, MODES, strict=True)
+        ]
+        for name in ("one", "other")
+    ]
+    assert runs[0] == runs[1]
+    assert all(report.trace for report in runs[0])
 
 
 @pytest.mark.soak

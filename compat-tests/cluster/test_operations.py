@@ -91,6 +91,25 @@ def count(brokers, name):
         return sum(connection.kafka.offsets(name).values())
 
 
+def test_absent_brokers_are_chosen_by_hand(brokers, java):
+    brokers[3].stop()
+    at = ("--bootstrap-server", addresses(brokers))
+
+    def topics(*words):
+        return java.run("TopicCommand", *at, "--topic", "chosen", *words)
+
+    try:
+        topics("--create", "--replica-assignment", "3:1,2:3")
+        topics("--alter", "--partitions", "3", "--replica-assignment", "1:2,2:1,3:2")
+        shown = topics("--describe")
+    finally:
+        brokers[3].start()
+    assert "Partition: 0\tLeader: 1\tReplicas: 3,1\tIsr: 1\t" in shown
+    assert "Partition: 2\tLeader: 2\tReplicas: 3,2\tIsr: 2\t" in shown
+    eventually(lambda: not topics("--describe", "--under-replicated-partitions").strip(), "all are in sync")
+    assert replicas(brokers, "chosen") == {0: (3, 1), 1: (2, 3), 2: (3, 2)}
+
+
 def test_partitions_are_reassigned_throttled_verified_and_cancelled(brokers, java, tmp_path):
     at = ("--bootstrap-server", addresses(brokers))
     filled(brokers, "moved", {0: [1, 2], 1: [2, 3], 2: [3, 1]})

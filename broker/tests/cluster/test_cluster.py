@@ -11,7 +11,7 @@ import pytest
 from broker.background import BackgroundTasks
 from broker.cluster import tree
 from broker.cluster.image import NO_LEADER
-from broker.cluster.metadata import NewTopic
+from broker.cluster.metadata import NewTopic, Reassignment
 from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
 from broker.ports import StoreUnavailableError
@@ -188,6 +188,21 @@ async def test_replicas_that_somebody_has_chosen_are_taken_and_others_refused(tm
             refused = await create("u", *assignment)
             assert refused.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
             assert words in refused.error_message
+        await cluster.stop(2)
+        refused = await create("u", [2])
+        assert "only brokers that are not alive: [2]" in refused.error_message
+        assert (await create("w", [2, 1])).replication_factor == 2
+        assert leaders(one, "w") == [1]
+        assert (await create("later", [1])).error_code == 0
+        metadata = one.context.metadata
+        await metadata.create_partitions("later", 2, assignment=[[1]])
+        assert await metadata.reassign([Reassignment("later", 0, [2, 1])]) == [None]
+        await cluster.start(2)
+        await cluster.agreed(
+            lambda broker: all(
+                set(broker.context.metadata.state(name, 0).isr) == {1, 2} for name in ("w", "later")
+            )
+        )
 
 
 async def test_who_is_gone_leads_nothing_until_it_is_back(tmp_path) -> None:

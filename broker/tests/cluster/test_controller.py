@@ -370,6 +370,36 @@ def test_replicas_are_on_different_racks_as_far_as_there_are_any() -> None:
     assert set(Counter(state.leader for state in states["t"]).values()) == {4}
 
 
+def test_absent_brokers_may_be_chosen_beside_somebody_who_is_alive() -> None:
+    controller = elected(2)
+    absent = (BrokerImage(2, -1, ""), BrokerImage(3, -1, ""))
+    chosen = {"t": [[2, 1], [0, 3]]}
+    controller.carry_out(CreateTopics((topic("t", 2),), assignments=chosen, absent=absent))
+    entry = controller.image.topics["t"]
+    assert [(each.replicas, each.leader, each.isr) for each in entry.states()] == [
+        ((2, 1), 1, (1,)),
+        ((0, 3), 0, (0,)),
+    ]
+    grown = ReplaceTopic(
+        replace(entry.topic, partition_count=3), entry.version, assignment=[[3, 0]], absent=absent
+    )
+    controller.carry_out(grown)
+    assert controller.image.topics["t"].state(2).isr == (0,)
+    controller.carry_out(Reassign((("t", 0, (3, 1)),), absent=absent))
+    state = state_of(controller)
+    assert (state.replicas, state.adding, state.removing) == ((3, 1, 2), (3,), (2,))
+    for wanted, words in (
+        ([[1, 2], [2, 3]], r"for partition 1 only brokers that are not alive: \[2, 3\]"),
+        ([[0, 4]], r"broker 4, but no such broker is registered\. Those that are: 0, 1, 2, 3\."),
+    ):
+        with pytest.raises(KafkaError, match=words) as refused:
+            controller.carry_out(CreateTopics((topic("u", 1),), assignments={"u": wanted}, absent=absent))
+        assert refused.value.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    controller.carry_out(BrokerLeaving(1))
+    controller.carry_out(CreateTopics((topic("u", 1),), assignments={"u": [[1, 0]]}, absent=absent))
+    assert state_of(controller, "u").isr == (0,)
+
+
 def test_who_leaves_leads_nothing_that_others_can_and_joins_no_isr() -> None:
     controller = elected(3)
     controller.carry_out(CreateTopics((topic("t", 1, min_insync_replicas="2"),), 3))

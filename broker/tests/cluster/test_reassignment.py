@@ -229,7 +229,7 @@ def test_the_end_waits_for_somebody_who_can_lead() -> None:
     [
         ((), "includes an empty replica list"),
         ((0, 0), "includes the broker 0 more than once"),
-        ((0, 9), "includes broker 9, but no such broker is registered. Those that are alive: 0, 1, 2, 3, 4."),
+        ((0, 9), "includes broker 9, but no such broker is registered. Those that are: 0, 1, 2, 3, 4."),
     ],
 )
 def test_what_cannot_be_is_refused(target: tuple[int, ...], words: str) -> None:
