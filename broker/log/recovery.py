@@ -30,7 +30,7 @@ from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.epochs import LeaderEpochs
 from broker.log.errors import CorruptLogError
 from broker.log.producer_state import SNAPSHOT_SUFFIX, ProducerState
-from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_changes, find_batch, replay_producers, walk
+from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_bounds, find_batch, replay_producers, walk
 from broker.log.segment import LOG_SUFFIX, Segment, file_stem
 from broker.log.transaction_index import AbortedTransaction, TransactionIndex
 from broker.ports import Clock, Disk
@@ -219,7 +219,7 @@ class _Recovery:
         self._config = config
         self._clock = clock
         self._report = RecoveryReport()
-        self._epoch_changes: list[tuple[int, int]] = []
+        self._epoch_bounds: list[tuple[int, int]] = []
         self._scanned: dict[int, bool] = {}  # base offset -> whether there are control batches
 
     def run(self) -> RecoveredLog:
@@ -314,7 +314,7 @@ class _Recovery:
             self._scanned[segment.base_offset] = False
             for batches in walk(view, segment.base_offset, end, check_crc=True, gaps_below=gaps_below):
                 builder.add(batches)
-                self._epoch_changes += epoch_changes(batches)
+                self._epoch_bounds += epoch_bounds(batches)
                 self._report.scanned_batches += len(batches)
                 if (batches.attributes & CONTROL_BIT).any():
                     self._scanned[segment.base_offset] = True
@@ -408,17 +408,17 @@ class _Recovery:
     def _recover_epochs(self, segments: list[Segment], end_offset: int) -> LeaderEpochs:
         """What the file says, completed from the scanned batches; from all batches without it."""
         epochs = _read_epochs(self._disk, self._directory)
-        changes = self._epoch_changes
+        bounds = self._epoch_bounds
         if epochs is None:
             epochs = LeaderEpochs()
-            changes = [
-                change
+            bounds = [
+                bound
                 for s in segments
                 for batches in _walk_known(s, s.file.view()[: s.size])
-                for change in epoch_changes(batches)
+                for bound in epoch_bounds(batches)
             ]
         epochs.truncate_from_end(end_offset)
-        for epoch, offset in changes:
+        for epoch, offset in bounds:
             # The file may name an epoch that had written nothing when it was written, and another wrote there since.
             epochs.found(epoch, offset)
         return epochs

@@ -349,7 +349,9 @@ def _replay_marker(
     )
 
 
-def epoch_changes(batches: Batches) -> list[tuple[int, int]]:
-    """(leader epoch, base offset) of the first batch and of each one whose epoch is not that of the one before."""
-    rows = np.flatnonzero(np.diff(batches.leader_epoch, prepend=batches.leader_epoch[0] - 1))
+def epoch_bounds(batches: Batches) -> list[tuple[int, int]]:
+    """(leader epoch, base offset) of the first and of the last batch of each run of one epoch, in their order."""
+    firsts = np.flatnonzero(np.diff(batches.leader_epoch, prepend=batches.leader_epoch[0] - 1))
+    lasts = np.append(firsts[1:], len(batches)) - 1
+    rows = np.union1d(firsts, lasts)
     return [(int(batches.leader_epoch[row]), int(batches.base_offset[row])) for row in rows]

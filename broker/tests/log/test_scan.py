@@ -1,6 +1,7 @@
 """The compiled walk against the plain one, and the scan's shortcuts against doing it the long way."""
 
 import random
+from itertools import groupby
 
 import crc32c
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from broker.log import scan_kernels
 from broker.log.index import OffsetIndex, TimeIndex
 from broker.log.producer_state import AppendedBatch, ProducerState
-from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_changes, replay_producers, walk
+from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_bounds, replay_producers, walk
 from broker.testing.log import LogWorld
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import iter_headers, write_base_offset_and_epoch, write_crc
@@ -144,15 +145,17 @@ def test_replaying_a_chunk_is_replaying_each_batch(seed, from_offset):
     }
 
 
-def test_epoch_changes_are_found():
+def test_the_first_and_the_last_batch_of_each_run_of_an_epoch_are_found():
     content = log_bytes(11, 30)
-    expected, previous = [], None
-    for _, header in iter_headers(content):
-        if header.partition_leader_epoch != previous:
-            previous = header.partition_leader_epoch
-            expected.append((previous, header.base_offset))
+    headers = [header for _, header in iter_headers(content)]
+    runs = [list(run) for _, run in groupby(headers, lambda header: header.partition_leader_epoch)]
+    assert {len(run) for run in runs} > {1}
     (batches,) = walk(memoryview(content), 0, WalkEnd(0, 0), check_crc=False)
-    assert epoch_changes(batches) == expected
+    assert epoch_bounds(batches) == [
+        (header.partition_leader_epoch, header.base_offset)
+        for run in runs
+        for header in (run if len(run) == 1 else (run[0], run[-1]))
+    ]
 
 
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=40).map(sorted), st.integers(-5, 1010))
