@@ -495,6 +495,11 @@ def _staying(image: ClusterImage) -> set[int]:
     return {broker.broker_id for broker in image.brokers.values() if not broker.leaving}
 
 
+def _registered(image: ClusterImage, absent: Iterable[BrokerImage]) -> set[int]:
+    """Who may be chosen."""
+    return {*image.brokers, *(broker.broker_id for broker in absent)}
+
+
 def assigned(
     image: ClusterImage, assignment: Assignment, absent: Sequence[BrokerImage] = ()
 ) -> list[PartitionState]:
@@ -502,8 +507,7 @@ def assigned(
     KafkaError(INVALID_REPLICA_ASSIGNMENT).
     """
     states: list[PartitionState] = []
-    staying = _staying(image)
-    registered = {*image.brokers, *(broker.broker_id for broker in absent)}
+    staying, registered = _staying(image), _registered(image, absent)
     for replicas in assignment:
         missing = next((broker for broker in replicas if broker not in registered), None)
         isr = tuple(broker for broker in replicas if broker in staying)
@@ -748,7 +752,7 @@ def reassigned(
         unclean = entry.topic.config.get("unclean.leader.election.enable") == "true"
         back = reassignment.cancelled(state, where, unclean=unclean, min_isr=min_isr)
         return back if back.leader in back.replicas else _elected(back, alive)
-    registered = {*image.brokers, *(broker.broker_id for broker in absent)}
+    registered = _registered(image, absent)
     reassignment.check_target(registered, state, target, where, factor_may_change=factor_may_change)
     return _moved_on(reassignment.begun(state, target, min_isr), alive, min_isr)
 

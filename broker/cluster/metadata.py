@@ -533,9 +533,6 @@ class TopicManager:
 
         async def grown(old: TopicImage) -> TopicImage:
             check_growth(old, total)
-            if assignment is not None:
-                absent = await self._absent(chosen=chain.from_iterable(assignment))
-                assigned(self.image, assignment, absent)
             config = await self._revalidated(old, total, dict(old.config))
             return TopicImage(name, old.topic_id, total, config, old.internal)
 
@@ -575,6 +572,7 @@ class TopicManager:
             absent: tuple[BrokerImage, ...] = ()
             if assignment is not None:
                 absent = await self._absent(chosen=chain.from_iterable(assignment))
+                assigned(self.image, assignment, absent)
             elif new.partition_count > entry.topic.partition_count:
                 absent = await self._absent({name: len(entry.state(0).replicas)})
             return ReplaceTopic(

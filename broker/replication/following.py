@@ -166,8 +166,9 @@ class Follower:
         code = answer.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             logger.warning(
-                "%s ends at %d and its leader begins at %d: it goes on from there",
+                "%s has offsets %d to %d, which do not fit its leader's: it goes on from offset %d",
                 self.name,
+                log.log_start_offset,
                 log.log_end_offset,
                 answer.log_start_offset,
             )
