@@ -228,6 +228,7 @@ class OutgoingConnection:
                 answer.set_exception(
                     ConnectionResetError(f"the connection to {self.name} has ended: {reason}")
                 )
+                answer.exception()  # nobody may wait for it any more
         self._opener.forget_outgoing(self)
         self.when_closed()
 

@@ -15,7 +15,7 @@ Problems are sentences, all of them, so that one run shows everything.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -183,6 +183,16 @@ def check_transactions(transactions: Iterable[Transaction], committed: Log) -> l
         elif 0 < count < len(transaction.records):
             problems.append(f"{transaction.name} is torn: {count} of {len(transaction.records)} are read")
     return problems
+
+
+def check_position(acknowledged: int, unknown: Container[int], kept: int) -> list[str]:
+    """Of a group that commits ever higher positions: the last that was acknowledged is kept, or a higher one. Or one of
+    those that were never answered: it was still on its way over a connection that the client had given up, and arrived
+    behind those of the next connection.
+    """
+    if kept >= acknowledged or kept in unknown:
+        return []
+    return [f"the group had committed {acknowledged}, and {kept} is left"]
 
 
 def read_segment(path: Path) -> tuple[list[LoggedBatch], list[tuple[int, int]]]:

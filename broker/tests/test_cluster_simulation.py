@@ -48,6 +48,11 @@ def test_a_cluster_keeps_what_it_promises_through_everything(part: int, tmp_path
     assert sum(report.acknowledged for report in reports)
 
 
+def test_a_commit_that_was_given_up_may_arrive_behind_the_next_one(tmp_path: Path) -> None:
+    """Over a connection that the client has left: nobody knows better whether it is old."""
+    run(6901074, tmp_path)
+
+
 def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
     reports = [
         [simulate_cluster(seed, tmp_path / name / str(seed), operations=60) for seed in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 
 import pytest
@@ -72,6 +73,22 @@ def test_who_waits_is_told_when_the_other_end_closes() -> None:
             with pytest.raises(ConnectionError, match="has ended"):
                 connection.ask([b"y"])
             assert not net._outgoing
+
+    run(test)
+
+
+def test_nothing_is_said_of_an_answer_that_nobody_waits_for_when_the_connection_ends() -> None:
+    async def test() -> None:
+        said: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+        async with network(
+            lambda peer, body: Pending(asyncio.sleep(60), lambda done: None, may_cancel=True)
+        ) as net:
+            connection = await connected(net)
+            connection.ask([b"x"])
+            connection.close("enough")
+            gc.collect()
+        assert said == []
 
     run(test)
 

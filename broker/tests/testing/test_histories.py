@@ -18,6 +18,7 @@ from broker.testing.histories import (
     check_delivery,
     check_log,
     check_offsets,
+    check_position,
     check_transactions,
     read_segment,
 )
@@ -217,3 +218,10 @@ def test_c3_of_real_files(tmp_path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     assert check_log(*read_segment(path)) == ["the batch at 12 is damaged"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_true"), [(7, True), (8, True), (6, False), (5, True), (4, False), (0, False)]
+)
+def test_a_position_goes_back_to_none_that_was_answered(kept, is_true) -> None:
+    assert (check_position(7, {5, 9}, kept) == []) is is_true

@@ -469,6 +469,7 @@ class BrokerConnection:
                 )
                 lost.__cause__ = error
                 future.set_exception(lost)
+                future.exception()  # nobody may wait for it any more
 
     def give_up(self, why: str) -> None:
         """As if the broker had ended it: waiting requests fail with ConnectionLost."""

@@ -93,6 +93,7 @@ def quiet_logging():
     """`serve` sets up the logging of its process; here that is pytest's."""
     root, ours = logging.getLogger(), logging.getLogger("headrace")
     before = root.handlers[:], root.level, ours.level
+    gc.collect()  # what earlier tests have left complains before, not meanwhile
     yield
     root.handlers[:], root.level, ours.level = before
 

@@ -1,6 +1,7 @@
 """One connection: frames however they arrive, versions, deadlines, what a failure tells of the outcome."""
 
 import asyncio
+import gc
 import struct
 import tracemalloc
 
@@ -124,6 +125,27 @@ def test_a_connection_that_ends_before_the_answer_leaves_the_outcome_unknown(fak
                 return_exceptions=True,
             )
             assert [type(result) for result in results] == [ConnectionLost] * 3
+
+    tools.run(scenario())
+
+
+def test_nothing_is_said_of_a_request_that_was_given_up_while_it_was_sent(fake, tools):
+    async def scenario():
+        said = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+        async with fake() as server:
+            connection = await open_connection(server)
+            sending = asyncio.create_task(
+                connection.request(question("t" * 30_000_000), MetadataResponse, timeout_ms=5_000)
+            )
+            while not connection._waiting:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait([sending])
+            del sending
+            connection.give_up("enough")
+            gc.collect()
+        assert said == []
 
     tools.run(scenario())
 
