@@ -8,6 +8,10 @@ BROKERS ?= $(or $(HEADRACE_BROKERS),1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The style of pages. 3.21.0 is the newest release whose modules the Go proxy has in full.
+VALE := github.com/vale-cli/vale/v3/cmd/vale@v3.21.0
+# Pages that follow the style in `styles/`; in the end these are docs and all READMEs.
+VALE_PAGES := docs/concepts.md docs/kafka.md docs/programs.md docs/quickstart.md docs/security.md
 # The demo and the tests start many short processes: let Python keep their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -63,11 +67,18 @@ docs: setup  ## the documentation as a site, into build/site
 wheel: setup  ## headrace and headrace-client as wheels, into dist
 	@$(BIN)/python -m wheels
 
-check: setup  ## format, lint, types, layers, links and pages of the documentation, container files
+$(BIN)/vale:
+	@echo "compiling vale once, which takes some minutes ..."
+	@GOBIN=$(CURDIR)/$(BIN) GOFLAGS= go install -ldflags="-s -w" $(VALE)
+
+check: setup  ## format, lint, types, layers, spelling, links and pages of the documentation, container files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/codespell
+	@if command -v go > /dev/null; then $(MAKE) --no-print-directory $(BIN)/vale && $(BIN)/vale $(VALE_PAGES); \
+	else echo "vale does not check the documentation's style here: it is compiled by Go, which is not on the PATH"; fi
 	@$(BIN)/python -m docsite > /dev/null
 	@$(BIN)/hadolint docker/Dockerfile
 	@$(BIN)/yamllint -s docker/compose.yaml
