@@ -18,6 +18,7 @@ READMES = {
     "internals/semantics.md": "tablelayer/SEMANTICS.md",
     "internals/benchmarks.md": "bench/README.md",
     "internals/mutants.md": "mutants/README.md",
+    "internals/contributing.md": "CONTRIBUTING.md",
     "compatibility.md": "compat-tests/COMPATIBILITY.md",
     "findings.md": "compat-tests/FINDINGS.md",
 }
