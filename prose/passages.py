@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """The kinds of passage. A message is a string literal of at least four words outside of tests."""
+    """The kinds of passage. A message is a string literal of at least three words outside of tests."""
 
     DOCSTRING = "docstring"
     COMMENT = "comment"
@@ -118,7 +118,7 @@ class _Joined:
             return
         text = "".join(self._pieces)
         self._pieces = []
-        if self._kind is Kind.COMMENT or len(text.split()) >= 4:
+        if self._kind is Kind.COMMENT or len(text.split()) >= 3:
             yield Passage(self._kind, self._line, text)
 
 
