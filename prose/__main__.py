@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from prose.passages import passages_of
+from prose.passages import SUFFIXES, passages_of
 from prose.rules import RULES, Finding, findings
 
 ROOT = Path(__file__).parents[1]
 
 
 def files(paths: list[Path]) -> list[Path]:
-    """Return the Python and Markdown files that git knows or would add, below `paths`, relative to the repository."""
+    """Return the files with prose that git knows or would add, below `paths`, relative to the repository."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *(f"*{each}" for each in SUFFIXES)],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     chosen = [path.resolve() for path in paths]

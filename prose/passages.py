@@ -1,4 +1,4 @@
-"""Find the passages of prose in a file: docstrings, comments and messages of Python files, paragraphs of Markdown."""
+"""Find the passages of prose in a file: docstrings, comments and messages of programs, paragraphs of Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+
+_SCRIPTS = (".js", ".java", ".html")
+_SETTINGS = (".toml", ".yml", ".yaml")
+SUFFIXES = (".py", ".md", *_SCRIPTS, *_SETTINGS)
 
 
 class Kind(StrEnum):
@@ -28,11 +32,13 @@ class Passage(NamedTuple):
 
 
 def passages_of(path: Path) -> Iterator[Passage]:
-    """Return the passages of a `.py` or `.md` file in their order."""
+    """Return the passages of a file of one of the kinds in `SUFFIXES`, in their order."""
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return python(text, messages=not _is_test(path))
     if path.suffix == ".md":
         return markdown(text)
-    return python(text, messages=not _is_test(path))
+    return scripts(text, messages=not _is_test(path)) if path.suffix in _SCRIPTS else settings(text)
 
 
 def _is_test(path: Path) -> bool:
@@ -128,6 +134,48 @@ def _plain(body: str, prefix: str) -> str:
         while (shorter := _PLACEHOLDER.sub("X", body)) != body:
             body = shorter
     return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), body) if "\\" in body else body
+
+
+# -- programs in other languages, and settings
+
+_SCRIPT_TOKEN = re.compile(
+    r"""//(?P<line>[^\n]*)
+       |/\*\**(?P<block>.*?)\*/
+       |"(?P<double>[^"\\\n]*(?:\\.[^"\\\n]*)*)"
+       |'(?P<single>[^'\\\n]*(?:\\.[^'\\\n]*)*)'
+       |`(?P<template>[^`\\]*(?:\\.[^`\\]*)*)`
+       |(?<=>)(?P<text>[^<>"'`{}]+)(?=</)""",
+    re.VERBOSE | re.DOTALL,
+)
+_STAR = re.compile(r"^ *\* ?", re.MULTILINE)
+_SOURCE = re.compile(r"'''.*?'''", re.DOTALL)
+_SETTING = re.compile(
+    r"""(?:^|[ ])\#[ ](?P<comment>[^\n]*)
+       |^[ -]*(?:promise|description|summary|title)[ ]*[:=][ ]*["']?(?P<message>[^\n]*?)["']?$""",
+    re.VERBOSE | re.MULTILINE,
+)
+
+
+def scripts(text: str, *, messages: bool = True) -> Iterator[Passage]:
+    """Return the comments and texts of JavaScript, Java and HTML."""
+    for found in _SCRIPT_TOKEN.finditer(text):
+        group = found.lastgroup or ""
+        said = _STAR.sub("", found[group]).strip()
+        is_comment = group in ("line", "block")
+        if is_comment or (messages and len(said.split()) >= 3):
+            yield Passage(
+                Kind.COMMENT if is_comment else Kind.MESSAGE, 1 + text.count("\n", 0, found.start()), said
+            )
+
+
+def settings(text: str) -> Iterator[Passage]:
+    """Return the comments, promises and descriptions of TOML and YAML."""
+    text = _SOURCE.sub(_blank, text)
+    for found in _SETTING.finditer(text):
+        kind = Kind.COMMENT if found.lastgroup == "comment" else Kind.MESSAGE
+        yield Passage(
+            kind, 1 + text.count("\n", 0, found.start(found.lastgroup or 0)), found[found.lastgroup or 0]
+        )
 
 
 # -- Markdown

