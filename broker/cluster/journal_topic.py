@@ -51,7 +51,8 @@ Later = Callable[[KafkaError | None], None]
 """Told the outcome of an append that took its time: None, or why nobody knows whether the record survives."""
 
 # Kafka's own settings for such topics, as far as they apply: a whole group must fit into one record, and small
-# segments let a rewrite give disk space back. The owner's rewriting is their compaction: the log cleaner leaves them out.
+# segments let a rewrite give disk space back. The rewriting by their owners is their compaction: the log cleaner leaves
+# them out.
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),

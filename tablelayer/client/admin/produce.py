@@ -203,6 +203,7 @@ def _reason(part: PartitionProduceResponse) -> str | None:
     """What the server says of the batch, and of its records."""
     said = [] if not part.error_message else [part.error_message]
     for each in part.record_errors:
-        if each.batch_index_error_message and each.batch_index_error_message not in said:
-            said.append(f"record {each.batch_index}: {each.batch_index_error_message}")
+        text = each.batch_index_error_message
+        if text and not any(text in before for before in said):
+            said.append(f"record {each.batch_index}: {text}")
     return "; ".join(said) or None
