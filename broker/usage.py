@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 
 
 class Usage:
-    """Seconds, noted by the event loop and by threads. `mutations_exceeded`: the quota for changes of topics refused the
-    request, or would have.
+    """Seconds, noted by the event loop and by threads. `mutations_exceeded`: the quota for changes of topics refused
+    the request, or would have.
     """
 
     __slots__ = ("_parts", "mutations_exceeded")
