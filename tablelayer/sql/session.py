@@ -151,6 +151,9 @@ class Session:
 
         if not rows:
             return 0
+        text = next((row for row in rows if isinstance(row, (str, bytes, bytearray))), None)
+        if text is not None:
+            bind(sql, text)  # which says what is wrong
         marks = _marks(len(rows[0]))
         statements = parse(bind(sql, marks), self.database, self.views)
         insert = statements[0] if len(statements) == 1 else None

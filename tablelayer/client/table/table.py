@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablelayer.client.errors import DataError
+from tablelayer.client.names import several
 from tablelayer.client.read.frames import to_pandas, to_polars
 from tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
 from tablelayer.client.read.reader import (
@@ -162,7 +163,8 @@ class AsyncTable:
         self._must_be(log_table=False, doing="delete")
         definition = self.definition
         schema = definition.schema
-        chosen, targets = self._targets([*schema.primary_key, *columns] if columns else schema.names)
+        cleared = several("columns", columns) if columns else []
+        chosen, targets = self._targets([*schema.primary_key, *cleared] if cleared else schema.names)
         key_rows = await self._keys(keys, schema.key_columns)
         count = key_rows.num_rows
         arrays = [
@@ -189,7 +191,7 @@ class AsyncTable:
 
         async def prepare() -> tuple[pa.Table, TableDefinition, tuple[int, ...] | None]:
             definition = self.definition
-            chosen, targets = self._targets(columns)
+            chosen, targets = self._targets(several("columns", columns))
             return await self._conformed(data, chosen, fill_missing=False), definition, targets
 
         rows, definition, targets = await self._with_fresh_schema(prepare)
@@ -518,7 +520,7 @@ class AsyncTable:
 
         async def look() -> Extremes:
             condition = self._condition(filter)
-            names = list(dict.fromkeys(columns))
+            names = list(dict.fromkeys(several("columns", columns)))
             schema = self._reader.answer_schema(names)
             check_ordered(self.definition.schema.select(names))
             found = await self._parts.ask_all(lambda part: part.reader.extremes(names, condition))
@@ -756,6 +758,7 @@ class AsyncTable:
             raise ValueError(f"a limit of {limit} rows makes no sense")
         primary_key = self.definition.schema.primary_key
         is_sorted = not self.definition.is_partitioned and self.definition.bucket_count == 1
+        columns = None if columns is None else several("columns", columns)
         wanted = columns
         if columns is not None and not is_sorted:
             wanted = list(dict.fromkeys([*columns, *primary_key]))
@@ -775,7 +778,7 @@ class AsyncTable:
         if not is_sorted:
             rows = rows.sort_by([(name, "ascending") for name in primary_key])
         rows = rows if limit is None else rows.slice(0, limit)
-        return rows if columns is None else rows.select(list(columns))
+        return rows if columns is None else rows.select(columns)
 
     async def _bound(self, bound: Any, *, inclusive: bool) -> KeyBound | None:
         if bound is None:

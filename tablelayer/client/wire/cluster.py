@@ -25,6 +25,7 @@ from tablelayer.client.config import ClientConfig
 from tablelayer.client.errors import (
     AuthenticationFailed,
     ClientError,
+    ConnectionClosed,
     ConnectionFailed,
     ConnectionLost,
     SettingsError,
@@ -195,7 +196,7 @@ class Cluster:
         slot = self._slots.setdefault((address, channel), _Slot())
         async with slot.lock:
             if self._closed:
-                raise RuntimeError("the connection is closed")
+                raise ConnectionClosed("the connection is closed")
             if slot.connection is None or slot.connection.is_closed:
                 slot.connection = await self._opened(address, slot)
             return slot.connection

@@ -49,12 +49,13 @@ def test_explain_says_which_way_a_query_goes(shop):
 def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
     topic = f"{shop.database}-clicks.v1"
     connection.kafka.create_topic(topic, partitions=2)
+    headers = [("trace", b"t3"), ("trace", b"u"), ("b", b"\xff"), ("none", None)]
     value = [json.dumps({"user": {"id": n}, "page": f"/{n}"}).encode() for n in range(6)]
     connection.kafka.produce(
         topic,
         [
             OutgoingRecord(value=each, key=b"k%d" % n, partition=n % 2, timestamp_ms=1_000 * n,
-                           headers=(("trace", b"t%d" % n), ("trace", b"u"), ("b", b"\xff"), ("none", None)) if n == 3 else ())
+                           headers=headers if n == 3 else ())
             for n, each in enumerate(value)
         ] + [OutgoingRecord(value=b"\xff\x00", key=None, partition=0, timestamp_ms=9_000)],
     )  # fmt: skip
