@@ -132,6 +132,11 @@ class Producer:
                     InitProducerIdResponse,
                     deadline=deadline,
                 )
+                if given.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                    # Kafka gives one to whom WRITE is granted on any topic (KIP-679): on this one it is not.
+                    raise KafkaError(
+                        ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not authorized: WRITE on topic {topic}"
+                    )
                 raise_for(given.error_code, None, doing="get a producer id")
                 self._identity = _Identity(given.producer_id, given.producer_epoch)
             identity = self._identity

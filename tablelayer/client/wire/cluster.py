@@ -425,10 +425,18 @@ class Cluster:
         self._routes[topic] = routes
         return routes
 
-    async def metadata(self, topics: Sequence[str] | None, deadline: Deadline) -> MetadataResponse:
-        """Kafka's metadata for topics (None: all); remembers the brokers' addresses. One attempt."""
+    async def metadata(
+        self, topics: Sequence[str] | None, deadline: Deadline, *, with_operations: bool = False
+    ) -> MetadataResponse:
+        """Kafka's metadata for topics (None: all), what may be done to them included or not (KIP-430); remembers the
+        brokers' addresses. One attempt.
+        """
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        request = MetadataRequest(
+            topics=wanted,
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=with_operations,
+        )
         if topics is None:  # that may take as long as it likes
             answer = await self.send(request, MetadataResponse, deadline=deadline)
         else:
