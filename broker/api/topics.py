@@ -231,9 +231,9 @@ class TopicsApi:
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
         outcomes = await self._metadata.delete_topics([image for _, image in deleted.values()])
-        for (result, _), error in zip(deleted.values(), outcomes, strict=True):
-            if error is not None:
-                result.error_code, result.error_message = error.code, error.message
+        for (result, _), outcome in zip(deleted.values(), outcomes, strict=True):
+            if outcome is not None:
+                result.error_code, result.error_message = outcome.code, outcome.message
         return response
 
     def _deletable(

@@ -76,7 +76,7 @@ def test_a_right_is_asked_for_before_anything_is_read(
 
 
 def test_a_log_table_is_asked_too(reader: Connection) -> None:
-    with pytest.raises(KafkaError, match="INSERT on table default.logged is not granted"):
+    with pytest.raises(KafkaError, match=r"INSERT on table default\.logged is not granted"):
         reader.sql("INSERT INTO logged SELECT * FROM logged")
     with pytest.raises(KafkaError, match="not authorized"):
         reader.sql("TRUNCATE TABLE logged")
