@@ -317,7 +317,7 @@ class AsyncTable:
         )
 
     async def _keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
-        if isinstance(keys, Mapping) or (isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS):
+        if isinstance(keys, (Mapping, str, bytes)) or (isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS):
             return self._conform_keys(keys, columns)  # sooner done than handed over
         return await asyncio.to_thread(self._conform_keys, keys, columns)
 

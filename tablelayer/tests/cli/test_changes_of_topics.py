@@ -106,12 +106,13 @@ def test_what_tail_writes_produce_reads(headrace, connection, topic):
 def test_a_copy_has_equal_bytes(headrace, connection, topic):
     avro = b"\0\0\0\0\x01\x06\xff"  # Confluent's framing and a value that is not UTF-8
     headers = [("h", b"\xff"), ("a", b"1"), ("h", None), ("a", b"")]
+    then = int(time.time() * 1000) - 60_000
     records = [
-        OutgoingRecord(avro, b"\xfe", headers, timestamp_ms=1_700_000_000_000),
-        OutgoingRecord(None, b"", timestamp_ms=1),
-        OutgoingRecord(b"", None, timestamp_ms=2),
-        OutgoingRecord(b"\\xff", b"\r", timestamp_ms=3),
-        OutgoingRecord(None, None, timestamp_ms=4),
+        OutgoingRecord(avro, b"\xfe", headers, timestamp_ms=then),
+        OutgoingRecord(None, b"", timestamp_ms=then + 1),
+        OutgoingRecord(b"", None, timestamp_ms=then + 2),
+        OutgoingRecord(b"\\xff", b"\r", timestamp_ms=then + 3),
+        OutgoingRecord(None, None, timestamp_ms=then + 4),
     ]
     connection.kafka.produce(topic, records)
     written = good(headrace("topics", "tail", topic, "-o", "json"))
@@ -126,17 +127,20 @@ def test_a_copy_has_equal_bytes(headrace, connection, topic):
 
 
 def test_csv_says_what_is_base64_and_what_is_null(headrace, connection, topic):
-    connection.kafka.produce(topic, [OutgoingRecord(b"\xff", b"", [("h", b"\xfe")], 1, 0)])
-    connection.kafka.produce(topic, [OutgoingRecord(None, b"k", (), 2, 0)])
+    now = int(time.time() * 1000)
+    connection.kafka.produce(topic, [OutgoingRecord(b"\xff", b"", [("h", b"\xfe")], now, 0)])
+    connection.kafka.produce(topic, [OutgoingRecord(None, b"k", (), now, 0)])
     assert good(headrace("topics", "tail", topic, "-o", "csv")).splitlines() == [
         "partition,offset,timestamp,key,value,headers,key_encoding,value_encoding",
-        '0,0,1,,/w==,"[[""h"", ""/g=="", ""base64""]]",utf-8,base64',
-        "0,1,2,k,,[],utf-8,",
+        f'0,0,{now},,/w==,"[[""h"", ""/g=="", ""base64""]]",utf-8,base64',
+        f"0,1,{now},k,,[],utf-8,",
     ]
 
 
 def test_a_record_cannot_speak_to_the_terminal(headrace, connection, topic):
-    connection.kafka.produce(topic, [OutgoingRecord(b"a\nb\x1b[31m\xff", b"\x07", [("\x1b", b"\x1b")], 1, 0)])
+    connection.kafka.produce(
+        topic, [OutgoingRecord(b"a\nb\x1b[31m\xff", b"\x07", [("\x1b", b"\x1b")], None, 0)]
+    )
     assert good(headrace("topics", "tail", topic)) == "0:0  \\x07  a\\nb\\x1b[31m\\xff  \\x1b=\\x1b\n"
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablelayer.client import ConfigKind
+from tablelayer.client import ConfigKind, DataError
 from tablelayer.client.errors import ClientError
 from tablelayer.client.names import pairs_of_names, several
 
@@ -62,6 +62,16 @@ def test_columns_are_no_text(table, call):
     with pytest.raises(TypeError, match="give a list"):
         call(table)
     assert table.to_arrow().to_pylist() == [{"a": 1, "b": "x", "ab": "y"}]
+
+
+def test_a_key_that_is_a_text_is_given_in_a_list(make_table):
+    words = make_table("(k STRING, n INT, PRIMARY KEY (k, n) NOT ENFORCED) WITH ('bucket.key' = 'k')")
+    words.upsert([{"k": k, "n": 1} for k in ("a", "b", "ab")])
+    for call in (words.lookup, words.delete, words.prefix_lookup, words.prefix_lookup_grouped, words.upsert):
+        with pytest.raises(DataError, match="cannot take rows from a str"):
+            call("ab")
+    assert words.prefix_lookup(["ab"]).to_pylist() == [{"k": "ab", "n": 1}]
+    assert words.count() == 3
 
 
 def test_nor_are_other_lists(connection, table):

@@ -48,7 +48,7 @@ def test_explain_says_which_way_a_query_goes(shop):
 
 def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
     topic = f"{shop.database}-clicks.v1"
-    connection.kafka.create_topic(topic, partitions=2)
+    connection.kafka.create_topic(topic, partitions=2, configs={"retention.ms": "-1"})
     headers = [("trace", b"t3"), ("trace", b"u"), ("b", b"\xff"), ("none", None)]
     value = [json.dumps({"user": {"id": n}, "page": f"/{n}"}).encode() for n in range(6)]
     connection.kafka.produce(
