@@ -21,12 +21,15 @@ Result = TypeVar("Result")
 
 
 class Usage:
-    """Seconds, noted by the event loop and by threads."""
+    """Seconds, noted by the event loop and by threads. `mutations_exceeded`: the quota for changes of topics refused
+    the request, or would have.
+    """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "mutations_exceeded")
 
     def __init__(self) -> None:
         self._parts: list[float] = []
+        self.mutations_exceeded = False
 
     def add(self, seconds: float) -> None:
         self._parts.append(seconds)  # which needs no lock

@@ -73,14 +73,14 @@ class Throttling:
             USAGE.reset(before)
         busy = self._clock() - began
         if not isinstance(answer, Pending):
-            return self._charge(peer, form, user, client_id, size, busy, answer)
+            return self._charge(peer, form, user, client_id, size, busy, answer, usage)
         finish = answer.finish
 
         def finished(outcome: asyncio.Future[Any]) -> list[Part] | None:
             began = self._clock()
             parts = finish(outcome)
             spent = busy + usage.seconds + self._clock() - began
-            return self._charge(peer, form, user, client_id, size, spent, parts)
+            return self._charge(peer, form, user, client_id, size, spent, parts, usage)
 
         return Pending(answer.outcome, finished, answer.may_cancel)
 
@@ -101,6 +101,7 @@ class Throttling:
         size: int,
         busy: float,
         parts: list[Part] | None,
+        usage: Usage,
     ) -> list[Part] | None:
         quotas = self.quotas
         wait = quotas.used(Quota.REQUEST, user, client_id, busy * _PERCENT)
@@ -108,7 +109,7 @@ class Throttling:
             wait = max(wait, quotas.used(Quota.PRODUCER, user, client_id, size))
         elif form.charged is Quota.CONSUMER:
             wait = max(wait, quotas.used(Quota.CONSUMER, user, client_id, sum(map(_size, parts or ()))))
-        elif form.charged is Quota.MUTATION:
+        elif form.charged is Quota.MUTATION and usage.mutations_exceeded:
             wait = max(wait, quotas.mutation_wait(user, client_id))
         if wait > 0.0:
             peer.throttle_seconds = wait

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from broker.api.configs import describe_topic, require_named_topics
 from broker.cluster.metadata import NewTopic, TopicManager
@@ -218,25 +219,39 @@ class TopicsApi:
         await self._metadata.refreshed()
         wanted = request.topics or [DeleteTopicState(name=name) for name in request.topic_names]
         response = DeleteTopicsResponse(responses=[])
+        deleted: dict[uuid.UUID, tuple[DeletableTopicResult, TopicImage]] = {}
         pace = self._slices.pace()
         for topic in wanted:
             await pace.rest()
             result = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
             response.responses.append(result)
             try:
-                await self._delete(context, topic, result)
+                image = self._deletable(context, topic, result, deleted)
+                deleted[image.topic_id] = result, image
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
+        outcomes = await self._metadata.delete_topics([image for _, image in deleted.values()])
+        for (result, _), outcome in zip(deleted.values(), outcomes, strict=True):
+            if outcome is not None:
+                result.error_code, result.error_message = outcome.code, outcome.message
         return response
 
-    async def _delete(
-        self, context: RequestContext, topic: DeleteTopicState, result: DeletableTopicResult
-    ) -> None:
-        """Who may not know of a topic hears the same whether it exists or not."""
+    def _deletable(
+        self,
+        context: RequestContext,
+        topic: DeleteTopicState,
+        result: DeletableTopicResult,
+        deleted: Container[uuid.UUID],
+    ) -> TopicImage:
+        """The topic that is to be deleted, unless it is one of `deleted`. Raises KafkaError: without DESCRIBE the same
+        whether it exists or not.
+        """
         if topic.name is not None:
             if not _may_of_all(context, Operation.DESCRIBE, topic.name):
                 raise denied(ResourceType.TOPIC)
             image = self._metadata.topic(topic.name)
+            if image is not None and image.topic_id in deleted:
+                image = None
             if topic.topic_id.int:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST, "give either the name or the id of a topic, not both"
@@ -245,7 +260,11 @@ class TopicsApi:
                 raise unknown_topic(topic.name)
         else:
             image = self._metadata.topic_by_id(topic.topic_id)
-            if image is None or not _may_of_all(context, Operation.DESCRIBE, image.name):
+            if (
+                image is None
+                or image.topic_id in deleted
+                or not _may_of_all(context, Operation.DESCRIBE, image.name)
+            ):
                 raise KafkaError(
                     ErrorCode.UNKNOWN_TOPIC_ID,
                     f"This server does not host this topic ID. There is no topic with id {topic.topic_id}.",
@@ -261,7 +280,7 @@ class TopicsApi:
             )
         result.name, result.topic_id = image.name, image.topic_id
         context.mutates(image.partition_count, _DELETE_STRICT_SINCE)
-        await self._metadata.delete_topic(image.name)
+        return image
 
     # -- CreatePartitions ----------------------------------------------------------------------------------
 

@@ -149,6 +149,7 @@ class LogCleaner:
             partition
             for image in metadata.topics()
             if metadata.topic_configs.log_config(image).is_compacted
+            and not image.internal  # their owner rewrites them
             for partition in metadata.partitions(image.name)
             if not partition.closed and partition.failure is None and partition.hooks is None
         ]
@@ -159,6 +160,7 @@ class LogCleaner:
             and follower.failure is None
             and follower.hooks is None
             and metadata.topic_configs.log_config(follower.partition.topic).is_compacted
+            and not follower.partition.topic.internal
             and not metadata.topic_configs.is_extended(follower.partition.topic)
         ]
         return [partition for partition in (*led, *followed) if _name(partition) not in self._given_up]

@@ -83,6 +83,12 @@ class DeleteTopic(msgspec.Struct, frozen=True):
     name: str
 
 
+class DeleteTopics(msgspec.Struct, frozen=True):
+    """Several; those that are not there any more are left out."""
+
+    names: tuple[str, ...]
+
+
 class ReplaceTopic(msgspec.Struct, frozen=True):
     """The topic's new configuration and its number of partitions, which may be higher. `version` is that of the entry
     which they were made from. Partitions that are added have as many replicas as the first one, or
@@ -188,6 +194,7 @@ class ChangeIsrs(msgspec.Struct, frozen=True):
 Event = (
     CreateTopics
     | DeleteTopic
+    | DeleteTopics
     | ReplaceTopic
     | AdoptStates
     | BrokerStarted
@@ -203,6 +210,7 @@ Event = (
 ANYBODYS: Final = (
     CreateTopics,
     DeleteTopic,
+    DeleteTopics,
     ReplaceTopic,
     ElectLeaders,
     Reassign,
@@ -266,6 +274,9 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
             return _create(image, event)
         case DeleteTopic(name):
             return [_Change(name, tree.deletion(_entry(image, name)))]
+        case DeleteTopics(names):
+            topics = image.topics
+            return (_Change(name, tree.deletion(topics[name])) for name in names if name in topics)
         case ReplaceTopic():
             return _replace(image, event)
         case AdoptStates(broker_id, leader_epoch):

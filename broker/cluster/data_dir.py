@@ -185,10 +185,11 @@ class DataDirectory:
         disk.rename(making, path)
         disk.sync_directory(self.path)
 
-    def set_aside(self, image: TopicImage) -> None:
-        """Rename the folders of a deleted topic, so that its name is free at once."""
-        for index in range(image.partition_count):
-            self.set_aside_partition(image, index)
+    def set_aside(self, *images: TopicImage) -> None:
+        """Rename the folders of deleted topics, so that their names are free at once."""
+        for image in images:
+            for index in range(image.partition_count):
+                self.set_aside_partition(image, index)
 
     def set_aside_partition(self, image: TopicImage, index: int) -> bool:
         """Rename the folder of a replica that is not to be here any more. False if there is none."""
@@ -223,11 +224,12 @@ class DataDirectory:
         self._disk.sync_directory(self.path)
         self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
-    def remove_set_aside(self, image: TopicImage) -> None:
+    def remove_set_aside(self, *images: TopicImage) -> None:
         """Remove what `set_aside` renamed. Slow; belongs into a thread."""
         self._disk.sync_directory(self.path)
-        for index in range(image.partition_count):
-            self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
+        for image in images:
+            for index in range(image.partition_count):
+                self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
     def set_aside_strays(self, expected: Iterable[tuple[str, int]]) -> None:
         """At start: remove leftovers of deletions, rename folders of other partitions than those that are to be here,

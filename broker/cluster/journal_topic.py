@@ -24,8 +24,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from broker.disk_errors import DISK_LOG
@@ -50,8 +51,13 @@ Later = Callable[[KafkaError | None], None]
 """Told the outcome of an append that took its time: None, or why nobody knows whether the record survives."""
 
 # Kafka's own settings for such topics, as far as they apply: a whole group must fit into one record, and small
-# segments let a rewrite give disk space back.
-TOPIC_CONFIG = {"segment.bytes": str(16 << 20), "max.message.bytes": str(64 << 20)}
+# segments let a rewrite give disk space back. The rewriting by their owners is their compaction: the log cleaner leaves
+# them out.
+TOPIC_CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 << 20),
+    "max.message.bytes": str(64 << 20),
+}
 READ_SIZE_BYTES = 1 << 20
 REWRITE_RECORDS_MIN = 10_000
 REWRITE_FACTOR = 4
@@ -93,12 +99,14 @@ class JournalTopic:
         executor: Executor,
         clock: Clock,
         background: BackgroundTasks,
+        config: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`new_partition_count`: with how many partitions the topic is made on its first use."""
+        """`new_partition_count`, `config`: what the topic is made with on its first use, beside `TOPIC_CONFIG`."""
         self.name = name
         self.partitions: Sequence[Partition] = ()
         self._contents = contents
         self._new_partition_count = new_partition_count
+        self._config = {**TOPIC_CONFIG, **config}
         self._metadata = metadata
         self._executor = executor
         self._clock = clock
@@ -168,7 +176,7 @@ class JournalTopic:
     async def _create(self) -> None:
         if self._metadata.topic(self.name) is None:
             try:
-                await self._metadata.create_journal(self.name, self._new_partition_count, TOPIC_CONFIG)
+                await self._metadata.create_journal(self.name, self._new_partition_count, self._config)
             except STORE_LOST as error:
                 raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message) from error
             except KafkaError as error:

@@ -40,6 +40,7 @@ from broker.cluster.controller import (
     ChangeIsrs,
     CreateTopics,
     DeleteTopic,
+    DeleteTopics,
     ElectLeaders,
     Event,
     Reassign,
@@ -65,7 +66,7 @@ from broker.cluster.image import (
 )
 from broker.cluster.member import Member
 from broker.cluster.membership import WAIT_SECONDS, Claim, Registration, read_registrations
-from broker.cluster.nodes import OUTDATED, modify
+from broker.cluster.nodes import OUTDATED, modify, modify_all
 from broker.cluster.reading import read_image, read_on
 from broker.cluster.replicas import Leadership, LocalReplicas
 from broker.cluster.topic import TopicImage
@@ -521,6 +522,41 @@ class TopicManager:
         async with self._change:
             await self._carry_out(decide)
 
+    async def delete_topics(self, topics: Sequence[TopicImage]) -> list[KafkaError | None]:
+        """Delete topics and their records, many by one transaction of the store: None, or why one is not deleted."""
+        return await self._to_the_end(self._delete_topics(topics))
+
+    async def _delete_topics(self, topics: Sequence[TopicImage]) -> list[KafkaError | None]:
+        results: list[KafkaError | None] = []
+        async with self._change:
+            for first in range(0, len(topics), TOPICS_PER_CHANGE):
+                some = topics[first : first + TOPICS_PER_CHANGE]
+                try:
+                    results += await self._delete_some(some)
+                except KafkaError as error:
+                    results += [error] * len(some)
+                await asyncio.sleep(0)
+        return results
+
+    async def _delete_some(self, topics: Sequence[TopicImage]) -> list[KafkaError | None]:
+        def is_there(topic: TopicImage) -> bool:
+            entry = self.image.topics.get(topic.name)
+            return entry is not None and entry.topic.topic_id == topic.topic_id
+
+        found: list[TopicImage] | None = None
+
+        async def decide() -> Event | None:
+            nonlocal found
+            if found is None:
+                found = list(filter(is_there, topics))
+            # What was there at first and is not any more is deleted, here or by another broker.
+            names = tuple(topic.name for topic in found if is_there(topic))
+            return DeleteTopics(names) if names else None
+
+        await self._carry_out(decide)
+        deleted = {topic.topic_id for topic in found or ()}
+        return [None if topic.topic_id in deleted else unknown_topic(topic.name) for topic in topics]
+
     async def create_partitions(
         self,
         name: str,
@@ -745,7 +781,7 @@ class TopicManager:
                 ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not currently registered."
             )
         for topic_id in await self._store.children(tree.DELETED):
-            await self._without_holder(f"{tree.DELETED}/{topic_id}", broker_id)
+            await self._without_holder([f"{tree.DELETED}/{topic_id}"], broker_id)
         await modify(self._store, path, lambda _: None)
         logger.info("broker %d is forgotten", broker_id)
 
@@ -1043,12 +1079,16 @@ class TopicManager:
 
     async def _follow(self, image: ClusterImage, changes: Mapping[str, TopicEntry | None]) -> None:
         """Make partitions what they are in `image`, and then that the one which everybody reads."""
+        gone = {}
         for name, entry in changes.items():
             before = self.image.topics.get(name)
             if before is not None and (entry is None or entry.topic.topic_id != before.topic.topic_id):
-                await self._remove(before.topic)
-                before = None
+                gone[name] = before.topic
+        if gone:
+            await self._remove(list(gone.values()))
+        for name, entry in changes.items():
             if entry is not None:
+                before = None if name in gone else self.image.topics.get(name)
                 await self._replicas.follow(before, entry)
                 self._put(entry)
                 for follower in self.followers:
@@ -1071,20 +1111,21 @@ class TopicManager:
             for listener in self.broker_listeners:
                 listener()
 
-    async def _remove(self, topic: TopicImage) -> None:
-        name = topic.name
-        self._index.remove(topic)
-        self._entries.pop(name, None)
-        self.version += 1
-        await self._replicas.drop(name)
-        for listener in self.deletion_listeners:
-            listener(topic)
+    async def _remove(self, topics: Sequence[TopicImage]) -> None:
+        for topic in topics:
+            self._index.remove(topic)
+            self._entries.pop(topic.name, None)
+            self.version += 1
+            await self._replicas.drop(topic.name)
+            for listener in self.deletion_listeners:
+                listener(topic)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._directory.set_aside, topic)
-        removal = loop.create_task(self._remove_files(topic), name=f"remove {name}")
+        await loop.run_in_executor(self._executor, self._directory.set_aside, *topics)
+        removal = loop.create_task(self._remove_files(topics), name=f"remove {len(topics)} topics")
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
-        logger.info("deleted topic %s, id %s", name, topic.topic_id)
+        for topic in topics:
+            logger.info("deleted topic %s, id %s", topic.name, topic.topic_id)
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -1117,22 +1158,22 @@ class TopicManager:
         if not work.cancelled() and (error := work.exception()) is not None:
             logger.error("files of a replica that was moved are left for the next start: %s", error)
 
-    async def _remove_files(self, image: TopicImage) -> None:
+    async def _remove_files(self, topics: Sequence[TopicImage]) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._directory.remove_set_aside, image)
-        await self._deletion_done(image)
+        await loop.run_in_executor(self._executor, self._directory.remove_set_aside, *topics)
+        await self._deletions_done(topics)
 
-    async def _deletion_done(self, topic: TopicImage) -> None:
-        """This broker has no files of it any more; who is the last forgets the topic."""
+    async def _deletions_done(self, topics: Sequence[TopicImage]) -> None:
+        """This broker has no files of them any more; the last one forgets the topics."""
+        paths = [tree.deleted_path(topic.topic_id) for topic in topics]
         try:
-            await self._without_holder(tree.deleted_path(topic.topic_id), self._registration.broker_id)
+            await self._without_holder(paths, self._registration.broker_id)
         except STORE_LOST as error:
-            logger.warning(
-                "topic %s is deleted, which is written down at the next start: %s", topic.name, error
-            )
+            names = ", ".join(topic.name for topic in topics)
+            logger.warning("%s: deleted, which is written down at the next start: %s", names, error)
 
-    async def _without_holder(self, path: str, broker_id: int) -> None:
-        """Of a deletion nobody waits for this broker; of a layout without holders for nobody at all."""
+    async def _without_holder(self, paths: Sequence[str], broker_id: int) -> None:
+        """No deletion waits for this broker any more; one of a layout without holders waits for no broker at all."""
 
         def without(data: bytes | None) -> bytes | None:
             if data is None:
@@ -1141,7 +1182,7 @@ class TopicManager:
             left = [broker for broker in holders or () if broker != broker_id]
             return tree.encode_deletion(topic, left) if left else None
 
-        await modify(self._store, path, without)
+        await modify_all(self._store, paths, without)
 
     async def _finish_deletions(self) -> None:
         for topic_id in await self._store.children(tree.DELETED):
@@ -1162,7 +1203,7 @@ class TopicManager:
                     "files of %s, which is deleted, are left for the next start", image.name, exc_info=error
                 )
                 continue
-            await self._remove_files(image)
+            await self._remove_files([image])
 
 
 def _chosen(topics: Iterable[NewTopic]) -> Iterator[int]:

@@ -10,7 +10,7 @@ it, so that whoever was overtaken is refused (NOT_COORDINATOR, which a client re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from broker.ports import (
     BadVersionError,
@@ -65,6 +65,29 @@ async def modify(
             unknown = error
             continue
         return new
+
+
+async def modify_all(
+    store: CoordinationStore, paths: Sequence[str], change: Callable[[bytes | None], bytes | None]
+) -> None:
+    """`modify` for several nodes, by one transaction unless another process is in between. Raises as `modify` does."""
+    nodes = await store.get_many(paths)
+    changed = [
+        (path, node, change(None if node is None else node.data))
+        for path, node in zip(paths, nodes, strict=True)
+    ]
+    operations = [
+        _operation(path, node, new)
+        for path, node, new in changed
+        if new != (None if node is None else node.data)
+    ]
+    if not operations:
+        return
+    try:
+        await store.transact(operations)
+    except (*OUTDATED, StoreOutcomeUnknownError):
+        for path in paths:
+            await modify(store, path, change)
 
 
 async def noted(store: CoordinationStore, root: str) -> StoreOperation:

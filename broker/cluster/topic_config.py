@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage
 
 # The broker's own topics are journals: they are never cut by age or size, only rewritten by their owner.
-INTERNAL_DEFAULTS = {"retention.ms": "-1", "retention.bytes": "-1"}
+INTERNAL_DEFAULTS = {"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
 class TopicConfigs:

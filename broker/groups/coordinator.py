@@ -123,6 +123,7 @@ class GroupCoordinator:
             journal.TOPIC,
             self,
             new_partition_count=config["offsets.topic.num.partitions"],
+            config={"compression.type": "producer"},
             metadata=metadata,
             executor=executor,
             clock=clock,

@@ -259,12 +259,12 @@ class PartitionLog:
         config = self.config
         view = memoryview(batch)
         now_ms = self._clock.time_ms()
-        header = validate_batch(view, config, origin, now_ms)
+        header = validate_batch(view, config, origin, now_ms, effort)
         if config.looks_into_batches and origin is AppendOrigin.CLIENT and not prepared:
             sent, view = view, prepare(view, header, config, now_ms, effort)
             if view is not sent:
                 header = validate_batch(
-                    view, config, origin, now_ms
+                    view, config, origin, now_ms, effort
                 )  # another codec has made another size of it
         producers = self._producers
         if producers is None:

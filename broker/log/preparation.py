@@ -25,6 +25,7 @@ from protocol.records.header import COMPRESSION_MASK, NO_TIMESTAMP, BatchHeader
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from protocol.records.decode import RecordColumns
 else:
@@ -159,16 +160,44 @@ def _check_oldest(records: RecordColumns, config: LogConfig, now_ms: int) -> Non
     stamps = records.timestamps
     old = np.flatnonzero((stamps != NO_TIMESTAMP) & (stamps < now_ms - before_max))
     if len(old):
-        oldest = int(stamps[old].min())
-        raise RecordErrors(
-            f"a record is stamped {oldest}, more than {before_max} ms before {now_ms}, "
-            "the broker's time (message.timestamp.before.max.ms)",
-            [
-                (index, f"its timestamp {stamps[index]} is too old")
-                for index in old[:_ERRORS_LISTED_MAX].tolist()
-            ],
-            ErrorCode.INVALID_TIMESTAMP,
+        rule = (
+            f"more than {before_max} ms before {now_ms}, the broker's time (message.timestamp.before.max.ms)"
         )
+        raise _out_of_range(records, old, rule)
+
+
+def late_records(
+    batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int, effort: Effort | None
+) -> KafkaError:
+    """The error of a batch with a stamp beyond `message.timestamp.after.max.ms`, with the records that have one. Raises
+    TakesTime if it takes more than `effort` to find them.
+    """
+    after_max = config.message_timestamp_after_max_ms
+    rule = f"more than {after_max} ms after {now_ms}, the broker's time (message.timestamp.after.max.ms)"
+    with contextlib.suppress(DecodeError):  # a batch that cannot be read is refused all the same
+        bytes_max = min(_DECOMPRESSED_FREELY, config.decompressed_bytes_max)
+        records = columns_within(header, batch, bytes_max, effort)
+        late = np.flatnonzero(records.timestamps > now_ms + after_max)
+        if len(late):
+            return _out_of_range(records, late, rule)
+    return KafkaError(
+        ErrorCode.INVALID_TIMESTAMP,
+        f"the batch claims a record that is stamped {header.max_timestamp}, {rule}",
+    )
+
+
+def _out_of_range(records: RecordColumns, indexes: NDArray[np.int64], rule: str) -> RecordErrors:
+    """The error of records whose stamps break a rule."""
+    stamps = records.timestamps
+    others = f" ({len(indexes)} records are)" if len(indexes) > 1 else ""
+    return RecordErrors(
+        f"record {indexes[0]} of the batch: it is stamped {stamps[indexes[0]]}, {rule}{others}",
+        [
+            (index, f"it is stamped {stamps[index]}, {rule}")
+            for index in indexes[:_ERRORS_LISTED_MAX].tolist()
+        ],
+        ErrorCode.INVALID_TIMESTAMP,
+    )
 
 
 def _with_largest(batch: memoryview, header: BatchHeader, config: LogConfig, largest: int) -> memoryview:

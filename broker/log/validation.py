@@ -3,12 +3,14 @@
 Clients are held to everything. A coordinator or an extension writes batches of its own making: they must be
 whole and intact too, but may be larger than a client's, of magic 100, or cover offsets without records.
 
-All of it is decided from the header; what a topic may demand of the records is in `preparation`.
+All of it is decided from the header; what a topic may demand of the records is in `preparation`, which also names the
+records of a batch that is refused for its stamps.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import crc32c
 
@@ -29,6 +31,9 @@ from protocol.records.header import (
     read_header,
 )
 
+if TYPE_CHECKING:
+    from protocol.records.check import Effort
+
 
 class AppendOrigin(Enum):
     """Who made a batch."""
@@ -38,8 +43,12 @@ class AppendOrigin(Enum):
     EXTENSION = "extension"
 
 
-def validate_batch(batch: memoryview, config: LogConfig, origin: AppendOrigin, now_ms: int) -> BatchHeader:
-    """The header of the one batch that `batch` must be. Raises KafkaError with the code Kafka gives."""
+def validate_batch(
+    batch: memoryview, config: LogConfig, origin: AppendOrigin, now_ms: int, effort: Effort | None = None
+) -> BatchHeader:
+    """The header of the one batch that `batch` must be. Raises KafkaError with the code Kafka gives; with `effort`
+    TakesTime if it takes more to say which records are wrong.
+    """
     header = _whole_batch(batch)
     is_from_client = origin is AppendOrigin.CLIENT
     if is_from_client:
@@ -55,7 +64,7 @@ def validate_batch(batch: memoryview, config: LogConfig, origin: AppendOrigin, n
             f"the batch's CRC is {header.crc:#010x}, but its bytes give {crc:#010x}; send it again",
         )
     if is_from_client and not config.is_log_append_time:
-        _check_timestamps(header, config, now_ms)
+        _check_timestamps(header, batch, config, now_ms, effort)
     return header
 
 
@@ -113,15 +122,14 @@ def _check_client_batch(header: BatchHeader, config: LogConfig) -> None:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"the batch has {problem}")
 
 
-def _check_timestamps(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def _check_timestamps(
+    header: BatchHeader, batch: memoryview, config: LogConfig, now_ms: int, effort: Effort | None
+) -> None:
     if header.attributes & LOG_APPEND_TIME_BIT:
         raise KafkaError(
             ErrorCode.INVALID_TIMESTAMP, "the batch claims log append time, which only the broker may stamp"
         )
-    after_max = config.message_timestamp_after_max_ms
-    if header.max_timestamp > now_ms + after_max:
-        raise KafkaError(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"a record is stamped {header.max_timestamp}, more than {after_max} ms after {now_ms}, "
-            "the broker's time (message.timestamp.after.max.ms)",
-        )
+    if header.max_timestamp > now_ms + config.message_timestamp_after_max_ms:
+        from broker.log.preparation import late_records
+
+        raise late_records(batch, header, config, now_ms, effort)

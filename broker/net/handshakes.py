@@ -2,15 +2,17 @@
 
 A handshake costs the server a hundred times what it costs the peer to ask for one. So connections of one address begin
 a bounded number per second; those beyond wait, unread, and of the addresses that wait each has its turn: one that asks
-without end delays itself. Whoever finds too many before it is refused.
+without end delays itself. A connection asks for its turn when its peer has sent something, so that silent ones delay
+no other. Where too many are pending, the oldest that waits for its peer gives way to a new one; if there is none, the
+new one is refused.
 
 Pure: times are given, in seconds of any one clock.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 from broker.net.limits import Limits
@@ -44,26 +46,32 @@ class HandshakeQueue(Generic[Waiting]):
         self._addresses: dict[str, _Allowance] = {}
         self._total: _Allowance | None = None
         self._swept_at = 0.0
-        self._pending: Counter[str] = Counter()
+        self._pending: dict[str, dict[Waiting, None]] = {}
+        """By address, in the order in which they arrived."""
         self.pending_count = 0
         """Those that have arrived and not left."""
 
-    def arrive(self, one: Waiting, address: str, limits: Limits) -> bool:
-        """Ask for a turn: `due` gives it. False: too many are before it."""
+    def arrive(self, one: Waiting, address: str, limits: Limits, *, asks: bool = True) -> bool:
+        """Be one of those that are pending, and ask for a turn at once or later. False: too many are."""
         if (
             self.pending_count >= limits.handshakes_pending_max
-            or self._pending[address] >= limits.handshakes_pending_per_address_max
+            or len(self._pending.get(address, ())) >= limits.handshakes_pending_per_address_max
         ):
             return False
         self.pending_count += 1
-        self._pending[address] += 1
-        self._waiting.setdefault(address, deque()).append(one)
+        self._pending.setdefault(address, {})[one] = None
+        if asks:
+            self.ask(one, address)
         return True
+
+    def ask(self, one: Waiting, address: str) -> None:
+        """Ask for a turn: `due` gives it."""
+        self._waiting.setdefault(address, deque()).append(one)
 
     def leave(self, one: Waiting, address: str) -> None:
         """Its handshake is over, or it will have none."""
         self.pending_count -= 1
-        self._pending[address] -= 1
+        del self._pending[address][one]
         if not self._pending[address]:
             del self._pending[address]
         line = self._waiting.get(address)
@@ -71,6 +79,18 @@ class HandshakeQueue(Generic[Waiting]):
             line.remove(one)
             if not line:
                 del self._waiting[address]
+
+    def oldest(
+        self, address: str, limits: Limits, waits_for_peer: Callable[[Waiting], bool]
+    ) -> Waiting | None:
+        """The one that gives way to another of `address`, which was not let in: the first to arrive of those of which
+        `waits_for_peer` is true. It is of the same address, or of the one with most pending where all together are too
+        many. None: there is none.
+        """
+        pending = self._pending.get(address, {})
+        if len(pending) < limits.handshakes_pending_per_address_max:
+            pending = max(self._pending.values(), key=len, default={})
+        return next(filter(waits_for_peer, pending), None)
 
     @property
     def is_waited_for(self) -> bool:

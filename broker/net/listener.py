@@ -296,11 +296,21 @@ class Network:
             return
         shaking = TlsConnection(self, sock, peer, listening.encryption, with_sasl=listening.with_sasl)
         self._connections[shaking] = None
-        if not self._handshakes.arrive(shaking, host, limits):
+        if not (
+            self._handshakes.arrive(shaking, host, limits, asks=False)
+            or (self._one_gave_way(host) and self._handshakes.arrive(shaking, host, limits, asks=False))
+        ):
             shaking.is_refused("too many handshakes of TLS are under way")
             return
         self._expect(shaking, limits.handshake_seconds_max, "it has not completed the handshake of TLS")
-        self._begin_handshakes()
+        shaking.listen()
+
+    def _one_gave_way(self, host: str) -> bool:
+        """Whether a handshake of TLS that a peer has left half open was closed for a new one of this address."""
+        oldest = self._handshakes.oldest(host, self.limits, lambda each: each.waits_for_peer)
+        if oldest is not None:
+            oldest.close("its handshake of TLS is the oldest of too many that are half open", Fault.HANDSHAKE)
+        return oldest is not None
 
     def _complain(self, fault: Fault, text: str, *values: object) -> None:
         self.faults[fault] += 1
@@ -335,6 +345,10 @@ class Network:
         deadline = self._deadlines.pop(connection, None)
         if deadline is not None:
             deadline.cancel()
+
+    def ask_for_handshake(self, connection: TlsConnection) -> None:
+        self._handshakes.ask(connection, connection.peer.host)
+        self._begin_handshakes()
 
     def _begin_handshakes(self) -> None:
         for connection in self._handshakes.due(self.loop.time(), self.limits):

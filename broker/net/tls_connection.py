@@ -1,9 +1,10 @@
 """One client connection with TLS: what `connection.py` does, with a `TlsStream` between the socket and the exchange.
 
-A connection begins when its turn has come (`HandshakeQueue`), shakes hands in steps that are done in a thread, and is
-not read from meanwhile. After that everything that one read has brought is decrypted at once, so that nothing waits
-inside of TLS for a socket that stays silent. Answers are encrypted a quarter of a megabyte at a time, and count as
-unsent until that has left; regions of files are read into memory first, there being no other way.
+A connection asks for its turn (`HandshakeQueue`) when its peer has sent something. It begins when the turn has come,
+shakes hands in steps that are done in a thread, and is not read from meanwhile. After that everything that one read has
+brought is decrypted at once, so that nothing waits inside of TLS for a socket that stays silent. Answers are encrypted
+a quarter of a megabyte at a time, and count as unsent until that has left; regions of files are read into memory first,
+there being no other way.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class TlsOwner(Owner, Protocol):
         """`stream.handshake()`, in a thread perhaps."""
         ...
 
+    def ask_for_handshake(self, connection: TlsConnection) -> None:
+        """Let it `begin` when its turn has come; said once."""
+
     def handshake_is_over(self, connection: TlsConnection) -> None:
         """It is complete, has failed, or will not be; said once."""
 
@@ -53,6 +57,7 @@ class TlsConnection(Connection):
     """See the module's contract."""
 
     __slots__ = (
+        "_asks",
         "_encryption",
         "_handshake",
         "_is_open",
@@ -75,12 +80,17 @@ class TlsConnection(Connection):
         self._tls: TlsStream | None = None
         self._is_open = False
         self._is_shaking = True
+        self._asks = False
         self._handshake: asyncio.Future[bool] | None = None
         self._sealed = memoryview(b"")  # encrypted, and not sent
         self._sealed_plain = 0  # how much of what is unsent that is
         self._stop_reading()
 
     # -- the handshake -------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """It is one of those that may ask for a turn: it does when its peer sends something."""
+        self._resume_reading()
 
     def begin(self) -> None:
         """Its turn has come. Raises nothing."""
@@ -128,6 +138,11 @@ class TlsConnection(Connection):
             self._meet()
         self._end_handshake()
 
+    @property
+    def waits_for_peer(self) -> bool:
+        """Its peer has sent nothing, or not enough to go on with; it neither waits for a turn nor is in a thread."""
+        return self._is_shaking and self._handshake is None and (self._tls is not None or not self._asks)
+
     def is_refused(self, reason: str) -> None:
         """It gets no turn, and is not in the queue."""
         self._is_shaking = False
@@ -150,6 +165,10 @@ class TlsConnection(Connection):
     def on_readable(self) -> None:
         tls = self._tls
         if tls is None:
+            if self._is_shaking and not self._asks:
+                self._asks = True
+                self._stop_reading()
+                self._owner.ask_for_handshake(self)
             return
         if not self._is_open:
             self._read_handshake(tls)

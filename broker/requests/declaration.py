@@ -16,6 +16,7 @@ from broker.security.quotas.model import Quota
 from broker.security.requirement import Requirement
 from broker.security.rights import OPERATIONS, Authorizer, Operation, ResourceType, denied
 from broker.slices import Work
+from broker.usage import USAGE
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -83,14 +84,20 @@ class RequestContext(msgspec.Struct):
             raise denied(resource_type)
 
     def mutates(self, partitions: int, strict_since: int = 0) -> None:
-        """So many partitions are about to be made or deleted (KIP-599). Raises KafkaError, and nothing is noted, if who
-        asks has to wait for what was done before; in versions before `strict_since` it waits after the answer.
+        """Note that so many partitions are about to be made or deleted (KIP-599). Raises KafkaError, and notes nothing,
+        while more was changed before than the quota allows. In versions before `strict_since` the client waits after
+        the answer instead. A change that exceeds the quota itself does not let a newer client wait: its next one is
+        refused.
         """
         quotas = self.quotas
         if quotas is None or not quotas.is_set or partitions <= 0:
             return
         strict = self.api_version >= strict_since
-        if not quotas.may_mutate(self.principal.name, self.client_id or "", partitions, strict=strict):
+        user, client_id, usage = self.principal.name, self.client_id or "", USAGE.get()
+        accepted = quotas.may_mutate(user, client_id, partitions, strict=strict)
+        if usage is not None and not (accepted and strict):
+            usage.mutations_exceeded = True
+        if not accepted:
             raise KafkaError(
                 ErrorCode.THROTTLING_QUOTA_EXCEEDED,
                 "The controller_mutation_rate quota is used up: try again later.",

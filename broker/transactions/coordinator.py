@@ -126,6 +126,7 @@ class TransactionCoordinator:
             journal.TOPIC,
             self,
             new_partition_count=config["transaction.state.log.num.partitions"],
+            config={"compression.type": "uncompressed", "unclean.leader.election.enable": "false"},
             metadata=metadata,
             executor=executor,
             clock=clock,

@@ -94,7 +94,7 @@ class Ends:
             first = pa.concat_tables([first.slice(0, self._half), last.slice(last.num_rows - self._half)])
         room = 0 if expanded else get_terminal_size().columns if sys.stdout.isatty() else None
         columns = [_python_values(column, Format.TABLE) for column in first.columns]
-        names = list(map(_visible, first.column_names))
+        names = list(map(visible, first.column_names))
         gap = (self._half, f"… {left_out:,} rows …") if left_out else None
         sys.stdout.writelines(_table(names, columns, _numeric(first.schema), room, gap))
 
@@ -160,7 +160,7 @@ class RowStream:
             self._widths = [0]
         else:
             texts = [
-                ["NULL" if value is None else _visible(plain_text(value)) for value in row] for row in rows
+                ["NULL" if value is None else visible(plain_text(value)) for value in row] for row in rows
             ]
             before = self._widths if begun else [len(name) for name in names]
             self._widths = [
@@ -173,7 +173,7 @@ class RowStream:
             if self._as_records:
                 for row in texts:
                     self._written += 1
-                    sys.stdout.writelines(_record(list(map(_visible, names)), row, self._written))
+                    sys.stdout.writelines(_record(list(map(visible, names)), row, self._written))
                 texts = []
                 begun = True
             lines = texts if begun else [list(names), ["─" * width for width in self._widths], *texts]
@@ -253,7 +253,7 @@ def write_rows(
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
     is_terminal = sys.stdout.isatty()
     sys.stdout.writelines(
-        _table(list(map(_visible, names)), columns, numeric or [False] * len(names),
+        _table(list(map(visible, names)), columns, numeric or [False] * len(names),
                get_terminal_size().columns if is_terminal else None)
     )  # fmt: skip
 
@@ -267,7 +267,7 @@ def _table(
 ) -> Iterator[str]:
     """Lines. `room`: columns of the terminal, None for a pipe. `gap`: a line after so many rows."""
     texts = [
-        ["NULL" if value is None else _visible(plain_text(value)) for value in column] for column in columns
+        ["NULL" if value is None else visible(plain_text(value)) for value in column] for column in columns
     ]
     widths = [max(map(_width, (name, *column))) for name, column in zip(names, texts, strict=True)]
     if room is not None:
@@ -310,7 +310,8 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} |
 _STYLE = re.compile(r"\x1b\[[0-9]m")
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
+    """A text without control characters: they are escaped."""
     return text if text.isprintable() else text.translate(_ESCAPED)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tablelayer.cli.errors import CommandError
 from tablelayer.client import OutgoingRecord
@@ -86,28 +85,10 @@ def _opened(file: Path | None) -> BinaryIO:
 
 
 def _of_object(text: bytes, number: int) -> OutgoingRecord:
+    from tablelayer.client.admin.record_json import record_from_json
+
     try:
-        found = json.loads(text)
+        # A copy may have other partitions: the key says which, as for any record.
+        return replace(record_from_json(text), partition=None)
     except ValueError as error:
-        raise CommandError(f"line {number} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not found.keys() & {"key", "value"}:
-        raise CommandError(f"line {number} is no object with a key or a value")
-    headers = found.get("headers") or []
-    if isinstance(headers, dict):
-        headers = list(headers.items())
-    if not isinstance(headers, list) or not all(
-        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str) for each in headers
-    ):
-        raise CommandError(f'line {number}: headers are written [["name", "value"], ...]')
-    return OutgoingRecord(
-        _bytes(found.get("value")),
-        _bytes(found.get("key")),
-        [(name, _bytes(value)) for name, value in headers],
-    )
-
-
-def _bytes(value: Any) -> bytes | None:
-    """A text as it is, null as none; anything else as its JSON."""
-    if value is None:
-        return None
-    return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
+        raise CommandError(f"line {number} {error}") from None

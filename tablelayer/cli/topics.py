@@ -14,7 +14,7 @@ import typer
 from tablelayer.cli.errors import CommandError
 from tablelayer.cli.names import topic_names
 from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
-from tablelayer.cli.words import DryRunOption, YesOption, confirm, named_values
+from tablelayer.cli.words import DryRunOption, YesOption, confirm, named_pairs, named_values
 
 if TYPE_CHECKING:
     from tablelayer.client import KafkaRecord
@@ -350,6 +350,11 @@ def produce(
     A record with a key goes to the partition that Kafka's Java producer chooses. What is written is acknowledged by
     all, and is there once, whatever is lost on the way. Records for a table are checked against it.
 
+    A line of --input json has key, value and headers as [["name", "value"], ...], and may have a timestamp, which the
+    record keeps. Bytes that are no text are base64, with "key_encoding" or "value_encoding" beside them, or a third
+    element in a header, saying "base64". `partition` and `offset` say where a record came from: the key, or
+    --partition, says where it goes.
+
     \b
       headrace topics produce clicks --key ann --value '{"page": 7}' --header trace=4711
       headrace topics produce clicks --file events.jsonl
@@ -367,7 +372,7 @@ def produce(
         if value is not None or tombstone or key is not None:
             raise CommandError("give one record by --key and --value, or many by --file, not both")
         records = from_lines(file, key_separator=key_separator, is_json=lines is Lines.JSON)
-    common = [(header, text.encode()) for header, text in named_values(headers or [], "--header").items()]
+    common = [(header, text.encode()) for header, text in named_pairs(headers or [], "--header")]
     written, shown = 0, RowStream(output)
     with open_connection(server) as connection:
         for piece in pieces(records, common, partition, _PIECE_RECORDS, _PIECE_BYTES):
@@ -400,6 +405,9 @@ def tail(
 ) -> None:
     """Show the last records of a topic as a Kafka client sees them; of a table, its Kafka face.
 
+    JSON is exact: `topics produce --input json` writes records of equal bytes. Bytes that are no text are base64 there
+    and in CSV, and an encoding beside them says so. The table is for reading, and shows them as `\\xff`.
+
     \b
       headrace topics tail default.orders -n 5
       headrace topics tail clicks --follow --format json
@@ -431,38 +439,41 @@ def tail(
 
 
 def _show(records: Sequence[KafkaRecord], output: Format, *, header: bool = True) -> None:
-    import json
+    from tablelayer.cli.output import Json, visible, write_rows
+    from tablelayer.client.admin.record_json import headers_to_json, record_to_json, text_and_encoding
 
-    from tablelayer.cli.output import Json, write_rows
-
-    if output is Format.TABLE:
+    if output is Format.JSON:
+        sys.stdout.writelines(f"{record_to_json(record)}\n" for record in records)
+    elif output is Format.CSV:
+        rows = []
         for record in records:
-            key = _readable(record.key)
-            shown = "-" if key is None else key
-            named = "".join(f"  {name}={_shown(_readable(value))}" for name, value in record.headers)
-            typer.echo(
-                f"{record.partition}:{record.offset}  {shown}  {_shown(_readable(record.value))}{named}"
-            )
-        return
-    rows = [
-        (
-            record.partition,
-            record.offset,
-            record.timestamp_ms,
-            _readable(record.key),
-            _readable(record.value),
-            Json(json.dumps([[n, _readable(v)] for n, v in record.headers], ensure_ascii=False)),
+            (key, of_key), (value, of_value) = text_and_encoding(record.key), text_and_encoding(record.value)
+            place = record.partition, record.offset, record.timestamp_ms
+            rows.append((*place, key, value, Json(headers_to_json(record)), of_key, of_value))
+        names = (
+            "partition",
+            "offset",
+            "timestamp",
+            "key",
+            "value",
+            "headers",
+            "key_encoding",
+            "value_encoding",
         )
-        for record in records
-    ]
-    names = ("partition", "offset", "timestamp", "key", "value", "headers")
-    write_rows(names, rows, output, header=header)
+        write_rows(names, rows, output, header=header)
+    else:
+        for record in records:
+            key = "-" if record.key is None else visible(_readable(record.key))
+            named = "".join(f"  {visible(name)}={_shown(value)}" for name, value in record.headers)
+            typer.echo(f"{record.partition}:{record.offset}  {key}  {_shown(record.value)}{named}")
     sys.stdout.flush()
 
 
-def _shown(value: str | None) -> str:
-    return "(deleted)" if value is None else value
+def _shown(value: bytes | None) -> str:
+    from tablelayer.cli.output import visible
+
+    return "(deleted)" if value is None else visible(_readable(value))
 
 
-def _readable(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "backslashreplace")
+def _readable(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")

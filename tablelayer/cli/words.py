@@ -15,14 +15,23 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would b
 
 
 def named_values(texts: Sequence[str], option: str = "--set") -> dict[str, str]:
-    """`name=value` texts. Raises CommandError for one that is not of that form."""
-    values = {}
+    """`name=value` texts. Raises CommandError for one that is not of that form, and for a name with two values."""
+    values: dict[str, str] = {}
+    for name, value in named_pairs(texts, option):
+        if values.setdefault(name, value) != value:
+            raise CommandError(f"{option} gives {name!r} two values: {values[name]!r} and {value!r}".lstrip())
+    return values
+
+
+def named_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """`name=value` texts in their order; a name may be there again. Raises CommandError for another form."""
+    pairs = []
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not name.strip():
             raise CommandError(f"{option} {text!r} is not of the form name=value".lstrip())
-        values[name.strip()] = value
-    return values
+        pairs.append((name.strip(), value))
+    return pairs
 
 
 def moment_of(text: str, option: str = "--at") -> int:

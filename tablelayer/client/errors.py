@@ -45,6 +45,10 @@ class RequestTimeout(OutcomeUnknown):
     """No answer within the deadline."""
 
 
+class ConnectionClosed(RuntimeError):  # noqa: N818 - states what happened
+    """The caller has closed the connection, and asks something of it: a fault of the program."""
+
+
 class SettingsError(ClientError, ValueError):
     """Properties to connect with that make no sense, or a file of theirs that cannot be used. No value is repeated."""
 

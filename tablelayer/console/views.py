@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 from tablelayer.client import ConfigKind, Connection, KafkaError, TableError, UnsupportedRequest
 from tablelayer.client.admin.kafka import KafkaRecord
 from tablelayer.client.admin.produce import OutgoingRecord
+from tablelayer.client.admin.record_json import record_from_json
 from tablelayer.console.history import History
 from tablelayer.console.routes import RequestError
 from tablelayer.console.values import text_of
@@ -447,34 +447,9 @@ def matches(record: KafkaRecord, key: str | None, contains: str | None) -> bool:
 
 
 def _outgoing(entry: Any) -> OutgoingRecord:
-    if not isinstance(entry, dict):
-        raise RequestError("a record is an object with value, key, headers, partition")
-    headers = entry.get("headers") or {}
-    partition = entry.get("partition")
-    if not isinstance(headers, dict) or (partition is not None and not isinstance(partition, int)):
-        raise RequestError("headers are an object of texts, partition is a whole number")
-    return OutgoingRecord(
-        value=_bytes(entry, "value"),
-        key=_bytes(entry, "key"),
-        headers=_headers(headers),
-        partition=partition,
-    )
-
-
-def _headers(headers: Mapping[Any, Any]) -> Sequence[tuple[str, bytes | None]]:
-    return [(str(name), None if text is None else str(text).encode()) for name, text in headers.items()]
-
-
-def _bytes(entry: Mapping[str, Any], name: str) -> bytes | None:
-    """A text as it is, base64 where `<name>_encoding` says so, anything else as JSON."""
     import msgspec
 
-    value = entry.get(name)
-    if value is None:
-        return None
-    if entry.get(f"{name}_encoding") == "base64":
-        try:
-            return base64.b64decode(str(value), validate=True)
-        except ValueError:
-            raise RequestError(f"{name} is no base64") from None
-    return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+    try:
+        return record_from_json(msgspec.json.encode(entry))
+    except ValueError as error:
+        raise RequestError(f"a record {error}") from None

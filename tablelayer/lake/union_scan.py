@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ErrorCode, KafkaError
+from tablelayer.client.names import several
 from tablelayer.lake.adapter import LakeError, LakeState, new_partitions
 from tablelayer.lake.catalogs import tiered_table
 from tablelayer.lake.change_source import TableChanges
@@ -181,7 +182,7 @@ class UnionScan:
         schema = definition.schema
         self._connection, self._definition, self._lake = connection, definition, lake
         self._state, self._tails = state, tails
-        self._names = list(schema.names if columns is None else columns)
+        self._names = list(schema.names) if columns is None else several("columns", columns)
         schema.select(self._names)
         self._given = wanted
         self._filter, found = _parsed(wanted, definition)

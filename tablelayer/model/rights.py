@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from protocol.errors import ErrorCode, KafkaError
+
 OPERATIONS: Final = {
     "ALL": 2,
     "SELECT": 3,
@@ -49,6 +51,14 @@ _RESOURCE_TYPES: Final = {
     7: "user",
 }
 EVERYBODY: Final = "User:*"
+
+
+def not_granted(privilege: str, table: str) -> KafkaError:
+    """The refusal of what a privilege is for, on a table ("db.t")."""
+    return KafkaError(
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        f"not authorized: {privilege} on table {table} is not granted",
+    )
 
 
 def principal_of(user: str) -> str:

@@ -37,6 +37,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
+from tablelayer.client.names import pairs_of_names, several
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
@@ -60,14 +61,15 @@ def delta_join(
     left: str,
     right: str,
     *,
-    on: Mapping[str, str],
+    on: Mapping[str, str] | Sequence[str] | str,
     select: Sequence[str] | Mapping[str, str] | None = None,
     how: How = "inner",
     streaming: bool = False,
     bootstrap: Bootstrap | None = None,
     max_offsets_per_trigger: int | None = None,
 ) -> Any:
-    """The join of PK tables `left` and `right` ("db.t") on `on`, {left column: right column}; see the module.
+    """The join of PK tables `left` and `right` ("db.t") on `on`, {left column: right column}, or the names that
+    both have; see the module.
 
     `select`: the right table's columns to add, all but the join columns by default; a mapping gives new names.
     A stream has `_change_type` (+U, -D) as well. Raises TableError for tables that cannot be joined so.
@@ -83,12 +85,12 @@ def delta_join(
         "how": how,
         "left": left,
         "right": right,
-        "on": dict(on),
+        "on": pairs_of_names("on", on),
         "select": None
         if select is None
         else dict(select)
         if isinstance(select, Mapping)
-        else {n: n for n in select},
+        else {n: n for n in several("select", select)},
     }
     plan_join(server, spec)
     spark.dataSource.register(DeltaJoinSource)

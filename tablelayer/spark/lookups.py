@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.client.config import ClientConfig
+from tablelayer.client.names import pairs_of_names, several
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
@@ -44,7 +45,7 @@ def lookup_join(
     bootstrap: Bootstrap,
     table: str,
     *,
-    on: Mapping[str, str],
+    on: Mapping[str, str] | Sequence[str] | str,
     select: Sequence[str] | Mapping[str, str] | None = None,
     how: Literal["left", "inner"] = "left",
     cache_ttl_s: float = 0.0,
@@ -54,7 +55,7 @@ def lookup_join(
     """`frame` with columns of PK table `table` ("db.t") added.
 
     `on`: the frame's column for each column of the primary key, `{"cust_key": "c_custkey"}`, or of the bucket
-    key if that is a proper prefix of it; no more and no less.
+    key if that is a proper prefix of it; no more and no less. A name or a list of names: the same on both sides.
     `select`: columns to add; a mapping gives them new names, `{"name": "cust_name"}`; default all that are
     not in `on`. `how`: "left" keeps rows without a match (nulls; a null in the key matches nothing),
     "inner" drops them. `cache_ttl_s`: how long a worker may use what it has looked up before (0: not at all; only
@@ -65,6 +66,7 @@ def lookup_join(
     config = ClientConfig(lookup_from=lookup_from)
     if lookup_max_staleness_ms is not None:
         config = replace(config, lookup_max_staleness_ms=lookup_max_staleness_ms)
+    on = pairs_of_names("on", on)
     settings = ConnectionSettings.make(bootstrap)
     definition = connection(settings).admin.describe_table(table)
     if not definition.is_primary_key_table:
@@ -100,7 +102,7 @@ def lookup_join(
         )
     if select is None:
         select = [column.name for column in schema.columns if column.name not in keys]
-    names = dict(select) if isinstance(select, Mapping) else {name: name for name in select}
+    names = dict(select) if isinstance(select, Mapping) else {n: n for n in several("select", select)}
     if not names:
         raise ValueError("select=[]: name the columns to add, or leave it out for all")
     columns = choose_columns(schema, list(names))

@@ -134,6 +134,7 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
             "mode 'overwrite' would replace the table, which is not possible: use mode('append')"
         )
     definition = connection(options.bootstrap).admin.describe_table(options.table)
+    open_table(options.bootstrap, definition).require("INSERT")  # a query without rows would not ask for it
     path, keyed = definition.path, definition.is_primary_key_table
     mode: WriteMode = options.mode or ("upsert" if keyed else "append")
     if keyed == (mode == "append"):

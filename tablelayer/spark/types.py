@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tablelayer.client.names import several
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.rows.nested import cast
 from tablelayer.model.schema.schema import Column, Schema
@@ -165,6 +166,7 @@ def choose_columns(schema: Schema, names: Sequence[str] | None) -> list[Column]:
     """The named columns in the given order (None: all). Raises TableError for a name that is not there or twice."""
     if names is None:
         return list(schema.columns)
+    names = several("columns", names)
     for position, name in enumerate(names):
         if name in names[:position]:
             raise TableError(TableErrorCode.INVALID_PROJECTION, f"column '{name}' is asked for twice")

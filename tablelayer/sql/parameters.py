@@ -24,6 +24,8 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 def bind(sql: str, parameters: Parameters) -> str:
     """The text with literals for its places. Raises SqlError for too many or too few of them, or a value that has no
     literal; DdlError for a text whose quotes are not closed."""
+    if isinstance(parameters, (str, bytes, bytearray)):
+        raise SqlError(f"the parameters are {parameters!r}: give a list of values, [{parameters!r}]")
     places = _places(sql, parameters)
     if isinstance(parameters, Mapping):
         chosen = [(place, parameters[name]) for place, name in places]

@@ -151,6 +151,9 @@ class Session:
 
         if not rows:
             return 0
+        text = next((row for row in rows if isinstance(row, (str, bytes, bytearray))), None)
+        if text is not None:
+            bind(sql, text)  # which says what is wrong
         marks = _marks(len(rows[0]))
         statements = parse(bind(sql, marks), self.database, self.views)
         insert = statements[0] if len(statements) == 1 else None
@@ -175,6 +178,8 @@ class Session:
 
     def _run(self, statement: Statement) -> Answer:
         carry_out = _CARRIED_OUT.get(type(statement))
+        if isinstance(statement, (InsertSelect, CopyFrom, Update, Delete, Truncate)):
+            self._require(statement)
         if carry_out is not None:
             return carry_out(self, statement)
         done = define(self._connection.admin, statement)
@@ -185,6 +190,13 @@ class Session:
 
             return run_rights(self._connection.security, statement)
         raise AssertionError(f"a statement of no known kind: {statement!r}")
+
+    def _require(self, statement: InsertSelect | CopyFrom | Update | Delete | Truncate) -> None:
+        """Refuse without the right what may turn out to write nothing, and would not be refused then."""
+        table = self._connection.table(statement.path)
+        if isinstance(statement, Truncate) and not table.definition.is_primary_key_table:
+            return  # the server is asked in any case, and for another right
+        table.require(_PRIVILEGES[type(statement)])
 
     @property
     def written_count(self) -> int:
@@ -403,6 +415,14 @@ _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
     Update: lambda self, it: self._written(lambda: self._writes.update(it), "updated"),
     Delete: lambda self, it: self._written(lambda: self._writes.delete(it), "deleted"),
     Truncate: lambda self, it: self._written(lambda: self._writes.truncate(it), "deleted"),
+}
+
+_PRIVILEGES: dict[type, str] = {
+    InsertSelect: "INSERT",
+    CopyFrom: "INSERT",
+    Update: "UPDATE",
+    Delete: "DELETE",
+    Truncate: "DELETE",
 }
 
 _READS = (

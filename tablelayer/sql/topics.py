@@ -1,10 +1,10 @@
 """Plain topics as tables: a row for each record, with `partition`, `offset`, `timestamp`, `key`, `value`, `headers`.
 
-Keys and values are texts; bytes that are no UTF-8 show as `\\xff`. Where a query names them there are `key_bytes` and
-`value_bytes` too, which are exact, and `json`: the value if it is JSON, else NULL (`json->>'$.user.id'`). Of a header
-that a record has more than once the last one is given. Records are read from where each partition begins to where it
-ended when the query began, a fetch at a time; bounds that a query sets to `partition`, `offset` and `timestamp` are
-where reading begins and ends.
+Keys and values are texts; bytes that are not UTF-8 show as `\\xff`. `headers` is a list of structs `key`, `value`, as
+Spark's Kafka source has it: all headers of a record in their order, those of one name too. Where a query names them
+there are `key_bytes`, `value_bytes` and `headers_bytes` too, which are exact, and `json`: the value if it is JSON, else
+NULL (`json->>'$.user.id'`). Records are read from where each partition begins to where it ended when the query began, a
+fetch at a time; bounds that a query sets to `partition`, `offset` and `timestamp` are where reading begins and ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from tablelayer.client import Connection, KafkaError, TableError
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 _EARLIEST, _LATEST = -2, -1
 _FETCH_BYTES = 8 << 20
+
+
+def _headers_type(value: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", value)]))
+
+
 _SHOWN = pa.schema(
     [
         pa.field("partition", pa.int32()),
@@ -31,7 +38,7 @@ _SHOWN = pa.schema(
         pa.field("timestamp", pa.timestamp("ms", "UTC")),
         pa.field("key", pa.string()),
         pa.field("value", pa.string()),
-        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field("headers", _headers_type(pa.string())),
     ]
 )
 _NAMED = pa.schema(
@@ -39,6 +46,7 @@ _NAMED = pa.schema(
         pa.field("json", pa.string()),
         pa.field("key_bytes", pa.binary()),
         pa.field("value_bytes", pa.binary()),
+        pa.field("headers_bytes", _headers_type(pa.binary())),
     ]
 )
 NO_TABLE = ("TABLE_NOT_FOUND", "DATABASE_NOT_FOUND", "INVALID_TABLE", "TOPIC_AUTHORIZATION_FAILED")
@@ -148,8 +156,8 @@ class Topic:
                 array = pa.array(records.offsets)
             elif name == "timestamp":
                 array = pa.array(records.timestamps).cast(_SHOWN.field("timestamp").type)
-            elif name == "headers":
-                array = _headers(records)
+            elif name in ("headers", "headers_bytes"):
+                array = _headers(records, exact=name == "headers_bytes")
             elif name == "json":
                 array = pa.array(map(_json, pieces["value"]), pa.string())
             else:
@@ -182,17 +190,18 @@ def _json(data: bytes | None) -> str | None:
         return None
 
 
-def _headers(records: RecordColumns) -> pa.Array:
-    if not records.headers_count.any():
-        return pa.array([[]] * len(records), _SHOWN.field("headers").type)
-    found = [
-        list(dict(records.headers(index)).items()) if count else []
-        for index, count in enumerate(records.headers_count.tolist())
-    ]
-    return pa.array(
-        [[(name, None if value is None else _text(value)) for name, value in each] for each in found],
-        _SHOWN.field("headers").type,
+def _headers(records: RecordColumns, *, exact: bool) -> pa.Array:
+    """The headers of each record, with values as bytes (`exact`) or as texts."""
+    counts = records.headers_count
+    found = [each for index in counts.nonzero()[0].tolist() for each in records.headers(index)]
+    values = pa.array([value for _, value in found], pa.binary())
+    if not exact:
+        values = _texts(values)
+    pairs = pa.StructArray.from_arrays(
+        [pa.array([name for name, _ in found], pa.string()), values], names=["key", "value"]
     )
+    ends = pa.array(np.concatenate(([0], counts.cumsum())), pa.int32())
+    return pa.ListArray.from_arrays(ends, pairs)
 
 
 def _within(partition: int, bounds: Bounds | None) -> bool:

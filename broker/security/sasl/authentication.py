@@ -26,7 +26,7 @@ from protocol.messages.sasl_authenticate import SaslAuthenticateResponse
 from protocol.messages.sasl_handshake import SaslHandshakeResponse
 
 REAUTHENTICATION_SECONDS_MIN: Final = 1.0
-"""Between the beginnings of two authentications of a connection, as Kafka's KafkaChannel."""
+"""Between the beginnings of two re-authentications of a connection, as Kafka's KafkaChannel."""
 
 
 class State(Enum):
@@ -68,7 +68,7 @@ class Authentication:
         self._mechanism = ""
         self._wanted = ""
         self._exchange: Exchange | None = None
-        self._began = 0.0
+        self._began_again: float | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -83,7 +83,8 @@ class Authentication:
             return True
         if self.state is not State.DONE or self.session is None or self.session.expires is None:
             return False
-        return now - self._began >= REAUTHENTICATION_SECONDS_MIN
+        # The first authentication does not count: credentials may be changed or deleted right after it.
+        return self._began_again is None or now - self._began_again >= REAUTHENTICATION_SECONDS_MIN
 
     def handshake(self, mechanism: str, version: int, now: float) -> SaslHandshakeResponse:
         """Raises Refusal."""
@@ -98,7 +99,8 @@ class Authentication:
                 f"the SASL mechanism {mechanism!r} is not one of {', '.join(offered)}",
                 SaslHandshakeResponse(error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=offered),
             )
-        self._began = now
+        if self.state is State.DONE:
+            self._began_again = now
         self._wanted = mechanism
         self._exchange = self._mechanisms[mechanism].start()
         self.state = State.FRAMED if version >= 1 else State.RAW

@@ -7,6 +7,8 @@ import pytest
 from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.find_coordinator import FindCoordinatorRequest
+from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.list_config_resources import ListConfigResourcesRequest
 
 
@@ -44,3 +46,45 @@ async def test_an_unknown_type_is_refused(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         response = await broker.send(ListConfigResourcesRequest(resource_types=[2, 3]), 1)
         assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+async def test_the_brokers_own_topics_are_shown_as_kafka_shows_them(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        request = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000)
+        await broker.send(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]), 4)
+        assert (await broker.send(request)).error_code == ErrorCode.NONE
+        await broker.context.metadata.create_topic("plain", 1)
+        wanted = {
+            "__consumer_offsets": {"cleanup.policy": "compact", "compression.type": "producer"},
+            "__transaction_state": {
+                "cleanup.policy": "compact",
+                "compression.type": "uncompressed",
+                "unclean.leader.election.enable": "false",
+            },
+            "plain": {"cleanup.policy": "delete"},
+        }
+        described = await broker.send(
+            DescribeConfigsRequest(
+                resources=[
+                    DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
+                    for name in wanted
+                ]
+            )
+        )
+        for result in described.results:
+            assert result.error_code == ErrorCode.NONE
+            found = {each.name: each.value for each in result.configs}
+            own = wanted[result.resource_name]
+            assert {name: found[name] for name in own} == own
+            sources = {each.config_source for each in result.configs if each.name in own}
+            assert sources == ({5} if result.resource_name == "plain" else {1})
+
+
+async def test_an_own_topic_of_before_is_shown_as_compacted_too(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.context.metadata.create_topic("__consumer_offsets", 1)
+        resource = DescribeConfigsResource(
+            resource_type=2, resource_name="__consumer_offsets", configuration_keys=["cleanup.policy"]
+        )
+        (result,) = (await broker.send(DescribeConfigsRequest(resources=[resource]))).results
+        assert [(each.value, each.config_source) for each in result.configs] == [("compact", 5)]

@@ -83,6 +83,15 @@ async def test_c1_the_dirtiest_is_compacted_first_and_what_was_done_is_kept(tmp_
         assert not await cleaner.clean_one(), "what was cleaned before the restart is clean"
 
 
+async def test_the_brokers_own_topics_are_left_to_their_owners(tmp_path) -> None:
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        config = {"cleanup.policy": "compact", "segment.bytes": "100", "min.cleanable.dirty.ratio": "0.01"}
+        await broker.context.metadata.create_topic("__consumer_offsets", 1, config)
+        write(broker, "__consumer_offsets", "xxxy")
+        assert not await cleaner.clean_one()
+        assert keys(broker, "__consumer_offsets") == "xxxy"
+
+
 async def test_c2_what_an_open_transaction_has_written_is_not_compacted(tmp_path) -> None:
     async with cleaned_broker(tmp_path) as (broker, cleaner):
         await compacted(broker, "a")

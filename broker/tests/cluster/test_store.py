@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs
-from broker.cluster.nodes import OwnedNodes, modify
+from broker.cluster.nodes import OwnedNodes, modify, modify_all
 from broker.cluster.producer_ids import BLOCK_SIZE, ProducerIds
 from broker.cluster.store import EmbeddedStore
 from broker.config import BrokerConfig
@@ -247,6 +247,31 @@ def test_a_change_is_made_on_what_somebody_else_has_written_meanwhile(tmp_path) 
         assert await modify(store, "/n", lambda _: None) is None
         assert await modify(store, "/n", lambda _: None) is None
         assert await store.get("/n") is None
+
+    in_store(test, tmp_path)
+
+
+def test_several_nodes_are_changed_together_or_one_by_one_when_another_process_is_in_between(
+    tmp_path,
+) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        await store.transact([CreateNode("/a", b"1"), CreateNode("/b", b"2"), CreateNode("/c", b"3")])
+        before = store.changes
+        await modify_all(store, ["/a", "/b", "/no"], lambda old: old and old + b"+")
+        assert [node and node.data for node in await store.get_many(["/a", "/b", "/no"])] == [
+            b"1+", b"2+", None,
+        ]  # fmt: skip
+        assert store.changes - before == 1
+        real = store.get_many
+
+        async def get_many(paths: Sequence[str]) -> list[Node | None]:
+            nodes = await real(paths)
+            await store.transact([SetNode("/b", b"other", 1)])
+            return nodes
+
+        store.get_many = get_many  # type: ignore[method-assign]
+        await modify_all(store, ["/a", "/b", "/c"], lambda old: None if old == b"3" else old and old + b"-")
+        assert [node and node.data for node in await real(["/a", "/b", "/c"])] == [b"1+-", b"other-", None]
 
     in_store(test, tmp_path)
 

@@ -52,6 +52,22 @@ def test_b5_the_oldest_stamp_is_checked_and_named(world):
 
 
 @pytest.mark.parametrize("codec", range(5))
+def test_b5_stamps_too_far_in_the_future_are_named(world, codec):
+    now = world.clock.now_ms
+    log = world.open(message_timestamp_after_max_ms=500)
+    stamps = [now, now + 501, now + 500, now + 900]
+    batch = build_batch([Record(b"k", b"v", (), stamp) for stamp in stamps], compression=codec)
+    error = refused(log, batch, ErrorCode.INVALID_TIMESTAMP)
+    rule = f"more than 500 ms after {now}, the broker's time (message.timestamp.after.max.ms)"
+    assert isinstance(error, RecordErrors)
+    assert error.message == f"record 1 of the batch: it is stamped {now + 501}, {rule} (2 records are)"
+    assert error.errors == tuple((index, f"it is stamped {stamps[index]}, {rule}") for index in (1, 3))
+    with pytest.raises(TakesTime):
+        log.append(batch, leader_epoch=0, effort=Effort(10))
+    assert log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("codec", range(5))
 def test_b7_a_compacted_topic_takes_no_record_without_a_key_and_says_which(world, codec):
     log = world.open(cleanup_policy=("compact",))
     keys = [b"a", None, b"", None]

@@ -242,6 +242,28 @@ def test_all_together_begin_so_many_in_a_second_and_so_many_may_be_pending() -> 
     assert list(queue.due(0.5, LIMITS)) == list(range(20, 30))
 
 
+def test_the_oldest_that_is_half_open_gives_way_to_another_of_its_address() -> None:
+    queue: HandshakeQueue[int] = HandshakeQueue()
+    for number in range(30):
+        assert queue.arrive(number, "a", LIMITS, asks=number > 2)
+    assert list(queue.due(0.0, LIMITS)) == [3, 4, 5, 6, 7], "silent ones take no turns"
+    assert not queue.arrive(30, "a", LIMITS)
+    assert queue.oldest("a", LIMITS, lambda one: one in (2, 4)) == 2
+    assert queue.oldest("a", LIMITS, lambda one: False) is None, "the server works on all"
+    queue.leave(2, "a")
+    assert queue.arrive(30, "a", LIMITS)
+    assert queue.pending_count == 30
+
+
+def test_where_all_together_are_too_many_the_address_with_most_gives_way() -> None:
+    queue: HandshakeQueue[tuple[str, int]] = HandshakeQueue()
+    for address, count in (("few", 10), ("many", 25), ("some", 5)):
+        for number in range(count):
+            assert queue.arrive((address, number), address, LIMITS)
+    assert not queue.arrive(("new", 0), "new", LIMITS)
+    assert queue.oldest("new", LIMITS, bool) == ("many", 0)
+
+
 def test_who_leaves_before_its_turn_gets_none() -> None:
     queue: HandshakeQueue[int] = HandshakeQueue()
     for number in range(3):

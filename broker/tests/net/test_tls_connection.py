@@ -362,7 +362,9 @@ def test_authentication_has_a_deadline_with_tls_and_without(encryption, caplog) 
     ]
 
 
-def test_handshakes_beyond_the_allowance_wait_and_those_beyond_the_queue_are_refused(encryption) -> None:
+def test_handshakes_beyond_the_allowance_wait_and_the_oldest_gives_way_to_those_beyond_the_queue(
+    encryption,
+) -> None:
     limits = {
         "handshakes_per_address_per_second_max": 2,
         "handshakes_pending_per_address_max": 4,
@@ -373,15 +375,14 @@ def test_handshakes_beyond_the_allowance_wait_and_those_beyond_the_queue_are_ref
         async with network(echo, encryption, **limits) as net:
             clock = net.loop = Stood(net.loop)
             waiting = []
-            for _ in range(4):
+            for number in range(5):
                 sock = socket.create_connection(("127.0.0.1", net.port))
                 sock.setblocking(False)
                 waiting.append(sock)
-                await until(lambda: net.pending_handshakes == len(waiting))
-            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
-            with suppress(ConnectionError):
-                assert await reader.read() == b""
-            await close(writer)
+                await until(lambda number=number: net._next_id == number + 1)
+                assert net.pending_handshakes == min(number + 1, 4)
+            with waiting.pop(0) as oldest, suppress(ConnectionError):
+                assert await asyncio.get_running_loop().sock_recv(oldest, 1) == b""
             shaken = [
                 asyncio.ensure_future(
                     asyncio.open_connection(sock=sock, ssl=client_context(), server_hostname="localhost")
@@ -396,6 +397,26 @@ def test_handshakes_beyond_the_allowance_wait_and_those_beyond_the_queue_are_ref
                 clock.now += 0.5
             for each in shaken:
                 await close((await each)[1])
+
+    run(test)
+
+
+def test_silent_peers_delay_no_other(encryption) -> None:
+    limits = {"handshakes_per_address_per_second_max": 1, "handshakes_pending_per_address_max": 20}
+
+    async def test() -> None:
+        async with network(echo, encryption, **limits) as net:
+            net.loop = Stood(net.loop)
+            silent = []
+            for number in range(30):
+                silent.append((await asyncio.open_connection("127.0.0.1", net.port))[1])
+                await until(lambda number=number: net._next_id == number + 1)
+            reader, writer = await connect(net)
+            writer.write(frame(b"served"))
+            assert await read_frame(reader) == b"served"
+            assert net.pending_handshakes == 19
+            for each in (writer, *silent):
+                await close(each)
 
     run(test)
 

@@ -359,6 +359,8 @@ async def test_authenticating_again_is_for_once_a_second_and_for_sessions_that_e
         client = connect()
         await client.shake()
         await client.authenticate(ANN)
+        assert (await client.shake()).error_code == ErrorCode.NONE, "the first time at once"
+        await client.authenticate(ANN)
         client.time.now += 0.9
         assert (await client.shake()).error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert await client.is_served()
@@ -366,6 +368,23 @@ async def test_authenticating_again_is_for_once_a_second_and_for_sessions_that_e
         assert (await client.shake()).error_code == ErrorCode.NONE
         with pytest.raises(HungUp):
             await client.authenticate(b"\0ann\0wrong")
+
+
+async def test_a_deleted_user_is_refused_as_soon_as_it_authenticates_again(tmp_path: Path) -> None:
+    async with clients(tmp_path, 10_000) as connect:
+        client, scram = connect(), ScramClient("carl", "secret-3")
+        SCRAM_USERS["carl"] = credential("secret-3")
+        try:
+            await client.shake("SCRAM-SHA-256")
+            final = scram.final((await client.authenticate(scram.first)).auth_bytes)
+            assert (await client.authenticate(final)).error_code == ErrorCode.NONE
+        finally:
+            del SCRAM_USERS["carl"]
+        assert (await client.shake("SCRAM-SHA-256")).error_code == ErrorCode.NONE
+        with pytest.raises(HungUp) as reason:
+            again = ScramClient("carl", "secret-3")
+            await client.authenticate(again.final((await client.authenticate(again.first)).auth_bytes))
+        assert reason.value.told.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
 async def test_other_listeners_are_not_this_doors(tmp_path: Path) -> None:

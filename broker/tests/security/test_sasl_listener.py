@@ -25,6 +25,7 @@ from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
+    ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
 from protocol.messages.api_versions import ApiVersionsRequest
@@ -255,6 +256,22 @@ async def test_a_session_ends_in_time(tmp_path: Path) -> None:
         session = connection.peer.authentication.session
         assert session.expires - session.since == pytest.approx(600)
         connection.peer.authentication.session = replace(session, expires=session.since)
+        assert not await client.is_served()
+
+
+async def test_a_deleted_scram_user_hears_that_its_authentication_failed(tmp_path: Path) -> None:
+    async with broker(tmp_path, connections_max_reauth_ms="600000") as (_, connect):
+        admin = await connect("PLAINTEXT")
+        await admin.send(scram_user("carl", SCRAM))
+        client = await connect()
+        assert (await client.scram("carl", SCRAM)).error_code == ErrorCode.NONE
+        gone = ScramCredentialDeletion(name="carl", mechanism=1)
+        (result,) = (
+            await admin.send(AlterUserScramCredentialsRequest(deletions=[gone], upsertions=[]))
+        ).results
+        assert result.error_code == ErrorCode.NONE
+        assert await client.is_served(), "its session goes on until it ends"
+        assert (await client.scram("carl", SCRAM)).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
         assert not await client.is_served()
 
 

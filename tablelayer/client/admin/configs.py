@@ -18,6 +18,7 @@ from protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 from protocol.messages.list_config_resources import ListConfigResourcesRequest, ListConfigResourcesResponse
+from tablelayer.client.names import several
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import raise_for
 
@@ -124,7 +125,10 @@ async def alter_configs(
                 resource_name=name,
                 configs=[
                     *(AlterableConfig(name=n, config_operation=_SET, value=v) for n, v in values.items()),
-                    *(AlterableConfig(name=n, config_operation=_DELETE, value=None) for n in delete),
+                    *(
+                        AlterableConfig(name=n, config_operation=_DELETE, value=None)
+                        for n in several("delete", delete)
+                    ),
                 ],
             )
         ],

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tablelayer.client.admin.partitions import create_partition, drop_partition, list_partitions
+from tablelayer.client.names import several
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -165,7 +166,7 @@ class AsyncAdmin:
             name=name,
             comment=comment,
             set_properties=_pairs(set_properties or {}),
-            reset_properties=list(reset_properties),
+            reset_properties=several("reset_properties", reset_properties),
         )
         await self._cluster.call(request, AlterDatabaseResponse, doing=f"alter database {name}", changes=True)
 

@@ -132,6 +132,11 @@ class Producer:
                     InitProducerIdResponse,
                     deadline=deadline,
                 )
+                if given.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                    # Kafka gives one to whom WRITE is granted on any topic (KIP-679): on this one it is not.
+                    raise KafkaError(
+                        ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not authorized: WRITE on topic {topic}"
+                    )
                 raise_for(given.error_code, None, doing="get a producer id")
                 self._identity = _Identity(given.producer_id, given.producer_epoch)
             identity = self._identity
@@ -203,6 +208,7 @@ def _reason(part: PartitionProduceResponse) -> str | None:
     """What the server says of the batch, and of its records."""
     said = [] if not part.error_message else [part.error_message]
     for each in part.record_errors:
-        if each.batch_index_error_message and each.batch_index_error_message not in said:
-            said.append(f"record {each.batch_index}: {each.batch_index_error_message}")
+        text = each.batch_index_error_message
+        if text and not any(text in before for before in said):
+            said.append(f"record {each.batch_index}: {text}")
     return "; ".join(said) or None

@@ -26,6 +26,7 @@ from protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsResponse,
     UserName,
 )
+from tablelayer.client.names import several
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import raise_for
 from tablelayer.model.messages.rights import (
@@ -94,7 +95,7 @@ class AsyncSecurityAdmin:
 
         With `columns` SELECT is of these alone, and comes with DESCRIBE of the table.
         """
-        operations = _operations(privileges)
+        operations, columns = _operations(privileges), several("columns", columns)
         doing = f"grant {', '.join(privileges)} on {_named(on)} to {principal}"
         if columns:
             path = _table(on)
@@ -130,7 +131,7 @@ class AsyncSecurityAdmin:
         SELECT without `columns` takes back all that were granted one by one, too; DESCRIBE of the table, which came
         with them, goes with the last of them.
         """
-        operations = _operations(privileges)
+        operations, columns = _operations(privileges), several("columns", columns)
         doing = f"revoke {', '.join(privileges)} on {_named(on)} from {principal}"
         taken, filters = 0, []
         if isinstance(on, TablePath) and (READ in operations or OPERATIONS["ALL"] in operations):
@@ -285,7 +286,7 @@ class AsyncSecurityAdmin:
 
 def _operations(privileges: Sequence[str]) -> list[int]:
     """Raises ValueError for what is no privilege."""
-    unknown = [each for each in privileges if each.upper() not in OPERATIONS]
+    unknown = [each for each in several("privileges", privileges) if each.upper() not in OPERATIONS]
     if unknown or not privileges:
         raise ValueError(
             f"{unknown[0] if unknown else 'nothing'} is no privilege; there are {', '.join(OPERATIONS)}"

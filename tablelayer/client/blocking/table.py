@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from tablelayer.client.blocking.waiting import LoopThread, Waiting, waits
+from tablelayer.client.errors import ConnectionClosed
 from tablelayer.client.read.part_scan import ScanBatch
 from tablelayer.client.read.reader import AnyMoment, nullable_schema
 from tablelayer.client.shown import definition_html, definition_text
@@ -111,6 +113,7 @@ class Table(Waiting):
 
     close = waits(AsyncTable.close)
     refresh = waits(AsyncTable.refresh)
+    require = waits(AsyncTable.require)
     append = waits(AsyncTable.append)
     upsert = waits(AsyncTable.upsert)
     delete = waits(AsyncTable.delete)
@@ -294,10 +297,11 @@ class Scan:
         self._loop.run(seek())
 
     def close(self) -> None:
-        """Stop reading ahead. Idempotent."""
+        """Stop reading ahead. Idempotent; closing the connection has done it too."""
         if not self._ended:
             self._ended = True
-            self._loop.run(self._scan.close())
+            with suppress(ConnectionClosed):
+                self._loop.run(self._scan.close())
 
     def __del__(self) -> None:
         # `for batch in table.scan(): ... break` leaves a scan behind that nobody can close.

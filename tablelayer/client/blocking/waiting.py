@@ -10,6 +10,8 @@ from concurrent.futures import CancelledError, Future
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from tablelayer.client.errors import ConnectionClosed
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -47,12 +49,12 @@ class LoopThread:
             raise RuntimeError("the blocking client cannot be used inside its own event loop")
         future = self._give(coroutine)
         if future is None:
-            raise RuntimeError("the connection is closed")
+            raise ConnectionClosed("the connection is closed")
         try:
             return future.result()
         except CancelledError:
             if self._stopped:
-                raise RuntimeError("the connection is closed") from None
+                raise ConnectionClosed("the connection is closed") from None
             raise
         except BaseException:
             future.cancel()

@@ -27,6 +27,7 @@ from protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from tablelayer.client.errors import ConnectionFailed, OutcomeUnknown, RequestTimeout
+from tablelayer.client.names import several
 from tablelayer.client.read.state import snapshot_pieces
 from tablelayer.client.wire.cluster import Cluster, NotAtOnce
 from tablelayer.client.wire.retry import (
@@ -354,15 +355,16 @@ class Reader:
         schema = self._definition.schema
         if columns is None:
             return None, schema.arrow(), None
-        wanted = set(columns)
+        names = several("columns", columns)
+        wanted = set(names)
         if not wanted:
             raise TableError(TableErrorCode.INVALID_PROJECTION, f"no columns of {self._topic} were asked for")
-        schema.select(list(columns))  # names the unknown one
+        schema.select(names)  # names the unknown one
         chosen = [column for column in schema.columns if column.name in wanted]
         return (
             [column.id for column in chosen],
             pa.schema([column.field() for column in chosen]),
-            list(columns),
+            names,
         )
 
     # -- lookups

@@ -16,7 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablelayer.client.errors import ConnectionFailed, OutcomeUnknown
+from protocol.errors import KafkaError
+from tablelayer.client.errors import ClientError, ConnectionClosed
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, raise_for, retrying
 from tablelayer.client.wire.routes import TableRoutes
@@ -167,7 +168,7 @@ class BucketState:
         if self._opening is not None:
             opening, self._opening = self._opening, None
             await asyncio.wait([opening], timeout=_CLOSE_MS / 1000)
-            if opening.cancel() or opening.exception() is not None:
+            if opening.cancel() or opening.cancelled() or opening.exception() is not None:
                 return
             self._scan_id = opening.result().scan_id
         if self._scan_id == OPEN_SCAN:
@@ -176,7 +177,8 @@ class BucketState:
             table_id=self._routes.table_id, bucket=self._bucket, scan_id=self._scan_id, close=True
         )
         deadline = Deadline(_CLOSE_MS)
-        with suppress(ConnectionFailed, OutcomeUnknown):
+        # A connection that is closed has ended its scans; a table that is gone has none.
+        with suppress(ConnectionClosed, ClientError, KafkaError, TableError):
             await self._cluster.send(
                 request,
                 ScanSnapshotResponse,

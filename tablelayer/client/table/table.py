@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from protocol.messages.metadata import MetadataResponseTopic
 from tablelayer.client.errors import DataError
+from tablelayer.client.names import several
 from tablelayer.client.read.frames import to_pandas, to_polars
 from tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
 from tablelayer.client.read.reader import (
@@ -34,7 +36,7 @@ from tablelayer.client.table.parts import DELETE, Part, Parts
 from tablelayer.client.table.scan import AsyncScan, PartitionOffsets, Start, Until
 from tablelayer.client.table.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from tablelayer.client.wire.cluster import Cluster
-from tablelayer.client.wire.retry import Deadline, retrying, together
+from tablelayer.client.wire.retry import Deadline, raise_for, retrying, together
 from tablelayer.client.wire.routes import TableRoutes
 from tablelayer.client.write.conform import Data, as_rows, bare_keys, conform
 from tablelayer.client.write.lane import WriteMode
@@ -45,6 +47,7 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import filter_of_sql
 from tablelayer.model.filters.filters import FilterLike, encode_filter
+from tablelayer.model.rights import OPERATIONS, not_granted
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.partitions import Partition, check_partitioned, spec_texts
@@ -127,6 +130,25 @@ class AsyncTable:
         """Stop this table's writers; writes that are waiting fail."""
         await self._parts.close()
 
+    async def require(self, privilege: str) -> None:
+        """Make sure that this connection may do what a privilege of `GRANT` is for: SELECT, INSERT, UPDATE, DELETE, ...
+
+        A write asks for it by itself; a statement that turns out to write nothing does not. Raises KafkaError
+        TOPIC_AUTHORIZATION_FAILED, which names the privilege.
+        """
+        topic, operation = self.path.whole.topic, OPERATIONS[privilege]
+
+        async def ask(deadline: Deadline) -> MetadataResponseTopic:
+            (found,) = (await self._cluster.metadata([topic], deadline, with_operations=True)).topics
+            raise_for(found.error_code, None, doing=f"ask for the rights on {self.path.whole}")
+            return found
+
+        config = self._cluster.config
+        deadline = Deadline(config.delivery_timeout_ms)
+        found = await retrying(ask, config=config, deadline=deadline, repeatable=True)
+        if not found.topic_authorized_operations >> operation & 1:
+            raise not_granted(privilege, str(self.path.whole))
+
     # -- writing
 
     async def append(self, data: Data) -> WriteResult:
@@ -162,7 +184,8 @@ class AsyncTable:
         self._must_be(log_table=False, doing="delete")
         definition = self.definition
         schema = definition.schema
-        chosen, targets = self._targets([*schema.primary_key, *columns] if columns else schema.names)
+        cleared = several("columns", columns) if columns else []
+        chosen, targets = self._targets([*schema.primary_key, *cleared] if cleared else schema.names)
         key_rows = await self._keys(keys, schema.key_columns)
         count = key_rows.num_rows
         arrays = [
@@ -189,7 +212,7 @@ class AsyncTable:
 
         async def prepare() -> tuple[pa.Table, TableDefinition, tuple[int, ...] | None]:
             definition = self.definition
-            chosen, targets = self._targets(columns)
+            chosen, targets = self._targets(several("columns", columns))
             return await self._conformed(data, chosen, fill_missing=False), definition, targets
 
         rows, definition, targets = await self._with_fresh_schema(prepare)
@@ -294,7 +317,7 @@ class AsyncTable:
         )
 
     async def _keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
-        if isinstance(keys, Mapping) or (isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS):
+        if isinstance(keys, (Mapping, str, bytes)) or (isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS):
             return self._conform_keys(keys, columns)  # sooner done than handed over
         return await asyncio.to_thread(self._conform_keys, keys, columns)
 
@@ -518,7 +541,7 @@ class AsyncTable:
 
         async def look() -> Extremes:
             condition = self._condition(filter)
-            names = list(dict.fromkeys(columns))
+            names = list(dict.fromkeys(several("columns", columns)))
             schema = self._reader.answer_schema(names)
             check_ordered(self.definition.schema.select(names))
             found = await self._parts.ask_all(lambda part: part.reader.extremes(names, condition))
@@ -756,6 +779,7 @@ class AsyncTable:
             raise ValueError(f"a limit of {limit} rows makes no sense")
         primary_key = self.definition.schema.primary_key
         is_sorted = not self.definition.is_partitioned and self.definition.bucket_count == 1
+        columns = None if columns is None else several("columns", columns)
         wanted = columns
         if columns is not None and not is_sorted:
             wanted = list(dict.fromkeys([*columns, *primary_key]))
@@ -775,7 +799,7 @@ class AsyncTable:
         if not is_sorted:
             rows = rows.sort_by([(name, "ascending") for name in primary_key])
         rows = rows if limit is None else rows.slice(0, limit)
-        return rows if columns is None else rows.select(list(columns))
+        return rows if columns is None else rows.select(columns)
 
     async def _bound(self, bound: Any, *, inclusive: bool) -> KeyBound | None:
         if bound is None:

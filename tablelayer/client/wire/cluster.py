@@ -25,6 +25,7 @@ from tablelayer.client.config import ClientConfig
 from tablelayer.client.errors import (
     AuthenticationFailed,
     ClientError,
+    ConnectionClosed,
     ConnectionFailed,
     ConnectionLost,
     SettingsError,
@@ -195,7 +196,7 @@ class Cluster:
         slot = self._slots.setdefault((address, channel), _Slot())
         async with slot.lock:
             if self._closed:
-                raise RuntimeError("the connection is closed")
+                raise ConnectionClosed("the connection is closed")
             if slot.connection is None or slot.connection.is_closed:
                 slot.connection = await self._opened(address, slot)
             return slot.connection
@@ -424,10 +425,18 @@ class Cluster:
         self._routes[topic] = routes
         return routes
 
-    async def metadata(self, topics: Sequence[str] | None, deadline: Deadline) -> MetadataResponse:
-        """Kafka's metadata for topics (None: all); remembers the brokers' addresses. One attempt."""
+    async def metadata(
+        self, topics: Sequence[str] | None, deadline: Deadline, *, with_operations: bool = False
+    ) -> MetadataResponse:
+        """Kafka's metadata for topics (None: all), what may be done to them included or not (KIP-430); remembers the
+        brokers' addresses. One attempt.
+        """
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        request = MetadataRequest(
+            topics=wanted,
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=with_operations,
+        )
         if topics is None:  # that may take as long as it likes
             answer = await self.send(request, MetadataResponse, deadline=deadline)
         else:

@@ -44,6 +44,7 @@ from tablelayer.model.messages.write import (
     PutRowsResponse,
     WriteBucket,
 )
+from tablelayer.model.rights import OPERATIONS, PRIVILEGES, not_granted
 from tablelayer.model.table.definition import TableDefinition
 
 logger = logging.getLogger("headrace.client")
@@ -374,6 +375,9 @@ class Writer:
             InitProducerIdResponse,
             deadline=deadline,
         )
+        if answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            # Kafka gives one to whom WRITE is granted on any topic (KIP-679): on this table it is not.
+            raise not_granted(PRIVILEGES[OPERATIONS["INSERT"]], str(self._definition.path.whole))
         error = error_of(answer.error_code, None, doing="get a producer id")
         if error is not None:
             raise error

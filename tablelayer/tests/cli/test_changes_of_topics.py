@@ -82,7 +82,8 @@ def test_lines_of_a_file_and_of_standard_input(headrace, connection, topic, tmp_
     )
     assert connection.kafka.offsets(topic) == {0: 0, 1: 12_002, 2: 0}
     tail = lines(headrace("topics", "tail", topic, "-n", "3", "-o", "json"))
-    assert [each["value"] for each in tail] == ["11999", "\\xff", "last"]
+    assert [each["value"] for each in tail] == ["11999", "/w==", "last"]
+    assert [each.get("value_encoding") for each in tail] == [None, "base64", None]
     done = headrace("topics", "produce", topic, "-K", ":", "-o", "json", input="a:1\nb:2:3\nc:\n")
     assert [each["partition"] for each in lines(done)] == [partition_of(key, 3) for key in (b"a", b"b", b"c")]
     values = {each["key"]: each["value"] for each in lines(headrace("topics", "tail", topic, "-o", "json"))}
@@ -100,6 +101,54 @@ def test_what_tail_writes_produce_reads(headrace, connection, topic):
         *[("gone", None, "[]")] * 2,
         *[("k", "v", "[['h', '1'], ['h', None]]")] * 2,
     ]
+
+
+def test_a_copy_has_equal_bytes(headrace, connection, topic):
+    avro = b"\0\0\0\0\x01\x06\xff"  # Confluent's framing and a value that is not UTF-8
+    headers = [("h", b"\xff"), ("a", b"1"), ("h", None), ("a", b"")]
+    then = int(time.time() * 1000) - 60_000
+    records = [
+        OutgoingRecord(avro, b"\xfe", headers, timestamp_ms=then),
+        OutgoingRecord(None, b"", timestamp_ms=then + 1),
+        OutgoingRecord(b"", None, timestamp_ms=then + 2),
+        OutgoingRecord(b"\\xff", b"\r", timestamp_ms=then + 3),
+        OutgoingRecord(None, None, timestamp_ms=then + 4),
+    ]
+    connection.kafka.produce(topic, records)
+    written = good(headrace("topics", "tail", topic, "-o", "json"))
+    copy = f"copy-of-{topic}"
+    connection.kafka.create_topic(copy)
+    assert good(headrace("topics", "produce", copy, "-i", "json", input=written)).startswith("5 records")
+    found, _ = connection.kafka.read(copy, {0: 0})
+    assert sorted((each.timestamp_ms, each.key, each.value, each.headers) for each in found) == sorted(
+        (each.timestamp_ms, each.key, each.value, tuple(each.headers)) for each in records
+    )
+    connection.kafka.delete_topic(copy)
+
+
+def test_csv_says_what_is_base64_and_what_is_null(headrace, connection, topic):
+    now = int(time.time() * 1000)
+    connection.kafka.produce(topic, [OutgoingRecord(b"\xff", b"", [("h", b"\xfe")], now, 0)])
+    connection.kafka.produce(topic, [OutgoingRecord(None, b"k", (), now, 0)])
+    assert good(headrace("topics", "tail", topic, "-o", "csv")).splitlines() == [
+        "partition,offset,timestamp,key,value,headers,key_encoding,value_encoding",
+        f'0,0,{now},,/w==,"[[""h"", ""/g=="", ""base64""]]",utf-8,base64',
+        f"0,1,{now},k,,[],utf-8,",
+    ]
+
+
+def test_a_record_cannot_speak_to_the_terminal(headrace, connection, topic):
+    connection.kafka.produce(
+        topic, [OutgoingRecord(b"a\nb\x1b[31m\xff", b"\x07", [("\x1b", b"\x1b")], None, 0)]
+    )
+    assert good(headrace("topics", "tail", topic)) == "0:0  \\x07  a\\nb\\x1b[31m\\xff  \\x1b=\\x1b\n"
+
+
+def test_a_header_may_be_given_twice(headrace, connection, topic):
+    good(headrace("topics", "produce", topic, "-v", "x", "-p", "0", "-H", "a=1", "-H", "b=", "-H", "a=2"))
+    ((record,), _) = connection.kafka.read(topic, {0: 0})
+    assert record.headers == (("a", b"1"), ("b", b""), ("a", b"2"))
+    refused(headrace("topics", "alter", topic, "--set", "a=1", "--set", "a=2"), "two values: '1' and '2'")
 
 
 def test_records_for_tables_are_checked(headrace, connection):

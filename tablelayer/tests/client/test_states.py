@@ -188,3 +188,29 @@ def test_r14_a_scan_goes_on_at_its_moment_over_a_kill_of_the_server(tmp_path):
     finally:
         server.kill()
         server.communicate()
+
+
+def test_a_connection_is_closed_without_a_word_while_reads_are_left_early(server_address, make_table, caplog):
+    table = make_table(FRUIT)
+    table.upsert([{"id": n, "name": "x" * 5000} for n in range(5000)])
+    connection = connect(server_address)
+    mine = connection.table(table.path)
+    left = [mine.batches(), mine.snapshot(0), mine.scan(), mine.scan(until="latest")]
+    for each in left:
+        next(each)
+    connection.close()
+    assert caplog.text == ""
+    for each in left:
+        each.close()
+
+
+def test_a_read_of_a_table_that_is_gone_is_left_without_a_word(connection, server_address, caplog):
+    connection.execute(f"CREATE TABLE leaving {FRUIT}")
+    table = connection.table("leaving")
+    table.upsert([{"id": n, "name": "x" * 5000} for n in range(5000)])
+    with connect(server_address) as other:
+        left = other.table("leaving").batches()
+        next(left)
+        connection.admin.drop_table("leaving")
+        left.close()
+    assert caplog.text == ""

@@ -259,6 +259,12 @@ def test_writes(connection: Connection) -> None:
         (b"k", b'{"a":1}', (("h", b"v"),)),
         (None, b"\0\x01", ()),
     ]
+    several = {"value": "", "headers": [["h", "1"], ["h", None], ["b", "/w==", "base64"]]}
+    send("POST", "/api/topics/written/records", {"records": [several]})
+    ((record,), _) = connection.kafka.read("written", {0: 2})
+    assert (record.value, record.headers) == (b"", (("h", b"1"), ("h", None), ("b", b"\xff")))
+    for wrong in ({"value": "AA==", "value_encoding": "hex"}, {"vlaue": "x"}, 7):
+        assert "a record" in send("POST", "/api/topics/written/records", {"records": [wrong]})["error"]
     assert send("POST", "/api/tables/default.pair/rows", {"rows": [{"a": 1, "b": "x"}]}) == {"written": 1}
     assert (
         "no such column"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,8 @@ from tablelayer.model.errors import TableError
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import BIGINT, INT, STRING
-from tablelayer.spark.delta_joins import GroupPartition, check_join, groups_of, read_group
+from tablelayer.spark.delta_joins import GroupPartition, check_join, delta_join, groups_of, read_group
+from tablelayer.spark.lookups import lookup_join
 from tablelayer.spark.splits import Split
 
 ORDERS = TableDefinition(
@@ -222,3 +223,28 @@ def test_groups_of_buckets_are_the_common_divisor() -> None:
     for left, right, groups in ((4, 6, 2), (3, 3, 3), (2, 5, 1)):
         join = check_join("x:1", sized(ORDERS, left), sized(CUSTOMERS, right), {"customer": "id"}, None)
         assert groups_of(join) == groups
+
+
+def test_on_takes_one_name_or_several_that_are_equal_and_reads_no_text_as_its_letters() -> None:
+    asked: list[Any] = []
+    with (
+        patch("tablelayer.spark.delta_joins.bootstrap_of", lambda *_: "x:1"),
+        patch("tablelayer.spark.delta_joins.server_options", lambda _: {}),
+        patch("tablelayer.spark.delta_joins.plan_join", lambda _, spec: asked.append(spec["on"])),
+    ):
+        for on in ("id", ["id"], {"id": "id"}, [("id", "nr")]):
+            delta_join(MagicMock(), "db.a", "db.b", on=on)
+        with pytest.raises(TypeError, match=r"select=\['ab'\]"):
+            delta_join(MagicMock(), "db.a", "db.b", on=["id"], select="ab")
+    assert asked == [{"id": "id"}] * 3 + [{"id": "nr"}]
+
+
+def test_a_lookup_join_reads_on_so_too() -> None:
+    definition = CUSTOMERS
+    admin = SimpleNamespace(describe_table=lambda _: definition)
+    with patch("tablelayer.spark.lookups.connection", lambda _: SimpleNamespace(admin=admin)):
+        for on in ("id", ["id"]):
+            with pytest.raises(TableError, match="`on` names column id, but the frame has x"):
+                lookup_join(SimpleNamespace(columns=["x"]), "x:1", "db.customers", on=on)
+        with pytest.raises(TypeError, match=r"select=\['name'\]"):
+            lookup_join(SimpleNamespace(columns=["id"]), "x:1", "db.customers", on=["id"], select="name")

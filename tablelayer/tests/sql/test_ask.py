@@ -48,13 +48,14 @@ def test_explain_says_which_way_a_query_goes(shop):
 
 def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
     topic = f"{shop.database}-clicks.v1"
-    connection.kafka.create_topic(topic, partitions=2)
+    connection.kafka.create_topic(topic, partitions=2, configs={"retention.ms": "-1"})
+    headers = [("trace", b"t3"), ("trace", b"u"), ("b", b"\xff"), ("none", None)]
     value = [json.dumps({"user": {"id": n}, "page": f"/{n}"}).encode() for n in range(6)]
     connection.kafka.produce(
         topic,
         [
             OutgoingRecord(value=each, key=b"k%d" % n, partition=n % 2, timestamp_ms=1_000 * n,
-                           headers=(("trace", b"t%d" % n), ("trace", b"u")) if n == 3 else ())
+                           headers=headers if n == 3 else ())
             for n, each in enumerate(value)
         ] + [OutgoingRecord(value=b"\xff\x00", key=None, partition=0, timestamp_ms=9_000)],
     )  # fmt: skip
@@ -64,7 +65,15 @@ def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
         assert [(row["partition"], row["offset"], row["key"]) for row in rows] == [
             (n % 2, n // 2, f"k{n}") for n in range(6)
         ] + [(0, 3, None)]
-        assert rows[3]["headers"] == [("trace", "u")]
+        assert rows[3]["headers"] == [
+            {"key": "trace", "value": "t3"}, {"key": "trace", "value": "u"}, {"key": "b", "value": "\\xff"},
+            {"key": "none", "value": None},
+        ]  # fmt: skip
+        assert [row["headers"] for row in rows if row["offset"] != 1] == [[]] * 5
+        (exact,) = shop(f'SELECT headers_bytes AS h FROM "{topic}" WHERE len(headers) > 0')
+        assert [(each["key"], each["value"]) for each in exact["h"]] == [
+            ("trace", b"t3"), ("trace", b"u"), ("b", b"\xff"), ("none", None),
+        ]  # fmt: skip
         assert rows[6]["value"] == "\\xff\x00"
         assert rows[1]["timestamp"].timestamp() == 1
         assert shop(f"SELECT json->>'$.page' AS p FROM \"{topic}\" WHERE json->'$.user.id' = 4") == [
