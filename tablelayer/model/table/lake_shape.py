@@ -40,7 +40,10 @@ def lake_complaint(definition: TableDefinition) -> str | None:
                 " tell them apart. Choose other names, or leave the option out"
             )
         if _is_reserved(definition, lake, column.name.lower()):
-            return f"{front} has a name that {_LAKE_NAMES[lake]} keeps for itself. Choose another, or leave the option out"
+            return (
+                f"{front} has a name that {_LAKE_NAMES[lake]} keeps for itself. Choose another, or leave the option"
+                " out"
+            )
     return None
 
 

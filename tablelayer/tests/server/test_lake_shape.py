@@ -67,3 +67,19 @@ async def test_a_table_of_an_earlier_release_can_be_altered(
         altered = await altered.alter("SET ('table.datalake.enabled' = 'false')")
         with pytest.raises(AssertionError, match="'t' is TIME"):
             await altered.alter("SET ('table.datalake.enabled' = 'true')")
+
+
+async def test_what_is_to_be_tiered_without_a_lake_is_measured_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = {"datalake.paimon.warehouse": "/lake", "datalake.iceberg.table-default.x": "y"}
+    async with tables(tmp_path, lake) as all_tables:
+        subjects = all_tables.extension.lake_subjects
+        await all_tables.create("a INT", name="never")
+        await all_tables.create("a INT", name="ice", datalake_enabled="true")
+        await all_tables.create("a INT", name="pai", datalake_enabled="true", datalake_format="paimon")
+        assert [each.name for each in subjects.without_lake()] == ["default.ice"]
+        subjects.warn_without_lake()
+        subjects.warn_without_lake()
+        (said,) = [each.getMessage() for each in caplog.records if "has no lake" in each.getMessage()]
+        assert said.startswith("table default.ice has 'table.datalake.enabled' = 'true'")
