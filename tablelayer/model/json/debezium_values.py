@@ -299,9 +299,9 @@ class DebeziumField(Field):
             buffers = [None, pa.py_buffer(words[at])]
             values = pa.Array.from_buffers(pa.decimal128(_DIGITS_MAX, scale), len(at), buffers, 0)
             try:
-                result = pc.replace_with_mask(result, pa.array(chosen), _of_decimals(values, own))
+                result = pc.replace_with_mask(result, pa.array(chosen), of_decimals(values, own))
             except pa.ArrowInvalid:
-                failures.append(int(at[_first_that_does_not_fit(values, own)]))
+                failures.append(int(at[first_that_does_not_fit(values, own)]))
         if failures:
             row = min(failures)
             raise RowError(
@@ -542,7 +542,7 @@ def _unwrapped(field: DebeziumField, wrapped: Wrapped) -> pa.Array:
     return inner.convert()
 
 
-def _of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
+def of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
     """Decimals as values of a column type. Raises pa.ArrowInvalid if one does not fit exactly."""
     if data_type.kind not in TEXT_KINDS | FLOAT_KINDS:
         return values.cast(data_type.arrow())
@@ -559,13 +559,13 @@ def _of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
     return texts.cast(data_type.arrow())
 
 
-def _first_that_does_not_fit(values: pa.Array, data_type: DataType) -> int:
+def first_that_does_not_fit(values: pa.Array, data_type: DataType) -> int:
     """The first value that is refused; one of them is."""
     begin, end = 0, len(values)
     while end - begin > 1:
         middle = (begin + end) // 2
         try:
-            _of_decimals(values.slice(begin, middle - begin), data_type)
+            of_decimals(values.slice(begin, middle - begin), data_type)
         except pa.ArrowInvalid:
             end = middle
         else:

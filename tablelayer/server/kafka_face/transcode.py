@@ -270,7 +270,7 @@ def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas 
                 unknown = table.settings.kafka_unknown_fields
                 avro_face.add_rows(
                     records.payload, start, length, table.schema.columns, known, unknown,
-                    lambda at, decode: parts.add(given[at], decode),
+                    lambda at, decode: parts.add(given[at], decode), units=table.settings.debezium_units,
                 )  # fmt: skip
     write = parts.write(table)
     if table.is_primary_key_table and table.settings.kafka_key_mismatch is KeyMismatch.FAIL:
@@ -558,7 +558,7 @@ def _add_deletes(
             lambda part, decode: parts.add(
                 keyed[part], lambda: _key_rows(_of_key(decode), table.schema), deletes=True
             ),
-            bare=True,
+            bare=True, units=table.settings.debezium_units,
         )  # fmt: skip
         at = at[~encoded]
     parts.add(at, lambda: _deleted_rows(records, at, table), deletes=True)
