@@ -367,11 +367,13 @@ def lakes(connection: Connection) -> Iterator[Finding]:
             lake_catalog(status, None, names[0])
         except LakeError:
             some = ", ".join(names[:_NAMES_MAX]) + (", ..." if len(names) > _NAMES_MAX else "")
-            verb = "are" if len(names) > 1 else "is"
+            verb, whose = (
+                ("are", "their logs never expire") if len(names) > 1 else ("is", "its log never expires")
+            )
             yield Finding(
                 "lake",
                 Verdict.WARNING,
-                f"{some} {verb} to be tiered, but the server has no {lake} lake: until then the log never expires",
+                f"{some} {verb} to be tiered, but the server has no {lake} lake: {whose}",
                 f"serve with --set datalake.{lake}.warehouse=FOLDER and run headrace tier (or headrace tier --warehouse"
                 " FOLDER), or set 'table.datalake.enabled' = 'false' (a topic: 'datalake.enabled')",
             )

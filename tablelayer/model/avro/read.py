@@ -390,7 +390,7 @@ def _whole_floats(
     bound = float(1 << (INTEGER_BITS[data_type.kind] - 1))
     with np.errstate(invalid="ignore"):
         bad = given & ~((values == np.floor(values)) & (values >= -bound) & (values < bound))
-    _fit(bad, lambda row: f"{values[row]} is no value of {data_type}")
+    _fit(bad, lambda row: f"{values[row]} is not a value of {data_type}")
     numbers = np.where(given, values, 0.0).astype(_NUMPY_INTEGERS[INTEGER_BITS[data_type.kind]])
     return _array(numbers, given, data_type)
 

@@ -75,7 +75,7 @@ def find_wrapped(
         places[:, rows[chosen]] = begin[chosen], size[chosen]
         found_kinds = np.zeros(len(kinds), np.uint8)
         found_kinds[rows[chosen]] = kind[chosen]
-        parts.append(Wrapped(at, texts.data, *places, found_kinds, dates))
+        parts.append(Wrapped(at, texts.data, places[0], places[1], found_kinds, dates))
     return parts
 
 

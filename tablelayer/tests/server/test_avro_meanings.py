@@ -164,8 +164,8 @@ def test_r17_2_what_fits_is_read_in_columns_of_other_types(
     [
         ("string", "x", "INT", "'x' is not a number"), ("string", "12.5", "INT", "not a whole number"),
         ("string", "x", "DECIMAL(4, 1)", "'x' is not a number, as DECIMAL\\(4, 1\\) needs$"),
-        ("string", "2147483648", "INT", "out of the range"), ("double", 12.5, "INT", "12.5 is no value of INT"),
-        ("double", float("nan"), "BIGINT", "nan is no value"), ("double", 9.3e18, "BIGINT", "no value of BIGINT"),
+        ("string", "2147483648", "INT", "out of the range"), ("double", 12.5, "INT", "12.5 is not a value of INT"),
+        ("double", float("nan"), "BIGINT", "nan is not a value"), ("double", 9.3e18, "BIGINT", "not a value of BIGINT"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("7.05"), "INT",
          "7.05 does not fit into INT"),
         (VARIABLE, {"scale": 99, "value": b"F"}, "STRING", "its scale is 99"),
