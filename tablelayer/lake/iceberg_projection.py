@@ -1,7 +1,7 @@
 """Data of Iceberg's files in the schema that a scan asks for, with the NULLs that pyiceberg loses.
 
 pyiceberg 0.12 builds lists and maps of rows again from their offsets alone, so a NULL one becomes an empty one
-(apache/iceberg-python issue 3833). It also refuses a ROW inside of a list or a map after a field was added to it.
+(apache/iceberg-python issue 3833).
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from tablelayer.model.rows import nested
 
 class _Projection(pyiceberg_arrow.ArrowProjectionVisitor):
     """As pyiceberg's, but a level is put together by `nested.make_entries`, which carries the NULLs over."""
-
-    def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
-        # The types of nested values were projected with what is inside of them.
-        return super()._cast_if_needed(field, values) if field.field_type.is_primitive else values
 
     def list(self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None) -> Any:
         if list_array is None or value_array is None:
