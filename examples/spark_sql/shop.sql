@@ -19,8 +19,8 @@ DESCRIBE TABLE EXTENDED headrace.shop.orders;
 -- # Rows
 INSERT INTO headrace.shop.customers VALUES
     ('Ann', 'IS', DATE '2023-01-05'), ('Bob', 'PT', DATE '2024-03-01'), ('Cy', NULL, NULL);
-INSERT INTO headrace.shop.orders (id, customer, price)
-    SELECT id, element_at(array('Ann', 'Bob', 'Cy'), CAST(id % 3 + 1 AS INT)), id * 1.25 FROM range(1, 1001);
+INSERT INTO headrace.shop.orders (id, customer, price, state)
+    SELECT id, element_at(array('Ann', 'Bob', 'Cy'), CAST(id % 3 + 1 AS INT)), id * 1.25, 'new' FROM range(1, 1001);
 INSERT INTO headrace.shop.clicks SELECT timestamp_seconds(1726740000 + id), '/p' || id % 7, 'Ann' FROM range(5000);
 
 -- # Questions

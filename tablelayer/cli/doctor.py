@@ -40,6 +40,7 @@ _DISK_WARN_SHARE, _DISK_FAIL_SHARE, _DISK_FAIL_BYTES = 0.1, 0.05, 1 << 30
 _JAVA = (17, 21)
 _PACKAGES = {"pyarrow": (19,), "duckdb": (1, 2), "rocksdict": (0, 3, 29), "numba": (0, 61), "numpy": (2,)}
 _SPARK = (4, 1)
+_NAMES_MAX = 5
 _TIME_ERROR = 5
 _CONNECT_SECONDS = 3.0
 _ANSWER_MS = 15_000
@@ -338,6 +339,44 @@ def _asked(connection: Connection, server: str, running: Running) -> Iterator[Fi
     for each in processes:
         running.processes[each.process_id] = server
         yield from process_findings(each)
+    yield from lakes(connection)
+
+
+def lakes(connection: Connection) -> Iterator[Finding]:
+    """Whether what is to be tiered has a lake: without one its log never expires."""
+    from tablelayer.client import KafkaError, UnsupportedRequest
+    from tablelayer.lake.adapter import LakeError
+    from tablelayer.lake.catalogs import lake_catalog
+    from tablelayer.lake.coordinator import ServerCoordinator, list_lake
+    from tablelayer.model.errors import TableError
+
+    coordinator = ServerCoordinator(connection, "headrace-doctor")
+    try:
+        never = [each for each in list_lake(connection) if each.committed_at_ms < 0]
+        told = {each.format: coordinator.describe(each.table_id) for each in never}
+    except (UnsupportedRequest, KafkaError, TableError):  # dropped meanwhile, or not this user's to see
+        return
+    for lake, status in sorted(told.items()):
+        names = sorted(each.name for each in never if each.format == lake)
+        if any(
+            name.startswith(f"datalake.{lake}.") and value is None
+            for name, value in status.properties.items()
+        ):
+            continue  # a catalog whose credentials are not for us
+        try:
+            lake_catalog(status, None, names[0])
+        except LakeError:
+            some = ", ".join(names[:_NAMES_MAX]) + (", ..." if len(names) > _NAMES_MAX else "")
+            verb, whose = (
+                ("are", "their logs never expire") if len(names) > 1 else ("is", "its log never expires")
+            )
+            yield Finding(
+                "lake",
+                Verdict.WARNING,
+                f"{some} {verb} to be tiered, but the server has no {lake} lake: {whose}",
+                f"serve with --set datalake.{lake}.warehouse=FOLDER and run headrace tier (or headrace tier --warehouse"
+                " FOLDER), or set 'table.datalake.enabled' = 'false' (a topic: 'datalake.enabled')",
+            )
 
 
 def process_findings(process: ServerProcess) -> Iterator[Finding]:

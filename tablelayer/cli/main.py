@@ -373,6 +373,9 @@ def tier(
     Needs Java 17 or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots: running it
     twice, or two of them at once, changes nothing.
 
+    The exit code of --once is 0 when the lake is up to now, 1 when a table could not be tiered, and 3 when another
+    tierer had every table, so that this one did nothing.
+
     \b
       headrace tier --once
       headrace tier default.enriched_orders --interval 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -66,6 +67,8 @@ def _interrupt(_number: int, _frame: object) -> None:
     if _asked_to_end.is_set():
         _leave()
     _asked_to_end.set()
+    # A call into the JVM that is cut off is logged by py4j with its traceback, which has nothing to tell.
+    logging.disable(logging.CRITICAL)
     last = threading.Timer(_GRACE_SECONDS, _leave)
     last.daemon = True
     last.start()

@@ -113,6 +113,9 @@ class IcebergReader:
         """
         from pyiceberg.io.pyarrow import ArrowScan
 
+        from tablelayer.lake.iceberg_projection import keep_nulls
+
+        keep_nulls()
         at = self._table.snapshot_by_id(snapshot)
         schemas = self._table.schemas()
         names = {field.field_id: field.name for field in schemas[at.schema_id].fields}

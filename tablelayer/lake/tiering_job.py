@@ -28,7 +28,10 @@ from tablelayer.model.table.definition import TablePath
 from tablelayer.spark.jars import SparkSetupError
 from tablelayer.spark.sessions import activate, session
 
+KEPT_OUT = 3
+"""Exit code of a run with `once` that tiered nothing, because another tierer had all of its tables."""
 _NAMES_TOLD = 5
+_KEPT_OUT_OUTCOMES = frozenset({Outcome.BUSY, Outcome.LOST, Outcome.FENCED})
 
 
 def run_tiering(
@@ -43,7 +46,7 @@ def run_tiering(
     cores: int = 2,
     memory: str = "1g",
 ) -> int:
-    """What `headrace tier` does; the exit code: 0, or 1 if a table could not be tiered.
+    """What `headrace tier` does; the exit code: 0, 1 if a table could not be tiered, or KEPT_OUT.
 
     `tables`: "db.t" each, and plain `topics`; without either all that have `table.datalake.enabled`, or
     `datalake.enabled`. `once`: bring each up to what is there
@@ -86,7 +89,7 @@ class _Job:
         self._spark: Any = None
 
     def run_once(self, paths: Sequence[TablePath | str]) -> int:
-        failures = 0
+        failures, kept_out = 0, 0
         chosen = list(paths) or [
             each.name if each.is_topic else TablePath.parse(each.name) for each in list_lake(self._connection)
         ]
@@ -95,12 +98,20 @@ class _Job:
                 "no table has 'table.datalake.enabled'='true' and no topic 'datalake.enabled'='true': nothing to tier"
             )
         for path in chosen:
-            more = True
-            while more:
+            result = self._attempt(path, force=True)
+            kept_out += result is not None and result.outcome in _KEPT_OUT_OUTCOMES
+            while result is not None and result.more:
                 result = self._attempt(path, force=True)
-                failures += result is None
-                more = result is not None and result.more
-        return 1 if failures else 0
+            failures += result is None
+        if failures:
+            return 1
+        if not chosen or kept_out < len(chosen):
+            return 0
+        self._report(
+            "nothing was tiered: another tierer has every table that was asked for. `headrace tables lake` shows its"
+            " rounds; try again when they are over"
+        )
+        return KEPT_OUT
 
     def run_forever(self, paths: Sequence[TablePath | str], interval_s: float) -> int:
         """Ends with KeyboardInterrupt. A table that cannot be tiered is reported and does not hold up the others."""

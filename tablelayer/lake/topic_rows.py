@@ -130,13 +130,13 @@ class _Work:
                 group.upserted,
                 self.fields,
                 unknown_fields=unknown,
-                make_field=self._conventions(group.rows_schema()).field,
+                make_field=self._conventions(group.rows_schema(), extended=group.extended).field,
             )
             gone = partial(
                 json_to_rows,
                 group.deleted,
                 self.key_fields,
-                make_field=self._conventions(group.rows_schema(deleted=True)).field,
+                make_field=self._conventions(group.rows_schema(deleted=True), extended=group.extended).field,
             )
             keyed = partial(self._rows_of_keys, places[group.keyed])
             decoded.append((_at(group.upserts, put), _at(group.deletes, gone), _at(group.keyed, keyed)))
@@ -147,7 +147,7 @@ class _Work:
 
     def _rows_of_keys(self, places: Indices) -> pa.RecordBatch:
         """Key columns from records' keys: objects with these fields, or one bare value for a key of one column."""
-        from tablelayer.model.json.debezium import key_groups
+        from tablelayer.model.json.debezium import key_groups, mongo_keys
         from tablelayer.model.json.rows import json_to_rows
 
         keys = self.keys.take(pa.array(places))
@@ -157,14 +157,20 @@ class _Work:
         columns = self.key_fields
         rows, order = [], []
         for group in key_groups(keys):
-            part = group.keys
-            if len(columns) == 1:
+            part, schema = group.keys, group.schema
+            mongo = None
+            if len(columns) == 1 and self.decoder.value_format is TopicFormat.DEBEZIUM_JSON:
+                mongo = mongo_keys(part, columns[0].name)
+            if mongo is not None:
+                part, schema = mongo, None
+            elif len(columns) == 1:
                 bare = pc.invert(pc.match_substring_regex(part, pattern=rb"^\s*\{"))
                 front = pa.scalar(f"{{{json.dumps(columns[0].name)}:".encode(), part.type)
                 ends = pa.scalar(b"}", part.type), pa.scalar(b"", part.type)
                 part = pc.if_else(bare, pc.binary_join_element_wise(front, part, *ends), part)
             try:
-                rows.append(json_to_rows(part, columns, make_field=self._conventions(group.schema).field))
+                conventions = self._conventions(schema, extended=mongo is not None)
+                rows.append(json_to_rows(part, columns, make_field=conventions.field))
             except RowError as error:
                 place, reason = int(group.at[error.index]), f"in the record's key, {error.reason}"
                 raise RowError(place, error.column, reason) from error
@@ -173,12 +179,12 @@ class _Work:
             return rows[0]
         return pa.concat_batches(rows).take(pa.array(np.argsort(np.concatenate(order))))
 
-    def _conventions(self, schema: ConnectSchema | None) -> Conventions:
+    def _conventions(self, schema: ConnectSchema | None, *, extended: bool = False) -> Conventions:
         """How values are written: by a connector, or as the row's own JSON."""
         from tablelayer.model.json.debezium_values import Conventions
 
         if self.decoder.value_format is TopicFormat.DEBEZIUM_JSON:
-            return Conventions(schema=schema)
+            return Conventions(schema=schema, extended=extended)
         return Conventions(DebeziumTime.ISOSTRING, DebeziumDecimals.STRING, OutOfRange.KEEP, schema=schema)
 
     def _put(self, rows: pa.RecordBatch, places: Indices, *, deleted: bool) -> None:

@@ -395,6 +395,7 @@ class TableExtension:
                 continue  # recovery takes its time: a table that is not known yet is not a dropped one
             await self._forget_dropped(context)
             await self._look_after_staged(context)
+            self.lake_subjects.warn_without_lake()
 
     async def _forget_dropped(self, context: BrokerContext) -> None:
         """What is kept of tables that are gone. The controller does so: another broker may not know a table yet that

@@ -90,6 +90,13 @@ LAKE_AGE = Metric(
 LAKE_FAILURES = Metric(
     "headrace_lake_failures", _GAUGE, "Tiering rounds in a row that failed since the last commit.", _TABLE
 )
+LAKE_MISSING = Metric(
+    "headrace_lake_missing",
+    _GAUGE,
+    "1 for a table or topic that is to be tiered, never was, and for which the broker has no lake catalog: its log "
+    "never expires.",
+    _TABLE,
+)
 STANDBY_LAG = Metric(
     "headrace_table_standby_lag_records",
     _GAUGE,
@@ -117,7 +124,7 @@ REFUSED = Metric(
 )
 TABLE_METRICS: Final = (
     TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG,
-    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
+    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES, LAKE_MISSING, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
 )  # fmt: skip
 
 
@@ -213,6 +220,8 @@ class TableCollector:
             gathering.put(STANDBY_LOOKUPS, lookups, label)
 
     async def _collect_lake(self, gathering: Gathering) -> None:
+        for subject in self._subjects.without_lake():
+            gathering.put(LAKE_MISSING, 1, self._totals.label(subject.name))
         now_ms = self._context.clock.time_ms()
         for subject in self._subjects.all_tiered():
             await gathering.breathe()

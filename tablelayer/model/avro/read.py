@@ -7,25 +7,30 @@ symbol. Narrower columns take what fits in them. Nothing is rounded or cut, but 
 
 | column | fields |
 |---|---|
-| integers | int, long |
-| FLOAT, DOUBLE | float, double, int, long |
-| DECIMAL | decimal of any scale, if no digits are lost; int, long |
-| CHAR, STRING | string, enum, bytes |
+| integers | int, long; float, double and decimal that are whole; string |
+| FLOAT, DOUBLE | float, double, int, long, decimal, string |
+| DECIMAL | decimal of any scale, if no digits are lost; int, long, string |
+| BOOLEAN | boolean, string |
+| CHAR, STRING | string, enum, bytes; the text in JSON of anything else but fixed |
 | BINARY, BYTES | bytes, fixed, string |
-| DATE | int (date, or without a logical type) |
-| TIME | time-millis, -micros, -nanos |
-| TIMESTAMP | local-timestamp-* and timestamp-* (which is in UTC) |
-| TIMESTAMP_LTZ | timestamp-* |
+| DATE | int (date, or without a logical type); what counts days, or moments at midnight; string |
+| TIME | time-millis, -micros, -nanos; string |
+| TIMESTAMP | local-timestamp-* and timestamp-* (which is in UTC); date; string |
+| TIMESTAMP_LTZ | timestamp-*; date; string with a zone |
 | ROW | record, by the names of its fields as above |
 | ARRAY | array |
 | MAP | map, if its keys are texts or bytes; array of records of two fields |
+
+A number counts what its logical type says, or else the name that Connect's converter gave its type
+(`io.debezium.time.MicroTimestamp`), or else the table's `table.kafka.debezium.time-units`. A decimal may be Debezium's
+`VariableScaleDecimal` too. Strings are read as they are in JSON.
 
 The compiled loops are in `avro_kernels`; what is nested is in `avro_nested`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -34,23 +39,38 @@ import pyarrow.compute as pc
 
 from protocol.records.gather import gather
 from tablelayer.model.arrays import unscaled
-from tablelayer.model.arrays.arrays import Mask, binary_array, fixed_array, sealed
+from tablelayer.model.arrays.arrays import Mask, binary_array, fixed_array, sealed, variable_values
 from tablelayer.model.avro import kernels
 from tablelayer.model.avro import nested as avro_nested
+from tablelayer.model.avro.meanings import Sort, counted, is_variable_decimal
 from tablelayer.model.avro.nested import MisfitError
 from tablelayer.model.avro.schema import AvroKind, AvroSchema, AvroSchemaError, Node
+from tablelayer.model.avro.texts import texts_of, values_of
 from tablelayer.model.errors import RowError
-from tablelayer.model.options.table_options import UnknownFields
-from tablelayer.model.rows.nested import check_inside
+from tablelayer.model.json.debezium_values import first_that_does_not_fit, of_decimals
+from tablelayer.model.options.table_options import TableOptions, UnknownFields
+from tablelayer.model.rows.nested import check_inside, row_fields
 from tablelayer.model.schema.schema import Column
-from tablelayer.model.types.column_types import INTEGER_BITS, DataType, TypeKind
+from tablelayer.model.types.column_types import (
+    BYTES,
+    INT,
+    INTEGER_BITS,
+    NUMERIC_KINDS,
+    TEXT_KINDS,
+    TIMESTAMP_KINDS,
+    DataType,
+    TypeKind,
+    row_of,
+)
 from tablelayer.model.types.sizes import RowBytes, RowCost
 
 _FOUND_BYTES = 8  # of a field: its position
 _WHOLE = (AvroKind.INT, AvroKind.LONG)
 _TEXTS = (AvroKind.STRING, AvroKind.BYTES)
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_LOGICAL_TICKS = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
+_TEMPORAL_KINDS = TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}
+_FROM_DECIMALS = NUMERIC_KINDS
+_FROM_TEXTS = NUMERIC_KINDS | _TEMPORAL_KINDS | {TypeKind.BOOLEAN}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 _REASONS = {
     kernels.CUT_OFF: "the record ends in the middle of it",
@@ -90,14 +110,28 @@ def avro_to_rows(
     columns: Sequence[Column],
     *,
     unknown_fields: UnknownFields = UnknownFields.IGNORE,
+    units: Mapping[str, str] | None = None,
 ) -> pa.RecordBatch:
-    """The rows of n records. Raises RowError for the first that does not fit; what cannot be read whatever it holds is
-    the error of row 0."""
-    return _Reader(texts, writer, fail_unknown=unknown_fields is UnknownFields.FAIL).rows(columns)
+    """The rows of n records. units: by column, what numbers count whose schema does not say it.
+
+    Raises RowError for the first that does not fit; what cannot be read whatever it holds is the error of row 0.
+    """
+    return _Reader(texts, writer, fail_unknown=unknown_fields is UnknownFields.FAIL, units=units).rows(
+        columns
+    )
 
 
 class _Reader:
-    def __init__(self, texts: AvroTexts, writer: AvroSchema, *, fail_unknown: bool) -> None:
+    def __init__(
+        self,
+        texts: AvroTexts,
+        writer: AvroSchema,
+        *,
+        fail_unknown: bool,
+        units: Mapping[str, str] | None = None,
+    ) -> None:
+        self.units = units or {}
+        self.unit: str | None = None  # of the column that is being read
         self.texts, self.writer = texts, writer
         self.data = sealed(texts.data)
         self.fail_unknown = fail_unknown
@@ -128,7 +162,7 @@ class _Reader:
         by_name = dict(zip(root.names, root.children, strict=True))
         for index, column in enumerate(columns):
             try:
-                node = by_name.get(column.name)
+                node, self.unit = by_name.get(column.name), self.units.get(column.name)
                 if node is None:
                     arrays.append(_absent(column, good))
                 else:
@@ -172,7 +206,7 @@ class _Reader:
         if node.kind is AvroKind.NULL:
             return pa.nulls(len(positions), data_type.arrow())
         if node.kind is not AvroKind.UNION:
-            return _converter(node, data_type)(self, node, positions, given, data_type)
+            return _converter(node, data_type, self.unit)(self, node, positions, given, data_type)
         nodes = np.empty(len(positions), np.int64)
         kernels.branches(self.data, self.writer.table, self.writer.links, node.index, positions, given, nodes)
         result: pa.Array | None = None
@@ -240,38 +274,36 @@ def _checked(column: Column, values: pa.Array) -> pa.Array:
 _Converter = Callable[[_Reader, Node, np.ndarray, Mask, DataType], pa.Array]
 
 
-def _converter(node: Node, data_type: DataType) -> _Converter:
-    """What reads this type of the writer as a column type. Raises AvroSchemaError if there is no such reading."""
-    kind, logical = node.kind, node.logical
+def _converter(node: Node, data_type: DataType, unit: str | None) -> _Converter:
+    """What reads this type of the writer as a column type; `unit`: what its numbers count if they do not say it.
+
+    Raises AvroSchemaError if there is no such reading.
+    """
+    kind, logical, target = node.kind, node.logical, data_type.kind
+    is_decimal = logical == "decimal" or is_variable_decimal(node)
     fits: _Converter | None = None
-    match data_type.kind:
+    if is_decimal and (target in _FROM_DECIMALS or target in TEXT_KINDS):
+        return _variable_decimals if is_variable_decimal(node) else _decimals
+    if kind is AvroKind.STRING and target in _FROM_TEXTS:
+        return _from_texts
+    match target:
         case TypeKind.BOOLEAN:
             fits = _booleans if kind is AvroKind.BOOLEAN else None
         case TypeKind.TINYINT | TypeKind.SMALLINT | TypeKind.INT | TypeKind.BIGINT:
-            fits = _integers if kind in _WHOLE else None
+            if kind in _WHOLE:
+                fits = _integers
+            elif kind in (AvroKind.FLOAT, AvroKind.DOUBLE):
+                fits = _whole_floats
         case TypeKind.FLOAT | TypeKind.DOUBLE:
             fits = _floats if kind in (*_WHOLE, AvroKind.FLOAT, AvroKind.DOUBLE) else None
         case TypeKind.DECIMAL:
-            if logical == "decimal":
-                fits = _decimals
-            elif kind in _WHOLE and logical is None:
-                fits = _whole_decimals
+            fits = _whole_decimals if kind in _WHOLE and logical is None else None
         case TypeKind.CHAR | TypeKind.STRING:
-            if kind in _TEXTS and logical != "decimal":
-                fits = _texts
-            elif kind is AvroKind.ENUM:
-                fits = _symbols
+            fits = _symbols if kind is AvroKind.ENUM else _texts
         case TypeKind.BINARY | TypeKind.BYTES:
             fits = _binaries if kind in (*_TEXTS, AvroKind.FIXED) and logical != "decimal" else None
-        case TypeKind.DATE:
-            fits = _dates if kind is AvroKind.INT and logical in ("date", None) else None
-        case TypeKind.TIME:
-            fits = _ticks if kind in _WHOLE and _unit(logical, "time-") else None
-        case TypeKind.TIMESTAMP:
-            local = _unit(logical, "local-timestamp-") or _unit(logical, "timestamp-")
-            fits = _ticks if kind in _WHOLE and local else None
-        case TypeKind.TIMESTAMP_LTZ:
-            fits = _ticks if kind in _WHOLE and _unit(logical, "timestamp-") else None
+        case TypeKind.DATE | TypeKind.TIME | TypeKind.TIMESTAMP | TypeKind.TIMESTAMP_LTZ:
+            fits = _ticks if kind in _WHOLE and _counts(node, data_type, unit) is not None else None
         case TypeKind.ROW:
             fits = avro_nested.rows if kind is AvroKind.RECORD else None
         case TypeKind.ARRAY:
@@ -279,15 +311,24 @@ def _converter(node: Node, data_type: DataType) -> _Converter:
         case TypeKind.MAP:
             fits = avro_nested.maps if avro_nested.is_map(node) else None
     if fits is None:
-        raise AvroSchemaError(f"the writer's schema has {node}, which is not read as {data_type}")
+        hint = ""
+        if kind in _WHOLE and counted(node) is None and target in _TEMPORAL_KINDS:
+            hint = f"; '{TableOptions.debezium_units.name}' says what the numbers of a column count"
+        raise AvroSchemaError(f"the writer's schema has {node}, which is not read as {data_type}{hint}")
     return fits
 
 
-def _unit(logical: str | None, prefix: str) -> int:
-    """Ticks in a second of a logical type, 0 if it is another one."""
-    if logical is None or not logical.startswith(prefix):
-        return 0
-    return _LOGICAL_TICKS.get(logical.removeprefix(prefix), 0)
+def _counts(node: Node, data_type: DataType, unit: str | None) -> str | None:
+    """What a type's numbers count, as values of a date or time; None if they are none of its kind."""
+    meaning, target = counted(node), data_type.kind
+    if meaning is None:
+        if unit is None and target is TypeKind.DATE and node.kind is AvroKind.INT:
+            return "d"
+        return None if target is TypeKind.TIME and unit == "d" else unit
+    unit, sort = meaning
+    if (sort is Sort.TIME) != (target is TypeKind.TIME):
+        return None
+    return None if sort is Sort.LOCAL and target is TypeKind.TIMESTAMP_LTZ else unit
 
 
 def _fit(bad: np.ndarray, reason: Callable[[int], str]) -> None:
@@ -341,6 +382,19 @@ def _floats(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, dat
     return _array(singles, given, data_type)
 
 
+def _whole_floats(
+    reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType
+) -> pa.Array:
+    size = 4 if node.kind is AvroKind.FLOAT else 8
+    values = reader.copies(positions, given, size).view(f"<f{size}")[:, 0].astype(np.float64)
+    bound = float(1 << (INTEGER_BITS[data_type.kind] - 1))
+    with np.errstate(invalid="ignore"):
+        bad = given & ~((values == np.floor(values)) & (values >= -bound) & (values < bound))
+    _fit(bad, lambda row: f"{values[row]} is not a value of {data_type}")
+    numbers = np.where(given, values, 0.0).astype(_NUMPY_INTEGERS[INTEGER_BITS[data_type.kind]])
+    return _array(numbers, given, data_type)
+
+
 def _decimals(
     reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType
 ) -> pa.Array:
@@ -350,16 +404,53 @@ def _decimals(
     else:
         lengths = np.zeros(count, np.int64)
         kernels.spans(reader.data, positions, given, lengths)
-    words = np.zeros((count, 2), np.int64)
-    row = int(unscaled.from_bytes(reader.data, positions, lengths, given, 38, words))
-    if row >= 0:
-        raise MisfitError(row, f"its unscaled value is out of the range of {data_type}")
+    words = _words(reader.data, positions, lengths, given, data_type)
     # A scale beyond 38 digits is no Arrow type: the digits that it would lose are found as those of others are.
     source = pa.decimal128(38, node.scale) if node.scale <= 38 else None
     if source is None:
         raise AvroSchemaError(f"the writer's schema has {node}; a scale of at most 38 is read")
     values = fixed_array(words.reshape(-1).view("V16"), _valid(given), source)
     return _rescaled(values, data_type)
+
+
+def _words(
+    data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, given: Mask, data_type: DataType
+) -> np.ndarray:
+    """Unscaled values, int64[n, 2]."""
+    words = np.zeros((len(starts), 2), np.int64)
+    row = int(unscaled.from_bytes(data, starts, lengths, given, 38, words))
+    if row >= 0:
+        raise MisfitError(row, f"its unscaled value is out of the range of {data_type}")
+    return words
+
+
+_SCALED = row_of(("scale", INT), ("value", BYTES))
+
+
+def _variable_decimals(
+    reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType
+) -> pa.Array:
+    """Debezium's records of a scale and an unscaled value."""
+    scale, value = row_fields(avro_nested.rows(reader, node, positions, given, _SCALED))
+    offsets, data = variable_values(value)
+    present = np.asarray(pc.and_(pc.is_valid(scale), pc.is_valid(value)))
+    words = _words(data, offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64), present, data_type)
+    scales = np.asarray(pc.fill_null(scale, 0))
+    result = pa.nulls(len(positions), data_type.arrow())
+    for each in np.unique(scales[present]).tolist():
+        at = np.flatnonzero(present & (scales == each))
+        if abs(each) > 38:
+            raise MisfitError(int(at[0]), f"its scale is {each}; one of at most 38 is read")
+        try:
+            part = _rescaled(
+                fixed_array(words[at].reshape(-1).view("V16"), None, pa.decimal128(38, each)), data_type
+            )
+        except MisfitError as misfit:
+            raise MisfitError(int(at[misfit.row]), misfit.reason) from None
+        chosen = np.zeros(len(positions), np.bool_)
+        chosen[at] = True
+        result = pc.replace_with_mask(result, pa.array(chosen), part)
+    return result
 
 
 def _whole_decimals(
@@ -370,32 +461,33 @@ def _whole_decimals(
 
 
 def _rescaled(values: pa.Array, data_type: DataType) -> pa.Array:
-    """Decimals of another scale, exact. Raises MisfitError for the first that is not one of the column type."""
-    target = data_type.arrow()
-    if values.type.scale == target.scale and values.type.precision <= target.precision:
-        return values.cast(target)
+    """Decimals as values of a column type, exact. Raises MisfitError for the first that is not one."""
     try:
-        return values.cast(target)
+        return of_decimals(values, data_type)
     except pa.ArrowInvalid:
-        pass
-    low, high = 0, len(values)  # the first row that cannot be cast is in [low, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            values.slice(low, middle - low).cast(target)
-        except pa.ArrowInvalid:
-            high = middle
-        else:
-            low = middle
-    raise MisfitError(low, f"{values[low].as_py()} is no value of {data_type}: it would lose digits")
+        row = first_that_does_not_fit(values, data_type)
+    raise MisfitError(row, f"{values[row].as_py()} does not fit into {data_type}: it would lose digits")
+
+
+def _from_texts(
+    reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType
+) -> pa.Array:
+    values = reader.binary(node, positions, given)
+    try:
+        return values_of(values.cast(pa.string()), data_type)
+    except pa.ArrowInvalid:
+        raise _not_text(values) from None
 
 
 def _texts(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    values = reader.binary(node, positions, given)
-    try:
-        texts = values.cast(pa.string())
-    except pa.ArrowInvalid:
-        raise _not_text(values) from None
+    if node.kind in _TEXTS:
+        values = reader.binary(node, positions, given)
+        try:
+            texts = values.cast(pa.string())
+        except pa.ArrowInvalid:
+            raise _not_text(values) from None
+    else:
+        texts = texts_of(reader, node, positions, given, data_type)
     if data_type.kind is TypeKind.CHAR and len(texts):
         lengths = pc.fill_null(pc.utf8_length(texts), 0).to_numpy(zero_copy_only=False)
         _fit(
@@ -439,26 +531,25 @@ def _binaries(
     return values.cast(data_type.arrow())
 
 
-def _dates(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    return _array(reader.longs(positions, given).astype(np.int32), given, data_type)
-
-
 def _ticks(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    values = reader.longs(positions, given)
-    prefix = (node.logical or "").rpartition("-")[0] + "-"
-    source, target = _unit(node.logical, prefix), _TICKS[data_type.unit]
-    finest = 10**data_type.precision
+    """Numbers that count days, or parts of a second since 1970 or midnight."""
+    values, unit = reader.longs(positions, given), _counts(node, data_type, reader.unit)
+    what = node.logical or node.connect or unit
+    if data_type.kind is TypeKind.DATE:
+        return _days(values, str(unit), given, data_type)
+    target = _TICKS[data_type.unit]
+    source, finest = _TICKS.get(str(unit), 0), 10**data_type.precision
     if source > finest:
         _fit(
             values % (source // finest) != 0,
-            lambda row: f"{values[row]} ({node.logical}) has more digits of a second than {data_type} keeps",
+            lambda row: f"{values[row]} ({what}) has more digits of a second than {data_type} keeps",
         )
     if target >= source:
-        factor = target // source
+        factor = target // source if source else 86_400 * target
         bound = ((1 << 63) - 1) // factor
         _fit(
             (values > bound) | (values < -bound - 1) if factor > 1 else np.zeros(0, np.bool_),
-            lambda row: f"{values[row]} ({node.logical}) is out of the range of {data_type}",
+            lambda row: f"{values[row]} ({what}) is out of the range of {data_type}",
         )
         ticks = values * factor
     else:
@@ -467,9 +558,20 @@ def _ticks(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data
         return _array(ticks, given, data_type)
     _fit(
         (ticks < 0) | (ticks >= 86_400 * target),
-        lambda row: f"{values[row]} ({node.logical}) is no time of a day",
+        lambda row: f"{values[row]} ({what}) is no time of a day",
     )
     return _array(ticks.astype(np.int32) if data_type.precision <= 3 else ticks, given, data_type)
+
+
+def _days(values: np.ndarray, unit: str, given: Mask, data_type: DataType) -> pa.Array:
+    per_day = 1 if unit == "d" else 86_400 * _TICKS[unit]
+    _fit(values % per_day != 0, lambda row: f"{values[row]} is a time, not a date: it is not at midnight")
+    days = values // per_day
+    _fit(
+        (days >= 1 << 31) | (days < -(1 << 31)),
+        lambda row: f"{values[row]} is out of the range of {data_type}",
+    )
+    return _array(days.astype(np.int32), given, data_type)
 
 
 def warm() -> None:

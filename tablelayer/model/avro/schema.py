@@ -73,11 +73,12 @@ _PRIMITIVES = {kind.name.lower(): kind for kind in AvroKind if kind <= AvroKind.
 
 class Node(msgspec.Struct, eq=False):
     """One type of a schema. `children`: the branches of a union, the types of a record's fields (`names`), or what an
-    array or a map holds. `size`: bytes of a FIXED."""
+    array or a map holds. `size`: bytes of a FIXED. `connect`: the name that Connect's converter gave the type."""
 
     index: int
     kind: AvroKind
     logical: str | None = None
+    connect: str | None = None
     precision: int = 0
     scale: int = 0
     size: int = 0
@@ -91,7 +92,8 @@ class Node(msgspec.Struct, eq=False):
         name = self.kind.name.lower()
         if self.logical == "decimal":
             return f"{name} (decimal({self.precision}, {self.scale}))"
-        return name if self.logical is None else f"{name} ({self.logical})"
+        meaning = self.logical or self.connect
+        return name if meaning is None else f"{name} ({meaning})"
 
 
 class AvroSchema(msgspec.Struct, frozen=True, eq=False):
@@ -190,7 +192,7 @@ class _Parser:
             raise AvroSchemaError(f"{json.dumps(value)[:60]} is no type of an Avro schema")
         kind = value.get("type")
         if isinstance(kind, (dict, list)):
-            return self.node(kind, namespace)
+            return self.beside(self.node(kind, namespace), value)
         if kind in ("record", "error"):
             return self.record(value, namespace)
         if kind in ("array", "map"):
@@ -229,6 +231,7 @@ class _Parser:
 
     def record(self, value: dict[str, Any], namespace: str) -> Node:
         node = self.define(AvroKind.RECORD, value, namespace)
+        node.connect = value.get("connect.name")
         name = str(value["name"])
         inner = name.rpartition(".")[0] if "." in name else str(value.get("namespace", namespace))
         fields = _of(value, "fields")
@@ -238,13 +241,26 @@ class _Parser:
             if not isinstance(each, dict) or not isinstance(each.get("name"), str):
                 raise AvroSchemaError(f"record '{name}' of the Avro schema has a field without a name")
             node.names.append(each["name"])
-            node.children.append(self.node(_of(each, "type"), inner))
+            node.children.append(self.beside(self.node(_of(each, "type"), inner), each))
         if len(set(node.names)) != len(node.names):
             raise AvroSchemaError(f"record '{name}' of the Avro schema has two fields of one name")
         return node
 
+    def beside(self, node: Node, value: dict[str, Any]) -> Node:
+        """A type whose meaning stands beside it: `{"name": "at", "type": "long", "logicalType": "timestamp-millis"}`.
+
+        Of a union it is that of its branches. A type that has a name has its meaning where it is defined.
+        """
+        for each in node.children if node.kind is AvroKind.UNION else [node]:
+            if each.kind <= AvroKind.STRING and each.logical is None and each.connect is None:
+                self.logical(each, value)
+        return node
+
     def logical(self, node: Node, value: dict[str, Any]) -> None:
         """What is not valid is ignored, as the specification has it."""
+        connect = value.get("connect.name")
+        if isinstance(connect, str):
+            node.connect = connect
         logical = value.get("logicalType")
         if logical == "decimal":
             precision, scale = value.get("precision"), value.get("scale", 0)

@@ -41,6 +41,8 @@ TIME_UNITS = {
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+MONGO_ID = "_id"
+"""The field of a document of MongoDB's that is its key."""
 
 
 class ConnectSchema(msgspec.Struct, frozen=True):

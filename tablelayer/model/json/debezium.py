@@ -4,6 +4,7 @@ In: with or without the schema around it (`{"schema": ..., "payload": {...}}`). 
 (read by a snapshot) stand for the row in `after`, `d` (deleted) for the key in `before`. The other fields are not
 looked at. `{"schema": ..., "payload": null}` is a tombstone: it deletes the record's key. `t` (truncated) and `m`
 (message) are refused: connectors do not send them unless they are told to. The values are those of `debezium_values`.
+MongoDB's connector gives `before` and `after` as texts of extended JSON, and so the `id` of a key: they are read too.
 
 Out: `before`, `after`, `op` and `ts_ms`, the time of the append.
 """
@@ -20,11 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from tablelayer.model.arrays.arrays import Bytes, Offsets, ends_to_offsets, sealed
+from protocol.records.gather import gather
+from tablelayer.model.arrays.arrays import Bytes, Offsets, binary_array, ends_to_offsets, sealed
 from tablelayer.model.errors import RowError
 from tablelayer.model.json import connect_schema
 from tablelayer.model.json import scan as json_scan
-from tablelayer.model.json.connect_schema import ConnectSchema
+from tablelayer.model.json.connect_schema import MONGO_ID, ConnectSchema
 from tablelayer.model.json.rows import JsonTexts, find_fields
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import STRING
@@ -44,7 +46,8 @@ _KEY_ENVELOPE = tuple(Column(index, name, STRING) for index, name in enumerate((
 
 class EnvelopeGroup(msgspec.Struct, frozen=True):
     """Envelopes with the same schema around them, if any. upserts, deletes: which of all envelopes, with the rows'
-    texts; keyed: deletes without a `before`, whose key must come from elsewhere."""
+    texts; keyed: deletes without a `before`, whose key must come from elsewhere. extended: whether rows are texts of
+    MongoDB's extended JSON."""
 
     schema: ConnectSchema | None
     upserts: Indices
@@ -52,11 +55,14 @@ class EnvelopeGroup(msgspec.Struct, frozen=True):
     deletes: Indices
     deleted: JsonTexts
     keyed: Indices
+    extended: bool
 
     def rows_schema(self, *, deleted: bool = False) -> ConnectSchema | None:
         """What the schema says of the rows in `after` (of those in `before`, if deleted)."""
         name = _ENVELOPE[_BEFORE if deleted else _AFTER].name
-        return None if self.schema is None else self.schema.child(name)
+        found = None if self.schema is None else self.schema.child(name)
+        # MongoDB's connector gives a row as a text, of whose fields its schema says nothing.
+        return None if self.extended else found
 
 
 class Envelopes(msgspec.Struct, frozen=True):
@@ -95,6 +101,7 @@ def read_envelopes(texts: JsonTexts) -> Envelopes:
     plain = (kinds[_OP] == json_scan.STRING) & (lengths[_OP] == 1)
     ops = np.where(plain, _OPS[data[np.where(plain, starts[_OP], 0)]], 0)
     deletes = (ops == DELETED) | tombstones
+    as_texts = _take_texts(data, starts, lengths, kinds)
     image = np.where(deletes, kinds[_BEFORE], kinds[_AFTER])
     keyed = deletes & (image <= json_scan.NULL)
     bad = ((ops == 0) & ~tombstones) | ((image != json_scan.CONTAINER) & ~keyed)
@@ -116,9 +123,23 @@ def read_envelopes(texts: JsonTexts) -> Envelopes:
                 deleted,
                 _texts(data, starts[_BEFORE], lengths[_BEFORE], deleted),
                 at[keyed[at]],
+                bool(as_texts[at].any()),
             )
         )
     return Envelopes(groups, error)
+
+
+def _take_texts(data: np.ndarray, starts: Indices, lengths: Indices, kinds: np.ndarray) -> np.ndarray:
+    """Turn rows that are JSON texts in a string, as MongoDB's connector writes them, into objects; where there are
+    any. The scan has resolved the escapes of the string already.
+    """
+    found = np.zeros(kinds.shape[1], np.bool_)
+    for side in (_BEFORE, _AFTER):
+        objects = (kinds[side] == json_scan.STRING) & (lengths[side] > 1)
+        objects &= data[np.where(objects, starts[side], 0)] == ord("{")
+        kinds[side] = np.where(objects, json_scan.CONTAINER, kinds[side])
+        found |= objects
+    return found
 
 
 def _texts(data: np.ndarray, starts: Indices, lengths: Indices, at: Indices) -> JsonTexts:
@@ -142,9 +163,32 @@ def _complaint(data: np.ndarray, found: list[tuple[int, ...]], op: int) -> str:
         return f"its op is '{text}'; it must be 'c', 'u', 'r' or 'd'"
     side = _BEFORE if op == DELETED else _AFTER
     missing = found[side][0] <= json_scan.NULL
+    hint = ""
+    if missing and text == "u":
+        hint = " (MongoDB's connector gives whole rows with 'capture.mode' = 'change_streams_update_full')"
     return f"its op is '{text}', but '{_ENVELOPE[side].name}' is " + (
-        "missing or null" if missing else "no object"
+        f"missing or null{hint}" if missing else "not an object"
     )
+
+
+def mongo_keys(keys: pa.Array, column: str) -> pa.Array | None:
+    """Keys of MongoDB's connector, `{"id": "{\\"$oid\\": ...}"}`, as JSON objects with the key column; None for others.
+
+    keys: n binary values; column: the only one of the table's key, which is `_id` there.
+    """
+    if column != MONGO_ID or not len(keys):
+        return None
+    try:
+        texts = JsonTexts.of(keys)
+    except RowError:
+        return None
+    found = find_fields(texts, (Column(0, "id", STRING), Column(1, MONGO_ID, STRING)))
+    texts_of_ids = (found.kinds[0] == json_scan.STRING) & (found.kinds[1] == json_scan.MISSING)
+    if found.error is not None or not texts_of_ids.all():
+        return None
+    offsets, data = gather(texts.data, found.starts[0].astype(np.int64), found.lengths[0].astype(np.int64))
+    front, back = pa.scalar(b'{"_id":'), pa.scalar(b"}")
+    return pc.binary_join_element_wise(front, binary_array(offsets, data), back, pa.scalar(b""))
 
 
 class KeyGroup(msgspec.Struct, frozen=True):

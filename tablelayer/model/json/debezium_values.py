@@ -6,7 +6,8 @@ it is what a connector writes for a column like this one (`adaptive`), and then 
 only if it counts something else: a number of milliseconds taken for microseconds is a day in January 1970.
 
 A text in a DECIMAL column is the number, or base64 of its unscaled value, by the schema or the table's
-`decimal-handling-mode`; with `auto` by what it looks like, and refused if it may be both.
+`decimal-handling-mode`; with `auto` by what it looks like, and refused if it may be both. What a schema says is a
+decimal is one in columns of other types too: its digits in CHAR and STRING, its value in numbers that can hold it.
 
 Dates before year 1 and after 9999, and PostgreSQL's infinities, are what
 `table.kafka.debezium.out-of-range-times` says.
@@ -30,19 +31,31 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json import structured_times
 from tablelayer.model.json import values as json_values
-from tablelayer.model.json.connect_schema import DECIMAL, TIME_UNITS, ConnectSchema
+from tablelayer.model.json.connect_schema import DECIMAL, TIME_UNITS, VARIABLE_DECIMAL, ConnectSchema
+from tablelayer.model.json.extended import Wrapped, find_wrapped
 from tablelayer.model.json.rows import Field, FoundFields, find_fields
 from tablelayer.model.json.scan import Array, Bytes
+from tablelayer.model.json.write import rows_to_json
 from tablelayer.model.options.kafka_formats import DebeziumDecimals, DebeziumTime, OutOfRange
 from tablelayer.model.options.table_options import TableOptions
 from tablelayer.model.schema.schema import Column
-from tablelayer.model.types.column_types import INT, STRING, TIMESTAMP_KINDS, TypeKind
+from tablelayer.model.types.column_types import (
+    FLOAT_KINDS,
+    INT,
+    INTEGER_KINDS,
+    STRING,
+    TEXT_KINDS,
+    TIMESTAMP_KINDS,
+    DataType,
+    TypeKind,
+)
 
 Mask = npt.NDArray[np.bool_]
 Part = tuple[Mask, Callable[["DebeziumField"], pa.Array]]
 
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NO_NUMBERS = (DebeziumTime.ISOSTRING, DebeziumTime.STRUCTURED)
+_NUMBER_KINDS = INTEGER_KINDS | FLOAT_KINDS
 _TEMPORAL_KINDS = TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}
 _UNIT_NAMES = {"d": "days", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
@@ -67,16 +80,19 @@ _DIGITS_MAX = 38
 
 class Conventions(msgspec.Struct, frozen=True):
     """How a connector writes values. units: by column, what its numbers count. schema: that of the rows, if there is
-    one around them."""
+    one around them. extended: whether the rows are MongoDB's extended JSON, in which `{"$oid": "..."}` is a value."""
 
     time: DebeziumTime = DebeziumTime.ADAPTIVE
     decimals: DebeziumDecimals = DebeziumDecimals.AUTO
     out_of_range: OutOfRange = OutOfRange.REFUSE
     units: Mapping[str, str] = {}
     schema: ConnectSchema | None = None
+    extended: bool = False
 
     @classmethod
-    def of(cls, settings: TableOptions, schema: ConnectSchema | None = None) -> Conventions:
+    def of(
+        cls, settings: TableOptions, schema: ConnectSchema | None = None, *, extended: bool = False
+    ) -> Conventions:
         """A table's."""
         return cls(
             settings.debezium_time,
@@ -84,6 +100,7 @@ class Conventions(msgspec.Struct, frozen=True):
             settings.debezium_out_of_range,
             settings.debezium_units,
             schema,
+            extended,
         )
 
     def field(self, *arguments: Any) -> DebeziumField:
@@ -113,22 +130,36 @@ class DebeziumField(Field):
     conventions = Conventions()
 
     def convert(self) -> pa.Array:
+        if self.conventions.extended and not self.column.type.is_nested:
+            wrapped = find_wrapped(self.data, self.starts, self.lengths, self.kinds)
+            if wrapped:
+                parts = [(each.at, partial(_unwrapped, wrapped=each)) for each in wrapped]
+                return self._merged(parts, DebeziumField._plain)
+        return self._plain()
+
+    def _plain(self) -> pa.Array:
         kind = self.column.type.kind
         if kind is TypeKind.DECIMAL:
             return self._decimal()
         if kind in _TEMPORAL_KINDS:
             return self._temporal()
+        if kind in _NUMBER_KINDS or kind in TEXT_KINDS:
+            return self._number()
         return super().convert()
 
-    def _merged(self, parts: Sequence[Part]) -> pa.Array:
-        """The values of all forms, each row in one of them at most. Raises RowError for the first that does not fit."""
+    def _merged(
+        self, parts: Sequence[Part], others: Callable[[DebeziumField], pa.Array] = Field.convert
+    ) -> pa.Array:
+        """The values of all forms, each row in one of them at most, and of the others. Raises RowError for the first
+        that does not fit.
+        """
         wanted = [(mask, how) for mask, how in parts if mask.any()]
         rest = np.ones(len(self.kinds), np.bool_)
         for mask, _ in wanted:
             rest &= ~mask
         result: pa.Array | None = None
         failures: list[RowError] = []
-        for mask, how in ((rest, Field.convert), *wanted):
+        for mask, how in ((rest, others), *wanted):
             try:
                 values = how(self._masked(mask) if wanted else self)
             except RowError as error:
@@ -183,6 +214,23 @@ class DebeziumField(Field):
             hint = f"; '{option}' = 'precise' reads what a connector writes by default"
             raise RowError(error.index, error.column, error.reason + hint) from None
 
+    def _number(self) -> pa.Array:
+        """Numbers and texts, of which a schema may say that they are decimals."""
+        schema = self.conventions.schema_of(self.column.name)
+        name = None if schema is None else schema.name
+        coded = own_scale = np.zeros(len(self.kinds), np.bool_)
+        if name == DECIMAL:
+            coded = self.kinds == json_scan.STRING
+        if name == VARIABLE_DECIMAL or self.column.type.kind in _NUMBER_KINDS:
+            own_scale = self.kinds == json_scan.CONTAINER
+        scale = 0 if schema is None or schema.scale is None else schema.scale
+        return self._merged(
+            (
+                (coded, partial(DebeziumField._unscaled, scale=scale)),
+                (own_scale, DebeziumField._with_own_scale),
+            )
+        )
+
     def _ambiguous(self) -> pa.Array:
         row = int(np.argmax(self.kinds != json_scan.MISSING))
         raise RowError(
@@ -195,7 +243,7 @@ class DebeziumField(Field):
     def _unscaled(self, scale: int) -> pa.Array:
         """Base64 of the unscaled value, which has this scale."""
         own = self.column.type
-        if scale == own.scale:
+        if own.kind is TypeKind.DECIMAL and scale == own.scale:
             return self.array(self._words(own.precision))
         return self._of_scales(np.full(len(self.kinds), scale, np.int64))
 
@@ -251,9 +299,9 @@ class DebeziumField(Field):
             buffers = [None, pa.py_buffer(words[at])]
             values = pa.Array.from_buffers(pa.decimal128(_DIGITS_MAX, scale), len(at), buffers, 0)
             try:
-                result = pc.replace_with_mask(result, pa.array(chosen), values.cast(own.arrow()))
+                result = pc.replace_with_mask(result, pa.array(chosen), of_decimals(values, own))
             except pa.ArrowInvalid:
-                failures.append(int(at[_first_that_does_not_fit(values, own.arrow())]))
+                failures.append(int(at[first_that_does_not_fit(values, own)]))
         if failures:
             row = min(failures)
             raise RowError(
@@ -483,13 +531,41 @@ class DebeziumField(Field):
         )
 
 
-def _first_that_does_not_fit(values: pa.Array, target: pa.DataType) -> int:
-    """The first value that a cast refuses; one of them is."""
+def _unwrapped(field: DebeziumField, wrapped: Wrapped) -> pa.Array:
+    """Values that stand in an object of MongoDB's extended JSON; a number in `$date` counts milliseconds."""
+    conventions = field.conventions
+    if wrapped.dates:
+        units = {**conventions.units, field.column.name.split("[")[0]: "ms"}
+        conventions = msgspec.structs.replace(conventions, units=units, schema=None)
+    inner = conventions.field(field.column, wrapped.data, wrapped.starts, wrapped.lengths, wrapped.kinds)
+    inner.reading = field.reading
+    return inner.convert()
+
+
+def of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
+    """Decimals as values of a column type. Raises pa.ArrowInvalid if one does not fit exactly."""
+    if data_type.kind not in TEXT_KINDS | FLOAT_KINDS:
+        return values.cast(data_type.arrow())
+    if values.type.scale < 0:
+        values = values.cast(pa.decimal128(_DIGITS_MAX, 0))
+    # Arrow's own texts of decimals have exponents, and its DOUBLEs of them are not always the nearest.
+    rows = rows_to_json(pa.RecordBatch.from_arrays([values], ["n"]))
+    texts = pc.binary_slice(rows, len('{"n":'), -1).cast(pa.string())
+    if (
+        data_type.kind is TypeKind.CHAR
+        and pc.any(pc.greater(pc.utf8_length(texts), data_type.length)).as_py()
+    ):
+        raise pa.ArrowInvalid("a text is too long")
+    return texts.cast(data_type.arrow())
+
+
+def first_that_does_not_fit(values: pa.Array, data_type: DataType) -> int:
+    """The first value that is refused; one of them is."""
     begin, end = 0, len(values)
     while end - begin > 1:
         middle = (begin + end) // 2
         try:
-            values.slice(begin, middle - begin).cast(target)
+            of_decimals(values.slice(begin, middle - begin), data_type)
         except pa.ArrowInvalid:
             end = middle
         else:
@@ -511,17 +587,14 @@ def _looks(data: Bytes, starts: Array, lengths: Array, texts: Any, looks: Bytes)
         if not texts[row]:
             continue
         start, length = np.int64(starts[row]), np.int64(lengths[row])
-        number, coded = True, length > 0 and length % 4 == 0
+        begin, end = json_values.trim(data, start, length)
+        number = json_values.exact(data, begin, end, _DIGITS_MAX, 0)[0] != json_values.NOT_A_NUMBER
+        coded = length > 0 and length % 4 == 0
         for index in range(start, start + length):
             byte = data[index]
-            digit = 48 <= byte <= 57
-            sign = byte == 43 or byte == 45
-            exponent = byte == 69 or byte == 101
-            if not (digit or sign or exponent or byte == 46 or byte <= 32):
-                number = False
-            letter = 65 <= byte <= 90 or 97 <= byte <= 122
+            letter = 48 <= byte <= 57 or 65 <= byte <= 90 or 97 <= byte <= 122
             padding = byte == 61 and index >= start + length - 2
-            if not (digit or letter or byte == 43 or byte == 47 or padding):
+            if not (letter or byte == 43 or byte == 47 or padding):
                 coded = False
         looks[row] = (_EITHER if number else _CODED) if coded else (_NUMBER if number else _CODED)
 

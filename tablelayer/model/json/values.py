@@ -48,7 +48,7 @@ def _times_ten(high: Any, low: Any, digit: Any) -> tuple[Any, Any]:
 
 
 @njit(cache=True, nogil=True)
-def _exact(data: Bytes, start: int, end: int, digits_max: int, scale: int) -> tuple[int, bool, Any, Any]:
+def exact(data: Bytes, start: int, end: int, digits_max: int, scale: int) -> tuple[int, bool, Any, Any]:
     """The number written in data[start:end], times 10**scale, as (failure code or 0, negative, high, low).
 
     Must have at most ``digits_max`` (<= 38) digits then, and be whole: digits that would be lost are INEXACT.
@@ -146,7 +146,7 @@ def _small_integer(data: Bytes, start: int, length: int) -> tuple[bool, Int64]:
 
 
 @njit(cache=True, nogil=True)
-def _trim(data: Bytes, start: int, length: int) -> tuple[int, int]:
+def trim(data: Bytes, start: int, length: int) -> tuple[int, int]:
     """The range (start, end) without blanks at both ends."""
     end = start + length
     while start < end and data[start] <= 32:
@@ -174,11 +174,11 @@ def integers(
                 values[row] = value
                 continue
         elif kind == STRING:
-            start, end = _trim(data, start, np.int64(lengths[row]))
+            start, end = trim(data, start, np.int64(lengths[row]))
         else:
             failure[0] = WRONG_KIND
             return row
-        code, negative, _, low = _exact(data, start, end, 19, 0)
+        code, negative, _, low = exact(data, start, end, 19, 0)
         if code == 0 and low > top + np.uint64(1 if negative else 0):
             code = OUT_OF_RANGE
         if code != 0:
@@ -207,11 +207,11 @@ def decimals(
         start = np.int64(starts[row])
         end = start + lengths[row]
         if kind == STRING:
-            start, end = _trim(data, start, np.int64(lengths[row]))
+            start, end = trim(data, start, np.int64(lengths[row]))
         elif kind != NUMBER:
             failure[0] = WRONG_KIND
             return row
-        code, negative, high, low = _exact(data, start, end, precision, scale)
+        code, negative, high, low = exact(data, start, end, precision, scale)
         if code != 0:
             failure[0] = code
             return row
@@ -249,7 +249,7 @@ def booleans(data: Bytes, starts: Array, lengths: Array, kinds: Bytes, values: A
         if kind in (TRUE, FALSE):
             values[row] = kind == TRUE
         elif kind == STRING:
-            start, end = _trim(data, np.int64(starts[row]), np.int64(lengths[row]))
+            start, end = trim(data, np.int64(starts[row]), np.int64(lengths[row]))
             if _is_word(data, start, end, _TRUE_WORD):
                 values[row] = True
             elif _is_word(data, start, end, _FALSE_WORD):
@@ -281,12 +281,12 @@ def float_texts(
         if kind != STRING:
             failure[0] = WRONG_KIND
             return row
-        start, end = _trim(data, np.int64(starts[row]), np.int64(lengths[row]))
+        start, end = trim(data, np.int64(starts[row]), np.int64(lengths[row]))
         word = start + 1 if start < end and (data[start] == 45 or data[start] == 43) else start
         if _is_word(data, word, end, _INFINITY_WORD):
             infinite[row] = True
         elif not _is_word(data, start, end, _NAN_WORD):
-            code, _, _, _ = _exact(data, start, end, 38, 0)
+            code, _, _, _ = exact(data, start, end, 38, 0)
             if code == NOT_A_NUMBER:
                 failure[0] = code
                 return row

@@ -370,10 +370,10 @@ class TableOptions:
         "table.kafka.debezium.time-units",
         OptionType(parse_time_units, render_time_units),
         {},
-        "What the numbers of a column count, where the records have no schema around them: 'd', 'ms', 'us' or 'ns', as "
-        "in 'created=ms,changed=us'.",
+        "What the numbers of a column count, where the records' schema does not say it: 'd', 'ms', 'us' or 'ns', as in "
+        "'created=ms,changed=us'.",
         alterable=True,
-        value_format=JSON_FORMATS,
+        value_format=(*JSON_FORMATS, KafkaValueFormat.AVRO),
     )
     debezium_decimals = Option(
         "table.kafka.debezium.decimal-handling-mode",

@@ -14,7 +14,7 @@ import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.json import connect_schema
-from tablelayer.model.json.connect_schema import DECIMAL, VARIABLE_DECIMAL, ConnectSchema
+from tablelayer.model.json.connect_schema import DECIMAL, MONGO_ID, VARIABLE_DECIMAL, ConnectSchema
 from tablelayer.model.options.kafka_formats import DELETED_FIELD, KafkaValueFormat
 from tablelayer.model.options.table_options import TableOptions
 from tablelayer.model.schema.schema import Column, Schema, check_column_name
@@ -86,7 +86,7 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
             "none of its records has a row in JSON: an object, or an envelope of Debezium's or Connect's"
         )
     newest, found = rows[-1], _fields(rows)
-    keys = tuple(primary_key) or _key_names(samples)
+    keys = tuple(primary_key) or ((MONGO_ID,) if newest.extended else _key_names(samples))
     if keys and not newest.is_change:  # as columns they would mark no deletion any more
         found = [each for each in found if each[0] not in _MARKS or each[0] in keys]
     known = [name for name, _, _ in found]
@@ -148,12 +148,13 @@ def _fields(rows: Sequence[_Row]) -> list[tuple[str, DataType, bool]]:
 
 class _Row(msgspec.Struct, frozen=True):
     """The row of a record: its values, its schema if there is one, whether Connect's envelope is around it, and
-    Debezium's."""
+    Debezium's, and whether it is a text of MongoDB's extended JSON."""
 
     values: dict[str, Any]
     schema: ConnectSchema | None
     wrapped: bool
     is_change: bool
+    extended: bool = False
 
 
 def _row(sample: Sample) -> _Row | None:
@@ -167,12 +168,28 @@ def _row(sample: Sample) -> _Row | None:
     if "op" in value and ("before" in value or "after" in value):
         side = "after" if value.get("after") is not None else "before"
         image = value.get(side)
+        if isinstance(image, str):
+            row = _json(image.encode())
+            plain = {name: _plain_value(each) for name, each in row.items()} if isinstance(row, dict) else {}
+            return _Row(plain, None, wrapped, is_change=True, extended=True) if plain else None
         return (
             _Row(image, None if schema is None else schema.child(side), wrapped, True)
             if isinstance(image, dict)
             else None
         )
     return _Row(value, schema, wrapped, False)
+
+
+_EXTENDED: dict[str, Any] = {
+    "$numberInt": 0, "$numberLong": 0, "$numberDouble": 0.0, "$numberDecimal": types.decimal(38, 18),
+    "$date": types.timestamp_ltz(3), "$binary": types.BYTES,
+}  # fmt: skip
+"""A value, or the type, that stands for one of MongoDB's."""
+
+
+def _plain_value(value: Any) -> Any:
+    wrapper = next(iter(value), None) if isinstance(value, dict) else None
+    return _EXTENDED.get(str(wrapper), value)
 
 
 def _key_names(samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -228,6 +245,8 @@ def _inferred(rows: Iterable[dict[str, Any]]) -> dict[str, DataType]:
 
 def _inferred_type(value: Any) -> DataType:
     match value:
+        case DataType():
+            return value
         case bool():
             return types.BOOLEAN
         case int() if -(1 << 63) <= value < 1 << 63:

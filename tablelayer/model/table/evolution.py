@@ -31,6 +31,7 @@ from tablelayer.model.schema.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.schema.schema import MAX_COLUMNS, MAX_SCHEMA_ID, Column, Schema
 from tablelayer.model.strict_json import loads
 from tablelayer.model.table.definition import RETENTION_CONFIG, TableDefinition
+from tablelayer.model.table.lake_shape import lake_complaint
 from tablelayer.model.types.column_types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind
 from tablelayer.model.types.text import parse_type
 from tablelayer.model.types.values import normal, widened
@@ -442,6 +443,9 @@ def check_successor(before: TableDefinition, after: TableDefinition) -> None:
         raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
     for name in sorted({*before.options, *after.options}):
         _check_option(before, after, name, renames)
+    wrong = lake_complaint(after)
+    if wrong is not None and lake_complaint(before) is None:
+        raise _invalid(wrong)
 
 
 def _check_columns(before: TableDefinition, schema: Schema) -> None:

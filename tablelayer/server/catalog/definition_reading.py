@@ -11,6 +11,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, changes_from_json, evolve
+from tablelayer.model.table.lake_shape import lake_complaint
 from tablelayer.model.topic_config import changed_table, from_topic_config
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ def read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> Rea
             TableErrorCode.INVALID_TABLE,
             f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
         )
+    wrong = lake_complaint(definition)
+    if wrong is not None:
+        raise TableError(TableErrorCode.INVALID_TABLE, wrong)
     return ReadConfig(definition)
 
 

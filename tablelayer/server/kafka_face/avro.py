@@ -84,22 +84,23 @@ def add_rows(
     add: Add,
     *,
     bare: bool = False,
+    units: Mapping[str, str] | None = None,
 ) -> None:
     """Take n values apart by their schemas and `add` each part: which of them, and what decodes them or raises
-    RowError. `bare`: a value of the one column need not be in a record."""
+    RowError. `bare`: a value of the one column need not be in a record. `units`: see `avro_to_rows`."""
     ids = _ids(payload, start, length)
     for each in np.unique(ids).tolist():
         at = np.flatnonzero(ids == each)
         texts = AvroTexts.of(binary_array(*gather(payload, start[at], length[at])))
         if each < 0:
-            _add_containers(texts, at, columns, unknown_fields, add)
+            _add_containers(texts, at, columns, unknown_fields, units, add)
         else:
             behind = AvroTexts(texts.data, texts.starts + _ID_END, texts.ends)
             schema = _known(schemas, each)
             alone = bare and len(columns) == 1
             if alone and isinstance(schema, AvroSchema) and schema.root.kind is not AvroKind.RECORD:
                 schema = schema.as_field(columns[0].name)
-            add(at, _decoder(behind, schema, columns, unknown_fields))
+            add(at, _decoder(behind, schema, columns, unknown_fields, units))
 
 
 def _known(schemas: Schemas, schema_id: int) -> AvroSchema | str:
@@ -111,18 +112,27 @@ def _known(schemas: Schemas, schema_id: int) -> AvroSchema | str:
 
 
 def _decoder(
-    texts: AvroTexts, schema: AvroSchema | str, columns: Sequence[Column], unknown_fields: UnknownFields
+    texts: AvroTexts,
+    schema: AvroSchema | str,
+    columns: Sequence[Column],
+    unknown_fields: UnknownFields,
+    units: Mapping[str, str] | None,
 ) -> Callable[[], pa.RecordBatch]:
     def decode() -> pa.RecordBatch:
         if isinstance(schema, str):
             raise RowError(0, None, schema)
-        return avro_to_rows(texts, schema, columns, unknown_fields=unknown_fields)
+        return avro_to_rows(texts, schema, columns, unknown_fields=unknown_fields, units=units)
 
     return decode
 
 
 def _add_containers(
-    texts: AvroTexts, at: Indices, columns: Sequence[Column], unknown_fields: UnknownFields, add: Add
+    texts: AvroTexts,
+    at: Indices,
+    columns: Sequence[Column],
+    unknown_fields: UnknownFields,
+    units: Mapping[str, str] | None,
+    add: Add,
 ) -> None:
     """Values with their schemas. Those of one producer begin alike, up to the marker, and are read together."""
     values = binary_array(np.append(texts.starts, texts.ends[-1]).astype(np.int32), texts.data)
@@ -142,7 +152,7 @@ def _add_containers(
         alike = left & pc.starts_with(values, pattern=data[:size]).to_numpy(zero_copy_only=False)
         left &= ~alike
         chosen = np.flatnonzero(alike)
-        add(at[chosen], _container_decoder(texts, chosen, size, schema, columns, unknown_fields))
+        add(at[chosen], _container_decoder(texts, chosen, size, schema, columns, unknown_fields, units))
     return None
 
 
@@ -160,6 +170,7 @@ def _container_decoder(
     schema: AvroSchema,
     columns: Sequence[Column],
     unknown_fields: UnknownFields,
+    units: Mapping[str, str] | None,
 ) -> Callable[[], pa.RecordBatch]:
     def decode() -> pa.RecordBatch:
         starts, sizes = np.zeros(len(chosen), np.int64), np.zeros(len(chosen), np.int64)
@@ -167,7 +178,7 @@ def _container_decoder(
         bad = int(kernels.container_bodies(texts.data, positions, ends, starts, sizes))
         good = len(chosen) if bad < 0 else bad
         part = AvroTexts(texts.data, starts[:good], (starts + sizes)[:good])
-        rows = avro_to_rows(part, schema, columns, unknown_fields=unknown_fields)
+        rows = avro_to_rows(part, schema, columns, unknown_fields=unknown_fields, units=units)
         if bad >= 0:
             raise RowError(bad, None, "it is no whole Avro container file of one block with one record")
         return rows

@@ -44,6 +44,7 @@ from tablelayer.model.json.debezium import (
     EnvelopeGroup,
     KeyGroup,
     key_groups,
+    mongo_keys,
     read_envelopes,
     write_envelopes,
 )
@@ -269,7 +270,7 @@ def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas 
                 unknown = table.settings.kafka_unknown_fields
                 avro_face.add_rows(
                     records.payload, start, length, table.schema.columns, known, unknown,
-                    lambda at, decode: parts.add(given[at], decode),
+                    lambda at, decode: parts.add(given[at], decode), units=table.settings.debezium_units,
                 )  # fmt: skip
     write = parts.write(table)
     if table.is_primary_key_table and table.settings.kafka_key_mismatch is KeyMismatch.FAIL:
@@ -503,7 +504,7 @@ def _add_envelope_group(
 
     def upserts() -> Rows:
         found = find_rows(group.upserted, schema.columns, unknown_fields=unknown)
-        field = Conventions.of(settings, group.rows_schema()).field
+        field = Conventions.of(settings, group.rows_schema(), extended=group.extended).field
         rows = found.rows(
             schema.columns, make_field=field, placeholder=placeholder, unkept=schema.primary_key
         )
@@ -512,7 +513,7 @@ def _add_envelope_group(
         return rows
 
     def deletes() -> pa.RecordBatch:
-        field = Conventions.of(settings, group.rows_schema(deleted=True)).field
+        field = Conventions.of(settings, group.rows_schema(deleted=True), extended=group.extended).field
         return _key_rows(json_to_rows(group.deleted, _key_columns(table), make_field=field), schema)
 
     parts.add(at[group.upserts], upserts)
@@ -557,7 +558,7 @@ def _add_deletes(
             lambda part, decode: parts.add(
                 keyed[part], lambda: _key_rows(_of_key(decode), table.schema), deletes=True
             ),
-            bare=True,
+            bare=True, units=table.settings.debezium_units,
         )  # fmt: skip
         at = at[~encoded]
     parts.add(at, lambda: _deleted_rows(records, at, table), deletes=True)
@@ -612,9 +613,13 @@ def _keys_by_schema(keys: pa.BinaryArray, table: TableDefinition) -> list[KeyGro
 
 def _rows_of_keys(group: KeyGroup, table: TableDefinition) -> pa.RecordBatch:
     keys, bare = group.keys, None
+    mongo = None
     if len(table.schema.primary_key) == 1:
-        keys, bare = _wrapped(keys, table)
-    field = Conventions.of(table.settings, group.schema).field
+        if table.settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
+            mongo = mongo_keys(keys, table.schema.primary_key[0])
+        keys, bare = _wrapped(keys, table) if mongo is None else (mongo, None)
+    schema = group.schema if mongo is None else None
+    field = Conventions.of(table.settings, schema, extended=mongo is not None).field
     try:
         return _key_rows(json_to_rows(keys, _key_columns(table), make_field=field), table.schema)
     except RowsTooLargeError:

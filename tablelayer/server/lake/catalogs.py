@@ -91,6 +91,17 @@ LAKE_CATALOG_CONFIGS = (
 )
 
 
+def has_catalog(config: BrokerConfig, lake: str) -> bool:
+    """Whether the broker says where tables of this lake format are tiered to: a warehouse, or another catalog."""
+    prefix = f"datalake.{lake}."
+    given = {
+        name.removeprefix(prefix): text for name, text in config.explicit.items() if name.startswith(prefix)
+    }
+    if lake == "iceberg" and (given.get("type", "hadoop") != "hadoop" or "catalog-impl" in given):
+        return True
+    return bool(given.get("warehouse"))
+
+
 def properties_for(config: BrokerConfig, token: str | None) -> list[LakeProperty]:
     """The properties of lake catalogs that are set; null for what only who has the token may know."""
     expected = config[TIERING_TOKEN]

@@ -6,6 +6,7 @@ Rounds, offsets and leases are the subject's; its places are the buckets in whic
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -23,6 +24,7 @@ from tablelayer.model.lake.topics import TopicLake, is_tiered_topic
 from tablelayer.model.options.table_options import TableOptions
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.catalog.catalog import Catalog, is_partition, is_table
+from tablelayer.server.lake.catalogs import has_catalog
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
@@ -38,6 +40,14 @@ take to write, or a session lasts."""
 
 _DROP_SECONDS = 20.0
 """How long after leaders were asked to hold it a drop may still begin."""
+
+_OPTIONS = {
+    False: ("table", TableOptions.datalake_enabled.name),
+    True: ("topic", TopicOptions.enabled.name),
+}
+"""Of a table, and of a plain topic."""
+
+logger = logging.getLogger("headrace.tables")
 
 Ends = Mapping[tuple[str, int], m.FoundEnd]
 """By topic and partition."""
@@ -77,12 +87,36 @@ class LakeSubjects:
     def __init__(self, catalog: Catalog, lake: LakeRounds) -> None:
         self._catalog = catalog
         self._lake = lake
+        self._told_without_lake: set[UUID] = set()
 
     def all_tiered(self) -> list[Subject]:
         found = [of_table(each) for each in self._catalog.all_tables()]
         topics = self._catalog.context.metadata.topics()
         found += [of_topic(topic) for topic in topics if _is_plain(topic) and is_tiered_topic(topic.config)]
         return [each for each in found if each.enabled]
+
+    def without_lake(self) -> list[Subject]:
+        """What is to be tiered, never was, and has no catalog in this broker's configuration: its log never expires,
+        unless a tierer brings a warehouse of its own.
+        """
+        config = self._catalog.context.config
+        return [
+            each
+            for each in self.all_tiered()
+            if not has_catalog(config, each.format) and self._lake.state(each.table_id).committed_at_ms < 0
+        ]
+
+    def warn_without_lake(self) -> None:
+        """A line in the log for each of those that were not told before."""
+        for each in self.without_lake():
+            if each.table_id not in self._told_without_lake:
+                self._told_without_lake.add(each.table_id)
+                kind, option = _OPTIONS[each.definition is None]
+                logger.warning(
+                    "%s %s has '%s' = 'true', but this broker has no lake for it ('datalake.%s.warehouse' is not set):"
+                    " until something tiers it, its log never expires",
+                    kind, each.name, option, each.format,
+                )  # fmt: skip
 
     async def ends(
         self, subjects: Iterable[Subject], partition_name: str | None = None, hold_seconds: float = 0.0
@@ -350,11 +384,7 @@ def _enabled(subject: Subject) -> Subject:
             f"{subject.name} is a partition: it is tiered together with its table {definition.path.whole}",
         )
     if not subject.enabled:
-        what, option = (
-            ("topic", TopicOptions.enabled.name)
-            if definition is None
-            else ("table", TableOptions.datalake_enabled.name)
-        )
+        what, option = _OPTIONS[definition is None]
         raise TableError(
             TableErrorCode.LAKE_NOT_ENABLED,
             f"{what} {subject.name} is not tiered: its option '{option}' is not 'true'",

@@ -13,7 +13,7 @@ from typing import Any
 from tablelayer.model.ddl import AlterTable, parse
 from tablelayer.model.ddl.render import quote_name, quote_text
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY
+from tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY, MergeEngine
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, SetTableComment
 from tablelayer.model.types.values import literal_sql
@@ -90,7 +90,7 @@ def table(request: Request) -> dict[str, Any]:
     as_of = name.lower().endswith(_LAKE)
     return {
         "columns": columns, "primary_key": [], "partitions": [], "properties": {}, "view": True, "as_of": as_of,
-        "partial": [], "unchanged": None,
+        "partial": [], "overwritten": [], "unchanged": None,
     }  # fmt: skip
 
 
@@ -124,6 +124,7 @@ def _described(definition: TableDefinition) -> dict[str, Any]:
         "view": False,
         "as_of": True,
         "partial": _written_apart(definition),
+        "overwritten": _overwritten(definition),
         "unchanged": _unchanged(definition),
     }
 
@@ -134,6 +135,14 @@ def _written_apart(definition: TableDefinition) -> list[str]:
     if not schema.primary_key:
         return []
     return [column.name for column in schema.columns if column.name not in schema.primary_key]
+
+
+def _overwritten(definition: TableDefinition) -> list[str]:
+    """Columns of a row that is there which an INSERT overwrites with what Spark fills in, if it does not give them."""
+    if definition.settings.merge_engine is MergeEngine.FIRST_ROW:
+        return []
+    numbered = definition.settings.auto_increment_column
+    return [name for name in _written_apart(definition) if name != numbered]
 
 
 def _unchanged(definition: TableDefinition) -> str | None:

@@ -127,6 +127,28 @@ def test_the_doctor_is_content_with_a_server_that_works(rows, headrace, server, 
     assert not (tmp_path / "new").exists()
 
 
+def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(headrace, serve, tmp_path, eventually):
+    enabled = "'table.datalake.enabled' = 'true'"
+    served = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    with connect(served.address) as connection:
+        connection.execute(f"CREATE TABLE kept (id INT) WITH ({enabled}); CREATE TABLE other (id INT)")
+        done = headrace("doctor", "-s", served.address, "-o", "json")
+        findings = [json.loads(line) for line in done.stdout.splitlines()]
+        (found,) = [each for each in findings if each["check"] == "lake"]
+        assert found["verdict"] == "warning"
+        assert found["what"].startswith("default.kept is to be tiered, but the server has no iceberg lake")
+        assert "--set datalake.iceberg.warehouse=" in found["what to do"]
+        log = tmp_path / "data" / "headrace.log"
+        said = "table default.kept has 'table.datalake.enabled' = 'true', but this broker has no lake for it"
+        eventually(lambda: said in log.read_text())
+    with_lake = f"datalake.iceberg.warehouse={tmp_path / 'lake'}"
+    other = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "with"), "--set", with_lake)
+    with connect(other.address) as connection:
+        connection.execute(f"CREATE TABLE kept (id INT) WITH ({enabled})")
+        done = headrace("doctor", "-s", other.address, "-o", "json")
+        assert not [line for line in done.stdout.splitlines() if json.loads(line)["check"] == "lake"]
+
+
 def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(headrace, serve, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens there

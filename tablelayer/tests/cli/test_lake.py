@@ -7,6 +7,7 @@ import pytest
 
 from tablelayer.client import connect
 from tablelayer.lake.coordinator import Heartbeats, ServerCoordinator
+from tablelayer.lake.tiering_job import KEPT_OUT, run_tiering
 from tablelayer.model.errors import TableError
 from tablelayer.model.table.definition import TablePath
 
@@ -97,3 +98,16 @@ def test_two_workers_never_have_the_same_table(connection):
     assert len(held) == 1
     ServerCoordinator(connection, "any").release(held[0])
     assert ServerCoordinator(connection, "next").begin(None, force=False).epoch == held[0].epoch + 1
+
+
+def test_a_run_that_another_tierer_kept_out_says_so(connection):
+    connection.table("tiered").upsert([{"id": 1}])
+    granted = ServerCoordinator(connection, "another").begin(TablePath("default", "tiered"), force=True)
+    said = []
+    assert run_tiering(connection.bootstrap, tables=["default.tiered"], report=said.append) == KEPT_OUT == 3
+    assert said[0] == "default.tiered: another tierer has this table"
+    assert said[1].startswith("nothing was tiered: another tierer has every table")
+    said.clear()
+    both = ["default.tiered", "default.absent"]
+    assert run_tiering(connection.bootstrap, tables=both, report=said.append) == 1
+    ServerCoordinator(connection, "another").release(granted)

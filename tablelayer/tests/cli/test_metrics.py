@@ -79,6 +79,7 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     assert before["headrace_log_size_bytes", "default.visit"] > 0
     assert before["headrace_table_kv_size_bytes", "default.fruit"] > 0
     assert before["headrace_lake_lag_records", "default.fruit"] == 100 + 2 * 50 + 2
+    assert before["headrace_lake_missing", "default.fruit"] == 1
     assert before["headrace_group_lag_records", "readers", "default.visit"] == 20
     assert before["headrace_groups", "Empty"] == 1
     assert before["headrace_connections",] >= 1
@@ -105,4 +106,5 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     assert (code, out) == (1, "")
     assert err.startswith(f"cannot serve metrics on {served.metrics.split('/')[2]}: ")
     code, _, err = served.stop()
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert all("default.fruit" in line and "has no lake for it" in line for line in err.splitlines())

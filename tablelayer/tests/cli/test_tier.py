@@ -47,7 +47,12 @@ def ended(then: str, signals: int, grace: float = 600) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    "then", ["raise", "raise RuntimeError('Answer from Java side is empty') from interrupt"]
+    "then",
+    [
+        "raise",
+        "raise RuntimeError('Answer from Java side is empty') from interrupt",
+        "import logging; logging.exception('KeyboardInterrupt while sending command.'); raise",  # as py4j does
+    ],
 )
 def test_a_signal_ends_the_job_without_a_traceback(then: str) -> None:
     code, out, err = ended(then, 1)

@@ -225,7 +225,7 @@ def test_r17_6_columns_that_the_writer_does_not_know_have_their_default() -> Non
         ("s bytes", b"a", b"\xff", "not UTF-8"),
         ("x bytes", b"ab", b"a", "1 bytes are not the 2"),
         ("ok boolean", True, None, ""),
-        ("i string", "1", None, "which is not read as INT"),
+        ("i boolean", True, None, "which is not read as INT"),
         ("tz local-timestamp-millis", 1, None, "which is not read as TIMESTAMP_LTZ"),
         ("ts timestamp-micros", 1000, 1, "more digits of a second"),
         ("t time-micros", 1000, 86_400_000_000, "no time of a day"),
@@ -482,9 +482,12 @@ def test_r20_2_what_is_wrong_inside_is_named_with_its_place(bad: dict[str, Any],
         ("who", {"type": "map", "values": "string"}, {}),
         ("tags", {"type": "map", "values": "string"}, {}),
         ("attrs", {"type": "array", "items": "string"}, []),
-        ("days", {"type": "map", "values": {"type": "array", "items": "int"}}, {}),
         ("id", PERSON, GOOD["who"]),
-        ("who", {"type": "record", "name": "r2", "fields": [{"name": "name", "type": "int"}]}, {"name": 1}),
+        (
+            "who",
+            {"type": "record", "name": "r2", "fields": [{"name": "age", "type": "boolean"}]},
+            {"age": True},
+        ),
     ],
 )
 def test_r20_2_nested_types_that_are_not_read_as_the_column(name: str, kind: Any, value: Any) -> None:

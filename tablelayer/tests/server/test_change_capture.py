@@ -384,6 +384,50 @@ def test_r17_10_decimals_that_do_not_fit_name_their_record(value: Any, reason: s
     assert (caught.value.index, caught.value.column) == (1, "v")
 
 
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("STRING", ["7", "-1.05", "700", "0.000000001"]),
+        ("CHAR(11)", ["7", "-1.05", "700", "0.000000001"]),
+        ("DOUBLE", [7.0, -1.05, 700.0, 1e-9]),
+        ("BIGINT", [7, None, 700, None]),
+        ("TINYINT", [7, None, None, None]),
+    ],
+)
+def test_r17_10_a_decimal_is_one_in_columns_of_other_types(kind: str, wanted: list[Any]) -> None:
+    definition = table(f"id BIGINT; v {kind}", ("id",), **DEBEZIUM)
+    flattened = table(f"id BIGINT; v {kind}", ("id",), **{"table.kafka.value-path": "payload"})
+    inside = table(f"id BIGINT; l ARRAY<{kind}>", ("id",), **DEBEZIUM)
+    own_scale = field("v", "struct", "io.debezium.data.VariableScaleDecimal")
+    for (number, scale), value in zip([(7, 0), (-105, 2), (7, -2), (1, 9)], wanted, strict=True):
+        said = field("v", "bytes", _DECIMAL, parameters={"scale": str(scale)})
+        variable = {"scale": scale, "value": unscaled(number)}
+        items = field("l", "array", items=said)
+        key = json.dumps({"id": 1}).encode()
+        for given, made in (
+            (created({"id": 1, "v": unscaled(number)}, said), definition),
+            (created({"id": 1, "v": variable}, own_scale), definition),
+            ((key, flat({"id": 1, "v": unscaled(number)}, said)), flattened),
+            (created({"id": 1, "l": [unscaled(number)]}, items), inside),
+        ):
+            if value is None:
+                with pytest.raises(RowError, match=f"of scale {scale}, does not fit into {kind}"):
+                    from_kafka(records(given), made)
+                continue
+            (row,) = from_kafka(records(given), made).rows.to_pylist()
+            assert row == {"id": 1, **({"l": [value]} if made is inside else {"v": value})}
+
+
+def test_r17_10_the_base64_of_a_decimal_may_begin_as_a_number_does() -> None:
+    definition = table("id BIGINT; v DECIMAL(10, 2)", ("id",), **DEBEZIUM)
+    texts = {"E123": "12691.75", "123E": "-26588.76", "12.5": "12.50", "-1e1": "-10.00", ".5E0": "0.50"}
+    rows = from_kafka(records(*(created({"id": 1, "v": text}) for text in texts)), definition).rows
+    assert rows.column("v").to_pylist() == [*map(Decimal, texts.values())]
+    for text in ("1234", "12E3", "1E+5", "+123"):
+        with pytest.raises(RowError, match="may be the number, or base64"):
+            from_kafka(records(created({"id": 1, "v": text})), definition)
+
+
 def test_r17_10_other_types_come_as_text() -> None:
     definition = table(
         "j STRING; a STRING; l ARRAY<STRING>; e STRING; i STRING; b BYTES; n STRING", **DEBEZIUM

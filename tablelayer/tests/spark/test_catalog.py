@@ -78,7 +78,8 @@ def test_a_table_is_made_filled_changed_and_dropped(sql: Sql) -> None:
     assert (definition.bucket_count, definition.comment) == (2, "bought")
     sql("INSERT INTO headrace.{db}.customers VALUES ('Ann', 'IS'), ('Bob', 'PT'), ('Cy', NULL)")
     sql(
-        "INSERT INTO headrace.{db}.orders (id, customer, price) VALUES (1, 'Ann', 9.99), (2, 'Bob', 5), (3, 'Cy', 1)"
+        "INSERT INTO headrace.{db}.orders (id, customer, price, state)"
+        " VALUES (1, 'Ann', 9.99, DEFAULT), (2, 'Bob', 5, DEFAULT), (3, 'Cy', 1, DEFAULT)"
     )
     joined = sql(
         "SELECT o.id, c.country, o.state FROM headrace.{db}.orders o JOIN headrace.{db}.customers c"
@@ -119,9 +120,50 @@ def test_a_table_is_made_filled_changed_and_dropped(sql: Sql) -> None:
     assert not sql.client.admin.table_exists(f"{sql.database}.kept")
 
 
+def test_an_insert_that_would_overwrite_columns_it_does_not_name_is_refused(sql: Sql) -> None:
+    columns = "id BIGINT, a STRING, b STRING, c INT DEFAULT 7"
+    sql(f"CREATE TABLE headrace.{{db}}.kept ({columns}, PRIMARY KEY (id))")
+    sql(f"CREATE TABLE headrace.{{db}}.log ({columns})")
+    sql(
+        f"CREATE TABLE headrace.{{db}}.first ({columns}, PRIMARY KEY (id))"
+        " TBLPROPERTIES ('table.merge-engine' = 'first_row')"
+    )
+    row = (1, "x", "y", 3)
+    sql("INSERT INTO headrace.{db}.kept VALUES (1, 'x', 'y', 3)")
+    some = sql.spark.createDataFrame([(1, "z")], "id long, a string")
+    name = f"headrace.{sql.database}.kept"
+    for write in (
+        lambda: sql("INSERT INTO headrace.{db}.kept (id, a) VALUES (1, 'z')"),
+        lambda: sql("INSERT INTO headrace.{db}.kept (a, id) SELECT concat(a, 'z'), id FROM headrace.{db}.kept"),
+        lambda: sql("INSERT INTO headrace.{db}.kept BY NAME SELECT 1L AS id, 'z' AS a"),
+        lambda: some.writeTo(name).append(),
+        lambda: some.write.mode("append").saveAsTable(name),
+    ):
+        with pytest.raises(Exception, match="does not give b, c: .* Name all columns .* MERGE INTO"):
+            write()
+    with pytest.raises(Exception, match="does not give c: "):
+        sql("INSERT INTO headrace.{db}.kept (id, a, b) VALUES (1, 'z', 'z')")
+    assert sql.rows("kept") == [row]
+    sql("INSERT INTO headrace.{db}.kept (c, b, id, a) VALUES (DEFAULT, NULL, 2, 'a2'), (1, 'b3', 3, NULL)")
+    sql("INSERT INTO headrace.{db}.kept BY NAME SELECT 4L AS id, CAST(NULL AS STRING) AS a, 'b' AS b, 1 AS c")
+    whole = some.selectExpr("5L AS id", "CAST(NULL AS STRING) AS a", "CAST(NULL AS STRING) AS b", "1 AS c")
+    whole.writeTo(name).append()
+    sql(
+        "MERGE INTO headrace.{db}.kept t USING (SELECT 6L AS id) s ON t.id = s.id"
+        " WHEN NOT MATCHED THEN INSERT (id, a) VALUES (s.id, 'm')"
+    )
+    assert sql.rows("kept") == [
+        row, (2, "a2", None, 7), (3, None, "b3", 1), (4, None, "b", 1), (5, None, None, 1), (6, "m", None, 7)
+    ]  # fmt: skip
+    for other in ("log", "first"):
+        sql(f"INSERT INTO headrace.{{db}}.{other} (id, a) VALUES (1, 'z')")
+        assert sql.rows(other) == [(1, "z", None, 7)]
+    assert not any(field.metadata for field in sql.spark.table(name).schema.fields if field.name in ("a", "b"))
+
+
 def test_sql_of_every_day(sql: Sql) -> None:
     sql("CREATE TABLE headrace.{db}.t (id BIGINT, v STRING DEFAULT 'new', PRIMARY KEY (id))")
-    sql("INSERT INTO headrace.{db}.t (id) SELECT id FROM range(6)")
+    sql("INSERT INTO headrace.{db}.t (v, id) SELECT 'new', id FROM range(6)")
     sql("DELETE FROM headrace.{db}.t WHERE id = 0")
     sql(
         "MERGE INTO headrace.{db}.t t USING (SELECT * FROM VALUES (1, 'gone'), (2, 'sent'), (9, 'new') AS v(id, v)) s"
@@ -273,7 +315,7 @@ def test_every_type_goes_both_ways(sql: Sql) -> None:
         " map('a', 1L), named_struct('x', 1, 'y', array('b', NULL)))"
     )
     sql(f"INSERT INTO headrace.{{db}}.types VALUES {values}")
-    sql("INSERT INTO headrace.{db}.types (k) VALUES (2)")
+    sql(f"INSERT INTO headrace.{{db}}.types VALUES (2{', NULL' * 15})")
     (row,) = sql("SELECT a, b, c, d, e, f, g, h, i, j, m, n, p.y FROM headrace.{db}.types WHERE k = 1")
     assert row == (
         True, 1, 2, 3, 1.5, 2.5, decimal.Decimal("12345678901234567890.123456789"), "ä", bytearray(b"\x00\xff"),

@@ -23,6 +23,7 @@ import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
+import org.apache.spark.sql.connector.catalog.TableWritePrivilege;
 import org.apache.spark.sql.connector.catalog.constraints.Constraint;
 import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey;
 import org.apache.spark.sql.connector.expressions.Expression;
@@ -168,27 +169,35 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
 
     @Override
     public Table loadTable(Identifier identifier) throws NoSuchTableException {
-        return load(identifier, null, null);
+        return load(identifier, null, null, null);
+    }
+
+    @Override
+    public Table loadTable(Identifier identifier, Set<TableWritePrivilege> privileges) throws NoSuchTableException {
+        boolean inserted = privileges.contains(TableWritePrivilege.INSERT);
+        return load(identifier, null, null, inserted ? FilledColumns.MARK : null);
     }
 
     /** As it was at a time, in microseconds since 1970: what was written in that millisecond is included. */
     @Override
     public Table loadTable(Identifier identifier, long timestamp) throws NoSuchTableException {
-        return load(identifier, Math.floorDiv(timestamp, 1000), null);
+        return load(identifier, Math.floorDiv(timestamp, 1000), null, null);
     }
 
     /** As it was at offsets by bucket, as JSON; the lake alone at one of its snapshots. */
     @Override
     public Table loadTable(Identifier identifier, String version) throws NoSuchTableException {
-        return load(identifier, null, version);
+        return load(identifier, null, version, null);
     }
 
-    private Table load(Identifier identifier, Long asOfMs, String version) throws NoSuchTableException {
+    private Table load(Identifier identifier, Long asOfMs, String version, String metadata)
+            throws NoSuchTableException {
         if (identifier.namespace().length != 1) {
             throw new NoSuchTableException(identifier);
         }
         try {
-            return new HeadraceTable(server, identifier, asOfMs, version, server.ask("table", place(identifier)));
+            return new HeadraceTable(
+                    server, identifier, asOfMs, version, server.ask("table", place(identifier)), metadata);
         } catch (HelperException error) {
             throw noTable(error, identifier);
         }

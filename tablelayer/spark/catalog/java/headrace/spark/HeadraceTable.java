@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.EnumSet;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -48,6 +49,12 @@ final class HeadraceTable
     private final Column[] columns;
 
     HeadraceTable(Server server, Identifier identifier, Long asOfMs, String version, JsonNode described) {
+        this(server, identifier, asOfMs, version, described, null);
+    }
+
+    /** `metadata`: that of all columns, JSON. */
+    HeadraceTable(
+            Server server, Identifier identifier, Long asOfMs, String version, JsonNode described, String metadata) {
         this.server = server;
         this.database = identifier.namespace()[0];
         this.table = identifier.name();
@@ -55,7 +62,7 @@ final class HeadraceTable
         this.version = version;
         this.described = described;
         List<Column> found = new ArrayList<>();
-        described.get("columns").forEach(each -> found.add(column(each)));
+        described.get("columns").forEach(each -> found.add(column(each, metadata)));
         this.columns = found.toArray(Column[]::new);
         if (isOfEarlier() && !described.get("as_of").asBoolean()) {
             throw new UnsupportedOperationException(name() + " has no state of an earlier time: leave AS OF out");
@@ -66,14 +73,14 @@ final class HeadraceTable
         return asOfMs != null || version != null;
     }
 
-    private static Column column(JsonNode each) {
+    private static Column column(JsonNode each, String metadata) {
         DataType type = DataType.fromJson(each.get("type").asText());
         ColumnDefaultValue value = null;
         if (each.hasNonNull("default")) {
             value = new ColumnDefaultValue(each.get("default").asText(), new LiteralValue<>(null, type));
         }
         String comment = each.hasNonNull("comment") ? each.get("comment").asText() : null;
-        return Column.create(each.get("name").asText(), type, each.get("nullable").asBoolean(), comment, value, null);
+        return Column.create(each.get("name").asText(), type, each.get("nullable").asBoolean(), comment, value, metadata);
     }
 
     private boolean isView() {
@@ -101,6 +108,20 @@ final class HeadraceTable
     @Override
     public Column[] columns() {
         return columns;
+    }
+
+    /** Refuse an INSERT that would overwrite columns that it does not name, in rows that are there. */
+    void checkInsertIsWhole() {
+        Set<String> overwritten = new HashSet<>();
+        described.get("overwritten").forEach(each -> overwritten.add(each.asText()));
+        List<String> filled = overwritten.isEmpty() ? List.of() : FilledColumns.among(overwritten);
+        if (!filled.isEmpty()) {
+            throw new UnsupportedOperationException("INSERT INTO " + name() + " does not give " + String.join(", ", filled)
+                    + ": the rows of a table with a primary key are written whole, so rows that are there would lose what"
+                    + " they have in these columns. Name all columns (with NULL or DEFAULT where a row has no value), change"
+                    + " some of them by UPDATE or MERGE INTO, or write them by"
+                    + " df.write.format('headrace').option('write.mode', 'partial').option('columns', ...)");
+        }
     }
 
     NamedReference[] primaryKey() {

@@ -63,6 +63,9 @@ final class HeadraceWrite extends StagedWrite
 
     @Override
     public BatchWrite toBatch() {
+        if (terms.isEmpty()) {
+            table.checkInsertIsWhole();
+        }
         begin(terms);
         return this;
     }

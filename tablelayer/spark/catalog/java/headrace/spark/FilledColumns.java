@@ -1,0 +1,56 @@
+package headrace.spark;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Set;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.plans.logical.AppendData;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.execution.QueryExecution;
+import org.apache.spark.sql.execution.SQLExecution;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * The columns that an INSERT does not give. Spark fills them with their defaults or NULL before a table is asked to
+ * write, so an upsert would overwrite what rows that are there have in them.
+ *
+ * Only the analyzed plan still tells a column that was filled from a NULL that was given: Spark puts a projection on
+ * top of the query, in which a column that was given refers to the query's and one that was filled refers to nothing.
+ * The projection is Spark's if its columns have the metadata of the table's, which are marked for it. A MERGE that only
+ * inserts is such a plan by position: its rows are not there yet, and Spark fills nothing by position.
+ */
+final class FilledColumns {
+    /** Metadata of the columns of a table that is loaded to be inserted into. */
+    static final String MARK = "{\"headrace.inserted\":true}";
+
+    private static final String MARKED = "headrace.inserted";
+
+    private FilledColumns() {}
+
+    /** Those of the statement that runs in this thread, among `columns`. */
+    static List<String> among(Set<String> columns) {
+        List<String> found = new ArrayList<>();
+        if (running() instanceof AppendData append
+                && append.isByName()
+                && append.query() instanceof Project project) {
+            for (NamedExpression each : CollectionConverters.asJava(project.projectList())) {
+                if (each instanceof Alias alias
+                        && alias.references().isEmpty()
+                        && alias.metadata().contains(MARKED)
+                        && columns.contains(alias.name())) {
+                    found.add(alias.name());
+                }
+            }
+        }
+        return found;
+    }
+
+    private static LogicalPlan running() {
+        String id = SparkSession.active().sparkContext().getLocalProperty(SQLExecution.EXECUTION_ID_KEY());
+        QueryExecution execution = id == null ? null : SQLExecution.getQueryExecution(Long.parseLong(id));
+        return execution == null ? null : execution.analyzed();
+    }
+}
