@@ -54,7 +54,9 @@ class Engine:
         self._select = select
         self._sources = sources
         self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
-        self._sql = before + to_duckdb(select, self._names)
+        known = {name: source.schema for name, source in sources.items() if source.schema is not None}
+        self._written = lambda casts: before + to_duckdb(select, self._names, schemas=known, casts=casts)
+        self._sql = self._written(False)
         self._reads_once = select.reads_once
         self._files = files
 
@@ -97,7 +99,7 @@ class Engine:
             name: source.schema if source.batches is None else source.batches()[0]
             for name, source in self._sources.items()
         }
-        if any(schema is None for schema in schemas.values()):
+        if self._select.pivots or any(schema is None for schema in schemas.values()):
             return self.reader().schema
         with connect(files=self._files) as database:
             try:
@@ -133,13 +135,21 @@ class Engine:
 
     def _bind(self, database: Any) -> None:
         """Raises DuckDB's errors for a query that makes no sense with these columns."""
+        import duckdb
+
         schemas = {name: source.schema for name, source in self._sources.items()}
-        if not schemas or any(schema is None for schema in schemas.values()):
+        if not schemas or self._select.pivots or any(schema is None for schema in schemas.values()):
             return
         for name, schema in schemas.items():
             assert schema is not None
             database.register(self._names[name], schema.empty_table())
-        _ = database.sql(self._sql).columns
+        try:
+            _ = database.sql(self._sql).columns
+        except duckdb.Error as error:
+            if "_NS" not in str(error):
+                raise
+            self._sql = self._written(True)
+            _ = database.sql(self._sql).columns
         for name in schemas:
             database.unregister(self._names[name])
 

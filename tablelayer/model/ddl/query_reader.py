@@ -11,7 +11,7 @@ from tablelayer.model.ddl.clauses import ClauseReader
 from tablelayer.model.ddl.query import Select
 from tablelayer.model.ddl.tokens import TokenStream
 
-_BEGINNINGS = ("SELECT", "WITH", "FROM")
+_BEGINNINGS = ("SELECT", "WITH", "FROM", "PIVOT", "UNPIVOT")
 
 
 class QueryReader(ClauseReader):
@@ -28,7 +28,9 @@ class QueryReader(ClauseReader):
             position += 1
         if position >= len(tokens) or tokens[position].token_type is not TokenType.VAR:
             return False
-        return tokens[position].text.upper() in _BEGINNINGS
+        following = tokens[position + 1] if position + 1 < len(tokens) else None
+        of_names = following is not None and following.token_type in (TokenType.COMMA, TokenType.R_PAREN)
+        return tokens[position].text.upper() in _BEGINNINGS and not of_names
 
     def query(self, *, in_brackets: bool = False) -> Select:
         """All up to the end of the statement, or to the bracket that closes what stands before it."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 import sqlglot
 from msgspec.structs import replace
 from sqlglot import exp
@@ -22,7 +23,9 @@ from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
 from tablelayer.model.ddl.errors import DdlError
+from tablelayer.model.ddl.moments import adapt_moments
 from tablelayer.model.ddl.query import Bounds, PastTable, Select
+from tablelayer.model.ddl.scopes import defining
 from tablelayer.model.filters.trees import conjuncts, only, understood
 from tablelayer.model.types.column_types import DATE, timestamp
 from tablelayer.model.types.values import Value, negated, number, typed
@@ -40,19 +43,29 @@ class _Queries(DuckDB):
         }
 
 
-def to_duckdb(select: Select, names: Mapping[str, str], *, every_row: bool = False) -> str:
+def to_duckdb(
+    select: Select,
+    names: Mapping[str, str],
+    *,
+    every_row: bool = False,
+    schemas: Mapping[str, pa.Schema] | None = None,
+    casts: bool = False,
+) -> str:
     """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without its
-    WHERE."""
+    WHERE. ``schemas``: of the tables where they are known, for `adapt_moments`, as ``casts`` is."""
     tree = _parse_one(select.sql)
     _quote_reserved(tree)
     if every_row:
         tree.set("where", None)
     qualified = set[tuple[str, str]]()
+    known = dict[int, pa.Schema]()
     for table in _base_tables(tree):
         name = _qualified(table, select.database)
         qualified.add(((table.db or select.database).lower(), table.alias_or_name.lower()))
         if not table.alias:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
+        if schemas is not None and name in schemas and only(table.args["alias"], exp.TableAlias, "this"):
+            known[id(table)] = schemas[name]
         table.set("this", exp.to_identifier(names[name], quoted=True))
         table.set("db", None)
         table.set("version", None)
@@ -62,6 +75,7 @@ def to_duckdb(select: Select, names: Mapping[str, str], *, every_row: bool = Fal
             column.set("db", None)
         elif (column.catalog.lower(), column.db.lower()) in qualified:
             column.set("catalog", None)
+    adapt_moments(tree, known, casts=casts)
     return tree.sql(dialect=DuckDB)
 
 
@@ -200,6 +214,7 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
     except ValueError as error:
         raise DdlError(str(error), sql, start, len(text)) from None
     source = _only_source(tree, base_tables)
+    pivots = tree.find(exp.Pivot) is not None
     reads, columns_given = (False, None) if moments else _reads_rows(tree, source, conditions)
     simple = _simple_parts(tree, source)
     common: dict[str, Any] = {
@@ -214,7 +229,8 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
         "database": database,
         "reads_once": len(tables) == len(base_tables)
         and len(list(tree.find_all(exp.Query))) == 1
-        and tree.find(exp.Pivot) is None,
+        and not pivots,
+        "pivots": pivots,
     }
     if simple is None:
         return Select(text, tables, **common)
@@ -259,27 +275,8 @@ def _base_tables(tree: exp.Expr) -> list[exp.Table]:
         table
         for table in tree.find_all(exp.Table)
         if isinstance(table.this, exp.Identifier)
-        and (table.db or not (_FILE.search(table.name) or _is_defined(table)))
+        and (table.db or not (_FILE.search(table.name) or defining(table) is not None))
     ]
-
-
-def _is_defined(table: exp.Table) -> bool:
-    """Return whether a WITH around the table, or one of its queries before it, has its name."""
-    name = table.name.lower()
-    inner: exp.Expr = table
-    outer = table.parent
-    while outer is not None:
-        visible: list[exp.Expr] = []
-        if isinstance(outer, exp.With):
-            # Inside of a query of WITH: those before it, and itself where it may be recursive.
-            place = next(index for index, each in enumerate(outer.expressions) if each is inner)
-            visible = outer.expressions[: place + bool(outer.args.get("recursive"))]
-        elif isinstance(with_ := outer.args.get("with_"), exp.With) and with_ is not inner:
-            visible = with_.expressions
-        if any(each.alias_or_name.lower() == name for each in visible):
-            return True
-        inner, outer = outer, outer.parent
-    return False
 
 
 def _qualified(table: exp.Table, database: str) -> str:
