@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -55,8 +56,9 @@ class Engine:
         self._sources = sources
         self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
         known = {name: source.schema for name, source in sources.items() if source.schema is not None}
-        self._written = lambda casts: before + to_duckdb(select, self._names, schemas=known, casts=casts)
-        self._sql = self._written(False)
+        self._write = partial(to_duckdb, select, self._names, schemas=known)
+        self._before = before
+        self._sql = before + self._write()
         self._reads_once = select.reads_once
         self._files = files
 
@@ -148,7 +150,7 @@ class Engine:
         except duckdb.Error as error:
             if "_NS" not in str(error):
                 raise
-            self._sql = self._written(True)
+            self._sql = self._before + self._write(casts=True)
             _ = database.sql(self._sql).columns
         for name in schemas:
             database.unregister(self._names[name])

@@ -12,6 +12,7 @@ A column is known by the tables of the FROM that it stands under; any other one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 from sqlglot import exp
@@ -39,6 +40,7 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[int, pa.Schema], *, casts: boo
     if not kinds.any:
         return
     names = {id(select): list(map(_shown, select.expressions)) for select in tree.find_all(exp.Select)}
+    node: Any
     for node in list(tree.walk()):
         if only(node, exp.Between, "this", "low", "high") and (kind := kinds.of(node.this)) is not None:
             low = exp.GTE(this=node.this.copy(), expression=node.args["low"].copy())
@@ -76,7 +78,7 @@ class _Kinds:
         self._tables = tables
         self.any = any(_kind(each) for schema in tables.values() for each in schema.types)
 
-    def of(self, node: exp.Expr) -> str | None:
+    def of(self, node: Any) -> str | None:
         while only(node, exp.Paren, "this"):
             node = node.this
         if only(node, exp.Min, "this") or only(node, exp.Max, "this"):
@@ -160,7 +162,7 @@ def _takes_microseconds(parent: exp.Expr | None) -> bool:
     )
 
 
-def _ticks(node: exp.Expr, kind: str) -> int | None:
+def _ticks(node: Any, kind: str) -> int | None:
     """The nanoseconds of a literal, of any size; None for anything else."""
     while only(node, exp.Paren, "this"):
         node = node.this
@@ -207,14 +209,15 @@ def _compared(comparison: exp.Expr, kind: str, casts: bool) -> exp.Expr:
     return (exp.EQ if holds else exp.NEQ)(this=column, expression=column.copy())
 
 
-def _operand(other: exp.Expr, kind: str, casts: bool) -> exp.Expr:
+def _operand(other: Any, kind: str, casts: bool) -> exp.Expr:
     """What a column of the kind is compared with, if that is no literal that was understood."""
     of_text = only(other, exp.Cast, "this", "to") and only(other.this, exp.Literal, "this", "is_string")
     if of_text and kind == _TIME_NS and other.to.is_type("time"):
         return _cast(other.this, kind)
-    if not casts or kind == _NS or isinstance(other, (exp.Literal, exp.Null, exp.Any, exp.All)):
-        return other
-    return _cast(exp.Paren(this=other), kind)
+    if casts and kind != _NS and not isinstance(other, (exp.Literal, exp.Null, exp.Any, exp.All)):
+        return _cast(exp.Paren(this=other), kind)
+    same: exp.Expr = other
+    return same
 
 
 def _among(node: exp.In, kind: str, casts: bool) -> None:

@@ -65,7 +65,7 @@ class QueryReader(ClauseReader):
 
         check_sources(self.stream.sql, start, end)
 
-    def computes(self, text: str) -> bool:
+    def computes(self, text: str, *, casts: bool = False) -> bool:
         from tablelayer.model.ddl.select import computes
 
-        return computes(text)
+        return computes(text, casts=casts)

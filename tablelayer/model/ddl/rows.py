@@ -185,7 +185,7 @@ class RowsReader:
             raise mistake
         stream.position = start
         text = self.expression(*ends, stops_at_comma=True)
-        if not of_columns and not self.reader.computes(text):
+        if not of_columns and not self.reader.computes(text, casts=mistake is None):
             if mistake is None:
                 stream.position = wrong_at
                 raise stream.expected("',' or ')'")

@@ -129,9 +129,10 @@ def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: s
         raise DdlError(found.reason, sql, start + place, len(found.word)) from None
 
 
-def computes(text: str) -> bool:
-    """Whether an expression does more than write a value down: it calls, calculates or asks."""
-    plain = (exp.Cast, exp.Neg)
+def computes(text: str, *, casts: bool = False) -> bool:
+    """Whether an expression does more than write a value down: it calls, calculates or asks, or casts (where ``casts``
+    says so)."""
+    plain = (exp.Neg,) if casts else (exp.Cast, exp.Neg)
     tree = _parse_one(f"SELECT ({text}\n)")
     return any(
         isinstance(each, (exp.Func, exp.Binary, exp.Unary, exp.Case, exp.Query))
@@ -321,10 +322,7 @@ def _only_source(tree: exp.Expr, tables: list[exp.Table]) -> exp.Table | None:
     table = tables[0]
     if not isinstance(source, exp.From) or not understood(source, "this") or source.this is not table:
         return None
-    alias = table.args.get("alias")
-    if not understood(table, "this", "db", "alias", "version"):
-        return None
-    return table if alias is None or only(alias, exp.TableAlias, "this") else None
+    return table if _is_plain_table(table) else None
 
 
 def _bounds(tree: exp.Expr, table: exp.Table | None) -> dict[str, Bounds]:
@@ -404,9 +402,8 @@ def _names_its_columns(node: exp.Expr) -> bool:
         return isinstance(node.parent, exp.Count)
     if isinstance(node, (exp.Pivot, exp.Unnest, exp.Columns, exp.PositionalColumn)):
         return False
-    if isinstance(node, exp.TableAlias):
-        # Names of its own for the columns, one for each from the first one on.
-        return not (node.args.get("columns") and isinstance(node.parent, exp.Table))
+    if isinstance(node, exp.TableAlias) and isinstance(node.parent, exp.Table):
+        return understood(node, "this")  # names of its own for the columns count them from the first one on
     if isinstance(node, exp.Table):
         return understood(node, "this", "db", "alias", "joins", "version", "sample", "ordinality")
     if isinstance(node, exp.Select):
@@ -444,11 +441,9 @@ def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, 
 
 def _keeps_rows_of(select: exp.Select, table: exp.Table) -> bool:
     """Whether every row of the SELECT before WHERE has a row of this table: it is not what an outer join fills up."""
-    if not understood(select, *_KNOWN_CLAUSES) or not understood(table, "this", "db", "alias", "version"):
+    if not understood(select, *_KNOWN_CLAUSES) or not _is_plain_table(table):
         return False
-    alias = table.args.get("alias")
-    renamed = alias is not None and not only(alias, exp.TableAlias, "this")
-    if renamed or not isinstance(table.parent, (exp.From, exp.Join)) or table.parent.parent is not select:
+    if not isinstance(table.parent, (exp.From, exp.Join)) or table.parent.parent is not select:
         return False
     seen = isinstance(table.parent, exp.From)
     for join in select.args.get("joins") or ():
@@ -464,7 +459,7 @@ def _keeps_rows_of(select: exp.Select, table: exp.Table) -> bool:
 
 
 def _is_of(column: exp.Column, table: exp.Table, alone: bool, aliases: set[str]) -> bool:
-    if not only(column, exp.Column, "this", "table") or not isinstance(column.this, exp.Identifier):
+    if not _is_named_plainly(column):
         return False
     if not column.table:
         return alone and column.name.lower() not in aliases
@@ -561,18 +556,35 @@ def _is_plain_count(expression: exp.Expr) -> bool:
     return only(expression, exp.Count, "this", "big_int") and _is_plain_star(expression.this)
 
 
+def _is_plain_table(table: exp.Table) -> bool:
+    """Return whether a table has its own columns, all its rows (at a moment) and nothing else about it."""
+    alias = table.args.get("alias")
+    if not only(table, exp.Table, "this", "db", "alias", "version"):
+        return False
+    if alias is not None and not (only(alias, exp.TableAlias, "this") and _is_name(alias.this)):
+        return False
+    return _is_name(table.this) and (table.args.get("db") is None or _is_name(table.args["db"]))
+
+
+def _is_name(node: Any) -> bool:
+    return only(node, exp.Identifier, "this", "quoted")
+
+
 def _is_plain_star(expression: exp.Expr) -> bool:
     """``*``, without EXCLUDE or REPLACE."""
     return only(expression, exp.Star)
 
 
-def _is_plain_column(expression: exp.Expr, table: exp.Table) -> bool:
+def _is_plain_column(expression: Any, table: exp.Table) -> bool:
     """A column of the table, and not a field of one: ``who.name`` looks like the column ``name`` of a table."""
-    return (
-        only(expression, exp.Column, "this", "table")
-        and isinstance(expression.this, exp.Identifier)
-        and expression.table.lower() in ("", table.alias_or_name.lower())
-    )
+    return _is_named_plainly(expression) and expression.table.lower() in ("", table.alias_or_name.lower())
+
+
+def _is_named_plainly(column: Any) -> bool:
+    """Return whether a column is named by itself, or behind a table's name."""
+    if not only(column, exp.Column, "this", "table") or not _is_name(column.this):
+        return False
+    return column.args.get("table") is None or _is_name(column.args["table"])
 
 
 def _equality(condition: exp.Expr, table: exp.Table) -> tuple[str, Value] | None:
@@ -586,7 +598,7 @@ def _equality(condition: exp.Expr, table: exp.Table) -> tuple[str, Value] | None
     return None
 
 
-def _literal(expression: exp.Expr) -> tuple[bool, Value]:
+def _literal(expression: Any) -> tuple[bool, Value]:
     """(True, value) of a literal that compares as it is written; (False, None) for anything else."""
     try:
         if only(expression, exp.Literal, "this", "is_string"):

@@ -189,7 +189,7 @@ class _Translation:
     def _column(self, tree: Any) -> Column | None:
         from sqlglot import expressions as sql
 
-        if not only(tree, sql.Column, "this") or type(tree.this) is not sql.Identifier:
+        if not only(tree, sql.Column, "this") or not only(tree.this, sql.Identifier, "this", "quoted"):
             return None
         column = self._by_name.get(tree.name.lower())
         return None if column is None or column.type.is_nested else column
