@@ -14,6 +14,9 @@ from tablelayer.model.ddl.tokens import TokenStream
 _BEGINNINGS = ("SELECT", "WITH", "FROM", "PIVOT", "UNPIVOT")
 
 
+_AFTER_NAMES = (TokenType.COMMA, TokenType.R_PAREN, TokenType.DOT, TokenType.SEMICOLON)
+
+
 class QueryReader(ClauseReader):
     """``views``: queries by ``database.name``, which stand for the names."""
 
@@ -29,8 +32,8 @@ class QueryReader(ClauseReader):
         if position >= len(tokens) or tokens[position].token_type is not TokenType.VAR:
             return False
         following = tokens[position + 1] if position + 1 < len(tokens) else None
-        of_names = following is not None and following.token_type in (TokenType.COMMA, TokenType.R_PAREN)
-        return tokens[position].text.upper() in _BEGINNINGS and not of_names
+        is_name = following is None or following.token_type in _AFTER_NAMES
+        return tokens[position].text.upper() in _BEGINNINGS and not is_name
 
     def query(self, *, in_brackets: bool = False) -> Select:
         """All up to the end of the statement, or to the bracket that closes what stands before it."""

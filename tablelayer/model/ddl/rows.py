@@ -205,7 +205,7 @@ class RowsReader:
         if following is None:
             return word in _NESTED or word in _TYPED
         if word in _NESTED:
-            return True
+            return following.token_type is not TokenType.L_BRACE  # MAP {...} is DuckDB's
         return word in _TYPED and following.token_type is TokenType.STRING
 
     def expression(self, *ends: str, stops_at_comma: bool = False) -> str:

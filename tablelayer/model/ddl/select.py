@@ -23,6 +23,7 @@ from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
 from tablelayer.model.ddl.errors import DdlError
+from tablelayer.model.ddl.known import check_known
 from tablelayer.model.ddl.moments import adapt_moments
 from tablelayer.model.ddl.query import Bounds, PastTable, Select
 from tablelayer.model.ddl.scopes import defining
@@ -197,6 +198,7 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
     except TokenError as error:
         raise DdlError(f"the query cannot be read: {error}", sql, start, 1) from None
     try:
+        check_known(tree)
         if views and _expanded(tree, database, views):
             text = tree.sql(dialect=DuckDB)
             tree = _parse_one(text)

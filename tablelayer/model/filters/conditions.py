@@ -98,7 +98,8 @@ def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -
             named |= dict.fromkeys(schema.names)
             continue
         tree = trees[0]
-        named |= dict.fromkeys(_names_in(tree, schema))
+        text = condition if isinstance(condition, str) else tree.sql(dialect=dialect)
+        named |= dict.fromkeys(_names_in(tree, text, schema))
         for part in conjuncts(tree):
             pushed = _Translation(by_name, dialect).of(part)
             if pushed is None:
@@ -118,13 +119,15 @@ def _by_name(schema: Schema) -> dict[str, Column]:
     return {name: column for name, column in found.items() if column is not None}
 
 
-def _names_in(tree: Any, schema: Schema) -> list[str]:
-    """The columns that a condition may name; what stands before a dot may be a column, of which a field is wanted."""
+def _names_in(tree: Any, text: str, schema: Schema) -> list[str]:
+    """The columns that a condition may name, and others that its words might mean: what stands before a dot may be a
+    column, of which a field is wanted, and the parser takes `list[0]` for a call."""
     from sqlglot import expressions as sql
 
     if tree.find(sql.Star, sql.PositionalColumn) is not None:
         return list(schema.names)
     used = {part.name.lower() for column in tree.find_all(sql.Column) for part in column.parts}
+    used |= set(re.findall(r"\w+", text.lower()))
     return [name for name in schema.names if name.lower() in used]
 
 
