@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 
@@ -24,8 +25,12 @@ from tablelayer.model.filters.trees import only, understood
 from tablelayer.model.types.column_types import from_arrow
 
 _NS, _TZ_NS, _TIME_NS = "TIMESTAMP_NS", "TIMESTAMPTZ_NS", "TIME_NS"
-_COARSER = {_TZ_NS: "TIMESTAMPTZ", _TIME_NS: "TIME"}
-"""What functions take; a TIMESTAMP_NS they take as it is."""
+_COARSER = {
+    _TZ_NS: "COALESCE(CAST(MAKE_TIMESTAMP(EPOCH_NS(x) // 1000 - CAST(EPOCH_NS(x) % 1000 < 0 AS BIGINT))"
+    " AS TIMESTAMPTZ), CAST(x AS TIMESTAMPTZ))",
+    _TIME_NS: "CAST(MAKE_TIMESTAMP(EPOCH_NS(x) // 1000) AS TIME)",
+}
+"""What functions take, cut (a cast rounds; infinities have no EPOCH_NS). A TIMESTAMP_NS is taken as it is."""
 _LIMIT = 1 << 63
 _LESS, _GREATER = (exp.LT, exp.LTE), (exp.GT, exp.GTE)
 _MIRRORED: dict[type, type] = {
@@ -41,7 +46,7 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[int, pa.Schema], *, casts: boo
         return
     names = {id(select): list(map(_shown, select.expressions)) for select in tree.find_all(exp.Select)}
     node: Any
-    for node in list(tree.walk()):
+    for node in reversed(list(tree.walk())):  # parts before the whole, which copies them
         if only(node, exp.Between, "this", "low", "high") and (kind := kinds.of(node.this)) is not None:
             low = exp.GTE(this=node.this.copy(), expression=node.args["low"].copy())
             high = exp.LTE(this=node.this.copy(), expression=node.args["high"].copy())
@@ -59,7 +64,7 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[int, pa.Schema], *, casts: boo
                 node.replace(exp.Paren(this=_compared(node.copy(), kind, casts)))
         elif casts and (kind := kinds.of(node)) in _COARSER and _takes_microseconds(node.parent):
             assert kind is not None
-            node.replace(_cast(node.copy(), _COARSER[kind]))
+            node.replace(_cut(node.copy(), kind))
     for select in tree.find_all(exp.Select):
         for given, name in zip(list(select.expressions), names.get(id(select), ()), strict=False):
             if not isinstance(given, exp.Alias) and _shown(given) != name:
@@ -151,6 +156,14 @@ def _kind(arrow_type: pa.DataType) -> str | None:
 
 def _cast(node: exp.Expr, kind: str) -> exp.Expr:
     return exp.Cast(this=node, to=exp.DataType(this=exp.DataType.Type.USERDEFINED, kind=kind))
+
+
+def _cut(node: exp.Expr, kind: str) -> exp.Expr:
+    """A value in microseconds."""
+    made = sqlglot.parse_one(_COARSER[kind], read=DuckDB)
+    for place in list(made.find_all(exp.Column)):
+        place.replace(node.copy())
+    return made
 
 
 def _takes_microseconds(parent: exp.Expr | None) -> bool:

@@ -384,16 +384,17 @@ def _add_bound(found: dict[str, Bounds], condition: exp.Expr, table: exp.Table) 
 
 
 def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dict[str, frozenset[str] | None]:
-    aliases = {table.alias_or_name.lower() for table in tables}
-    names = set[str]()
+    names, alone = set[str](), set[str]()
     for column in tree.find_all(exp.Column):
         # What stands in front may be a column too, of which a field is wanted.
-        before = {column.table.lower(), column.db.lower(), column.catalog.lower()}
-        names |= {column.name.lower()} | (before - aliases - {""})
+        parts = [part.name.lower() for part in column.parts]
+        names.update(parts)
+        if len(parts) == 1:
+            alone.update(parts)
     for join in tree.find_all(exp.Join):
         names.update(using.name.lower() for using in join.args.get("using") or ())
     # A table's own name (or alias) as a value is the whole row.
-    unclear = any(table.alias_or_name.lower() in names for table in tables)
+    unclear = any(table.alias_or_name.lower() in alone for table in tables)
     unclear = unclear or not all(map(_names_its_columns, tree.walk()))
     return {_qualified(table, database): None if unclear else frozenset(names) for table in tables}
 

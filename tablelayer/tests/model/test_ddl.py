@@ -512,6 +512,9 @@ def test_a_path_through_a_struct_is_no_column_of_a_table():
     assert not query.conditions
     assert query.columns_read["default.t"] >= {"c"}
     assert to_duckdb(query, {"default.t": "v0"}) == 'SELECT c.t.a FROM "v0" AS "t" WHERE c.t.b = 1'
+    query = one("SELECT t.t.n.n FROM x AS t WHERE t.t.n.n = 2")
+    assert query.columns_read["default.x"] >= {"t", "n"}
+    assert to_duckdb(query, {"default.x": "v0"}) == 'SELECT t.t.n.n FROM "v0" AS t WHERE t.t.n.n = 2'
     query = one('SELECT "default".t.a, t.c.d FROM t')
     assert to_duckdb(query, {"default.t": "v0"}) == 'SELECT t.a, t.c.d FROM "v0" AS "t"'
 
