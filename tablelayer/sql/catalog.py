@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from tablelayer.client import Connection
+from tablelayer.client import Connection, TableError
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.types.column_types import from_arrow
 from tablelayer.sql.errors import SqlError, near
 
 INFORMATION_SCHEMA = "information_schema"
@@ -100,10 +101,13 @@ def _columns(database: str, table: str, definition: TableDefinition) -> Iterator
         )  # fmt: skip
 
 
+_COLUMNS = ("column", "type", "null", "key", "default", "comment")
+
+
 def columns_of(definition: TableDefinition) -> pa.Table:
     """SHOW COLUMNS: a row for each."""
     schema = definition.schema
-    rows = [
+    return _texts(
         (
             column.name,
             str(column.type),
@@ -113,11 +117,24 @@ def columns_of(definition: TableDefinition) -> pa.Table:
             column.comment,
         )
         for column in schema.columns
-    ]
-    names = ("column", "type", "null", "key", "default", "comment")
+    )
+
+
+def columns_of_query(schema: pa.Schema) -> pa.Table:
+    """DESCRIBE of a query: a row for each of its columns, with the type that CREATE TABLE AS gives it, or Arrow's name
+    for the type where no table can have it."""
+    return _texts((field.name, _type_text(field.type), "YES", "", None, None) for field in schema)
+
+
+def _type_text(arrow_type: pa.DataType) -> str:
+    try:
+        return str(from_arrow(arrow_type))
+    except TableError:
+        return str(arrow_type)
+
+
+def _texts(rows: Iterable[tuple[str | None, ...]]) -> pa.Table:
+    columns = zip(*rows, strict=True)
     return pa.table(
-        {
-            each: pa.array(values, pa.string())
-            for each, values in zip(names, zip(*rows, strict=True), strict=True)
-        }
+        {each: pa.array(values, pa.string()) for each, values in zip(_COLUMNS, columns, strict=True)}
     )

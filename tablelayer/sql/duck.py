@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -54,7 +55,10 @@ class Engine:
         self._select = select
         self._sources = sources
         self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
-        self._sql = before + to_duckdb(select, self._names)
+        known = {name: source.schema for name, source in sources.items() if source.schema is not None}
+        self._write = partial(to_duckdb, select, self._names, schemas=known)
+        self._before = before
+        self._sql = before + self._write()
         self._reads_once = select.reads_once
         self._files = files
 
@@ -97,7 +101,7 @@ class Engine:
             name: source.schema if source.batches is None else source.batches()[0]
             for name, source in self._sources.items()
         }
-        if any(schema is None for schema in schemas.values()):
+        if self._select.pivots or any(schema is None for schema in schemas.values()):
             return self.reader().schema
         with connect(files=self._files) as database:
             try:
@@ -133,13 +137,21 @@ class Engine:
 
     def _bind(self, database: Any) -> None:
         """Raises DuckDB's errors for a query that makes no sense with these columns."""
+        import duckdb
+
         schemas = {name: source.schema for name, source in self._sources.items()}
-        if not schemas or any(schema is None for schema in schemas.values()):
+        if not schemas or self._select.pivots or any(schema is None for schema in schemas.values()):
             return
         for name, schema in schemas.items():
             assert schema is not None
             database.register(self._names[name], schema.empty_table())
-        _ = database.sql(self._sql).columns
+        try:
+            _ = database.sql(self._sql).columns
+        except duckdb.Error as error:
+            if "_NS" not in str(error):
+                raise
+            self._sql = self._before + self._write(casts=True)
+            _ = database.sql(self._sql).columns
         for name in schemas:
             database.unregister(self._names[name])
 

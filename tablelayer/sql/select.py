@@ -117,11 +117,11 @@ def _of_one_table(connection: Connection, select: Select) -> Plan | None:
         if error.code.name not in NO_TABLE:
             raise
         return None  # perhaps a topic
+    if begins_in_lake(table):
+        return None  # the server has the end of the rows alone
     if select.is_simple and (answer := _without_scan(table, select)) is not None:
         return answer
     if select.counts is not None:
-        if begins_in_lake(table):
-            return None
         pushed = _pushed(table, select)
         if pushed.predicate is not None and pushed.complete:
             wanted = arrow_expression(pushed.predicate, table.arrow_schema)
@@ -129,7 +129,7 @@ def _of_one_table(connection: Connection, select: Select) -> Plan | None:
             return Plan((step,), lambda: _counted(table.count(wanted)))
     if select.reads is not None and (arriving := _arriving(table, select)) is not None:
         return arriving
-    return None if not select.aggregates or begins_in_lake(table) else _of_extremes(table, select)
+    return _of_extremes(table, select) if select.aggregates else None
 
 
 def _pushed(table: Table, select: Select) -> PushedCondition:
@@ -140,7 +140,7 @@ def _arriving(table: Table, select: Select) -> Plan | None:
     """The rows as the server sends them, if it can apply all of the WHERE; None if DuckDB has to see them."""
     schema: Any = table.definition.schema
     names = schema.names if select.columns_given is None else list(select.columns_given)
-    if not set(names) <= set(schema.names) or begins_in_lake(table):
+    if not set(names) <= set(schema.names):
         return None  # DuckDB knows what to say, and takes names in any case
     wanted = predicate = None
     if select.conditions.get(select.tables[0]):
@@ -237,7 +237,7 @@ def _without_scan(table: Table, select: Select) -> Plan | None:
             return _limited(part, step(f"limit {limit}"), limit, columns)
         return None
     if select.is_count:
-        if select.equals or limit is not None or begins_in_lake(table):
+        if select.equals or limit is not None:
             return None
         return Plan(step("count"), lambda: _counted(table.count()))
     if not select.equals:

@@ -25,6 +25,7 @@ from tablelayer.model.ddl import (
     CreateView,
     Delete,
     DescribeDatabase,
+    DescribeQuery,
     DescribeTable,
     DropUser,
     DropView,
@@ -237,6 +238,11 @@ class Session:
         names = ("reads", "way", "columns", "rows where")
         return Answer(rows=_texts(dict(zip(names, columns, strict=True))))
 
+    def _describe_query(self, statement: DescribeQuery) -> Answer:
+        from tablelayer.sql.catalog import columns_of_query
+
+        return Answer(rows=columns_of_query(self._plan(statement.select).schema()))
+
     def _summarize(self, statement: Summarize) -> Answer:
         return Answer(rows=self._summary(statement).run())
 
@@ -399,6 +405,7 @@ _CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
     DescribeDatabase: Session._describe_database,
     ShowCreateDatabase: Session._show_create_database,
     DescribeTable: lambda self, it: Answer(definition=self._connection.admin.describe_table(it.path)),
+    DescribeQuery: Session._describe_query,
     ShowCreateTable: lambda self, it: Answer(
         text=create_table_sql(self._connection.admin.describe_table(it.path)), is_code=True
     ),
@@ -426,8 +433,8 @@ _PRIVILEGES: dict[type, str] = {
 }
 
 _READS = (
-    Select, Explain, Summarize, DescribeDatabase, DescribeTable, ShowColumns, ShowCreateDatabase, ShowCreateTable,
-    ShowDatabases, ShowOptions, ShowPartitions, ShowTables, ShowTopics,
+    Select, Explain, Summarize, DescribeDatabase, DescribeQuery, DescribeTable, ShowColumns, ShowCreateDatabase,
+    ShowCreateTable, ShowDatabases, ShowOptions, ShowPartitions, ShowTables, ShowTopics,
 )  # fmt: skip
 """What tells of tables, topics and names, and of users and rights nothing."""
 

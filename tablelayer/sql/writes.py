@@ -19,6 +19,7 @@ from tablelayer.client import Connection, Table
 from tablelayer.client.write.conform import conform
 from tablelayer.model.ddl import (
     CreateTableAs,
+    Default,
     Delete,
     Expression,
     Insert,
@@ -77,7 +78,9 @@ class Writes:
         )
         rows = [
             {
-                column.name: known[value.sql, column.name] if isinstance(value, Expression) else value
+                column.name: known[value.sql, column.name]
+                if isinstance(value, Expression)
+                else _given(value, column)
                 for value, column in zip(values, columns, strict=True)
             }
             for values in statement.rows
@@ -182,6 +185,7 @@ class Writes:
         schema = table.definition.schema
         _must_have_key(table, "UPDATE")
         columns = schema.select(list(statement.assignments))
+        assignments = {column.name: _given(statement.assignments[column.name], column) for column in columns}
         changed_key = [name for name in statement.assignments if name in schema.primary_key]
         if changed_key:
             raise TableError(
@@ -195,19 +199,17 @@ class Writes:
                 f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': a row that is there "
                 "is not changed by UPDATE; INSERT a whole row",
             )
-        computed = {
-            name: value for name, value in statement.assignments.items() if isinstance(value, Expression)
-        }
+        computed = {name: value for name, value in assignments.items() if isinstance(value, Expression)}
         if not computed and _is_whole_key(table, statement.key):
             assert statement.key is not None
             found, _ = table.lookup([statement.key], columns=list(schema.primary_key))
             if found[0]:
-                row = {**statement.key, **statement.assignments}
+                row = {**statement.key, **assignments}
                 table.partial([row], list(row), only_existing=True)
             return int(found[0])
-        names = [*schema.primary_key, *statement.assignments]
+        names = [*schema.primary_key, *assignments]
         plain = [column for column in columns if column.name not in computed]
-        given = {name: value for name, value in statement.assignments.items() if name not in computed}
+        given = {name: value for name, value in assignments.items() if name not in computed}
         one = conform([given], plain, table=str(table.path), fill_missing=False) if given else None
         called = quoted(statement.alias or table.path.table)
         among = f"{called}." if statement.others is not None else ""
@@ -249,7 +251,11 @@ class Writes:
             if found[0]:
                 table.delete([statement.key])
             return int(found[0])
-        rows = self._found(table, [quoted(name) for name in primary_key], statement.condition)
+        called = quoted(statement.alias or table.path.table)
+        beside = "" if statement.alias is None and statement.others is None else f"AS {called}"
+        beside += "" if statement.others is None else f", {statement.others}"
+        chosen = [f"{called}.{quoted(name)}" for name in primary_key]
+        rows = self._found(table, chosen, statement.condition, beside, distinct=statement.others is not None)
         return self._each_written(_slices(rows), table.delete)
 
     def _found(
@@ -293,6 +299,13 @@ def _names(table: Table, columns: Sequence[str] | None) -> list[str]:
     names = list(columns) if columns is not None else schema.names
     schema.select(names)
     return names
+
+
+def _given(value: Any, column: Column) -> Any:
+    """A value of a statement, with what DEFAULT means for the column."""
+    if not isinstance(value, Default):
+        return value
+    return None if column.default is None else python_value(column.default_scalar())
 
 
 def takes_some_columns(definition: TableDefinition) -> bool:

@@ -23,6 +23,7 @@ from tablelayer.model.ddl.statements import (
     CreateTableAs,
     CreateView,
     DescribeDatabase,
+    DescribeQuery,
     DescribeTable,
     DropDatabase,
     DropTable,
@@ -58,6 +59,10 @@ def parse(
     return parser.statements()
 
 
+_OF_QUERIES = ("DESC", "WITH", "FROM", "PIVOT", "UNPIVOT")
+"""Beginnings that an error need not name."""
+
+
 class Parser(QueryReader):
     """Methods read the statement that they are named after and raise DdlError."""
 
@@ -83,6 +88,8 @@ class Parser(QueryReader):
             "SELECT": self.query,
             "WITH": self.query,
             "FROM": self.query,
+            "PIVOT": self.query,
+            "UNPIVOT": self.query,
             "EXPLAIN": self.explain,
             "SUMMARIZE": self.summarize,
         }
@@ -112,7 +119,7 @@ class Parser(QueryReader):
         word = token.text.upper() if token is not None and token.token_type is TokenType.VAR else ""
         read = self.beginnings.get(word)
         if read is None:
-            known = ", ".join(name for name in self.beginnings if name not in ("DESC", "WITH", "FROM"))
+            known = ", ".join(name for name in self.beginnings if name not in _OF_QUERIES)
             if word in ("MERGE", "ANALYZE", "CALL", "RENAME", "REPLACE"):
                 raise self.stream.error(f"{word} is not in this release; the statements are {known}", token)
             near = difflib.get_close_matches(word, self.beginnings, n=1)
@@ -242,6 +249,8 @@ class Parser(QueryReader):
         self.stream.position += 1
         if self.a_database():
             return DescribeDatabase(self.database_name())
+        if self.at_query():
+            return DescribeQuery(self.query())
         self.stream.accept("TABLE")
         return DescribeTable(self.table_path())
 

@@ -65,6 +65,9 @@ class Select(msgspec.Struct, frozen=True):
     reads_once: bool = False
     """Each of ``tables`` is gone through once from its beginning to its end, so that its rows may come as a stream."""
 
+    pivots: bool = False
+    """Which columns it gives may depend on the rows."""
+
     @property
     def table(self) -> str | None:
         """The only table of a simple query."""

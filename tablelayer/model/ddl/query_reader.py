@@ -11,7 +11,10 @@ from tablelayer.model.ddl.clauses import ClauseReader
 from tablelayer.model.ddl.query import Select
 from tablelayer.model.ddl.tokens import TokenStream
 
-_BEGINNINGS = ("SELECT", "WITH", "FROM")
+_BEGINNINGS = ("SELECT", "WITH", "FROM", "PIVOT", "UNPIVOT")
+
+
+_AFTER_NAMES = (TokenType.COMMA, TokenType.R_PAREN, TokenType.DOT, TokenType.SEMICOLON)
 
 
 class QueryReader(ClauseReader):
@@ -28,7 +31,9 @@ class QueryReader(ClauseReader):
             position += 1
         if position >= len(tokens) or tokens[position].token_type is not TokenType.VAR:
             return False
-        return tokens[position].text.upper() in _BEGINNINGS
+        following = tokens[position + 1] if position + 1 < len(tokens) else None
+        is_name = following is None or following.token_type in _AFTER_NAMES
+        return tokens[position].text.upper() in _BEGINNINGS and not is_name
 
     def query(self, *, in_brackets: bool = False) -> Select:
         """All up to the end of the statement, or to the bracket that closes what stands before it."""
@@ -63,7 +68,7 @@ class QueryReader(ClauseReader):
 
         check_sources(self.stream.sql, start, end)
 
-    def computes(self, text: str) -> bool:
+    def computes(self, text: str, *, casts: bool = False) -> bool:
         from tablelayer.model.ddl.select import computes
 
-        return computes(text)
+        return computes(text, casts=casts)

@@ -15,6 +15,7 @@ from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.statements import (
     CopyFrom,
     CopyTo,
+    Default,
     Delete,
     Expression,
     Insert,
@@ -67,7 +68,7 @@ class RowsReader:
         if self.reader.at_query():
             return InsertSelect(path, columns, self.reader.query())
         stream.expect("VALUES")
-        rows: list[tuple[Value | Expression, ...]] = []
+        rows: list[tuple[Value | Expression | Default, ...]] = []
         while True:
             token = stream.expect_kind(TokenType.L_PAREN, "'(' and the values of a row")
             row = [self.value()]
@@ -88,7 +89,7 @@ class RowsReader:
         named = stream.accept("AS")
         alias = stream.name("a name for the table").text if named or not stream.at("SET") else None
         stream.expect("SET")
-        assignments: dict[str, Value | Expression] = {}
+        assignments: dict[str, Value | Expression | Default] = {}
         while True:
             token = stream.name("the name of a column")
             if token.text in assignments:
@@ -103,11 +104,27 @@ class RowsReader:
         return Update(path, assignments, condition, key if plain else None, alias, others)
 
     def delete(self) -> Delete:
-        self.stream.expect("DELETE")
-        self.stream.expect("FROM")
+        stream = self.stream
+        stream.expect("DELETE")
+        stream.expect("FROM")
         path = self.reader.table_path()
-        self.reader.refuse("USING", what="DELETE FROM ...")
-        return Delete(path, *self.where())
+        alias = stream.name("a name for the table").text if stream.accept("AS") or self.at_alias() else None
+        others = self.sources("WHERE") if stream.accept("USING") else None
+        condition, key = self.where()
+        plain = others is None and alias is None
+        return Delete(path, condition, key if plain else None, alias, others)
+
+    def at_alias(self) -> bool:
+        """Whether a name comes next, and a clause after it: a lone word may be a clause that is misspelt."""
+        stream = self.stream
+        start = stream.position
+        try:
+            stream.name("a name")
+            return stream.at("USING") or stream.at("WHERE")
+        except DdlError:
+            return False
+        finally:
+            stream.position = start
 
     def truncate(self) -> Truncate:
         self.stream.expect("TRUNCATE")
@@ -148,12 +165,15 @@ class RowsReader:
             return None
         return key if stream.token is None or stream.is_kind(TokenType.SEMICOLON) else None
 
-    def value(self, *ends: str, of_columns: bool = False) -> Value | Expression:
-        """A literal, or an expression up to a comma, a closing bracket or one of the words ``ends``; of columns only
-        where there are some."""
+    def value(self, *ends: str, of_columns: bool = False) -> Value | Expression | Default:
+        """A literal, DEFAULT, or an expression up to a comma, a closing bracket or one of the words ``ends``; of
+        columns only where there are some."""
         stream = self.stream
         start, first = stream.position, stream.token
         mistake: DdlError | None = None
+        if stream.accept("DEFAULT") and self.at_end(*ends):
+            return Default()
+        stream.position = start
         try:
             literal = read_literal(stream)
             if self.at_end(*ends):
@@ -165,7 +185,7 @@ class RowsReader:
             raise mistake
         stream.position = start
         text = self.expression(*ends, stops_at_comma=True)
-        if not of_columns and not self.reader.computes(text):
+        if not of_columns and not self.reader.computes(text, casts=mistake is None):
             if mistake is None:
                 stream.position = wrong_at
                 raise stream.expected("',' or ')'")
@@ -185,7 +205,7 @@ class RowsReader:
         if following is None:
             return word in _NESTED or word in _TYPED
         if word in _NESTED:
-            return True
+            return following.token_type is not TokenType.L_BRACE  # MAP {...} is DuckDB's
         return word in _TYPED and following.token_type is TokenType.STRING
 
     def expression(self, *ends: str, stops_at_comma: bool = False) -> str:

@@ -4,7 +4,8 @@ The text is DuckDB's SQL with backticks allowed. A query is *simple* when it rea
 columns (or ``*``, or ``COUNT(*)`` alone), compares columns with literals by ``=`` and AND only, and limits
 by a number; then a lookup, a prefix lookup, a count or a limit scan may answer it. Anything else is
 DuckDB's: ``to_duckdb`` writes it with other table names, ``columns_read`` tells which columns of each
-table are enough, and ``conditions`` which of its rows (DuckDB applies the whole WHERE all the same).
+table are enough, and ``conditions`` which of its rows (DuckDB applies the whole WHERE all the same). A query is simple
+only if each of its parts is named here (`tablelayer.model.filters.trees`): what is not known goes to DuckDB.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 import sqlglot
 from msgspec.structs import replace
 from sqlglot import exp
@@ -21,7 +23,11 @@ from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
 from tablelayer.model.ddl.errors import DdlError
+from tablelayer.model.ddl.known import check_known
+from tablelayer.model.ddl.moments import adapt_moments
 from tablelayer.model.ddl.query import Bounds, PastTable, Select
+from tablelayer.model.ddl.scopes import defining
+from tablelayer.model.filters.trees import conjuncts, only, understood
 from tablelayer.model.types.column_types import DATE, timestamp
 from tablelayer.model.types.values import Value, negated, number, typed
 
@@ -38,27 +44,39 @@ class _Queries(DuckDB):
         }
 
 
-def to_duckdb(select: Select, names: Mapping[str, str], *, every_row: bool = False) -> str:
+def to_duckdb(
+    select: Select,
+    names: Mapping[str, str],
+    *,
+    every_row: bool = False,
+    schemas: Mapping[str, pa.Schema] | None = None,
+    casts: bool = False,
+) -> str:
     """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without its
-    WHERE."""
+    WHERE. ``schemas``: of the tables where they are known, for `adapt_moments`, as ``casts`` is."""
     tree = _parse_one(select.sql)
     _quote_reserved(tree)
     if every_row:
         tree.set("where", None)
+    qualified = set[tuple[str, str]]()
+    known = dict[int, pa.Schema]()
     for table in _base_tables(tree):
         name = _qualified(table, select.database)
+        qualified.add(((table.db or select.database).lower(), table.alias_or_name.lower()))
         if not table.alias:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
+        if schemas is not None and name in schemas and only(table.args["alias"], exp.TableAlias, "this"):
+            known[id(table)] = schemas[name]
         table.set("this", exp.to_identifier(names[name], quoted=True))
         table.set("db", None)
         table.set("version", None)
-    aliases = {table.alias_or_name.lower() for table in _base_tables(tree)}
     for column in tree.find_all(exp.Column):
         # A database's name goes; a table's stays, also where fields of a column come after it.
-        if column.table.lower() in aliases:
+        if (column.db.lower(), column.table.lower()) in qualified:
             column.set("db", None)
-        elif column.db.lower() in aliases:
+        elif (column.catalog.lower(), column.db.lower()) in qualified:
             column.set("catalog", None)
+    adapt_moments(tree, known, casts=casts)
     return tree.sql(dialect=DuckDB)
 
 
@@ -86,23 +104,15 @@ def with_databases(select: Select) -> str:
 def check_expression(sql: str, start: int, end: int) -> None:
     """Raises DdlError for an expression sql[start:end] that is none."""
     tree = _parse_part(sql, start, end, "SELECT (", "\n)", "the expression")
-    if len(tree.expressions) != 1 or any(
-        value for name, value in tree.args.items() if name not in ("expressions", "kind")
-    ):
+    if len(tree.expressions) != 1 or not understood(tree, "expressions"):
         raise DdlError("expected one value", sql, start, end - start)
 
 
 def check_sources(sql: str, start: int, end: int) -> None:
     """Raises DdlError if sql[start:end] is not what can stand after FROM."""
     tree = _parse_part(sql, start, end, "SELECT 1 FROM ", "\n", "what stands after FROM")
-    if any(value for name, value in tree.args.items() if name in _AFTER_FROM):
+    if not understood(tree, "expressions", "from_", "joins", "laterals"):
         raise DdlError("expected tables and a WHERE", sql, start, end - start)
-
-
-_AFTER_FROM = (
-    "where", "group", "having", "qualify", "order", "sort", "cluster", "distribute", "limit", "offset", "windows",
-    "sample",
-)  # fmt: skip
 
 
 def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: str) -> exp.Expr:
@@ -120,9 +130,10 @@ def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: s
         raise DdlError(found.reason, sql, start + place, len(found.word)) from None
 
 
-def computes(text: str) -> bool:
-    """Whether an expression does more than write a value down: it calls, calculates or asks."""
-    plain = (exp.Cast, exp.Neg)
+def computes(text: str, *, casts: bool = False) -> bool:
+    """Whether an expression does more than write a value down: it calls, calculates or asks, or casts (where ``casts``
+    says so)."""
+    plain = (exp.Neg,) if casts else (exp.Cast, exp.Neg)
     tree = _parse_one(f"SELECT ({text}\n)")
     return any(
         isinstance(each, (exp.Func, exp.Binary, exp.Unary, exp.Case, exp.Query))
@@ -160,7 +171,7 @@ def _role(literal: exp.Expr) -> str | None:
 
 def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
     """Put queries in the places of the views' names; whether there were any. Views are made of tables alone: those
-    that they were made of are in them already."""
+    that they were made of are in them already. Raises ValueError."""
     found = [
         table
         for table in _base_tables(tree)
@@ -169,7 +180,10 @@ def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
     for table in found:
         query = _parse_one(views[f"{table.db or database}.{table.name}"])
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
-        table.replace(exp.Subquery(this=query, alias=alias, joins=table.args.get("joins")))
+        kept = {name: table.args.get(name) for name in ("joins", "sample", "pivots")}
+        if not understood(table, "this", "db", "alias", *kept):
+            raise ValueError(f"a view cannot be read so: {table.sql(dialect=DuckDB)}")
+        table.replace(exp.Subquery(this=query, alias=alias, **kept))
     return bool(found)
 
 
@@ -183,9 +197,13 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
         raise _syntax_error(sql, start, text, error) from None
     except TokenError as error:
         raise DdlError(f"the query cannot be read: {error}", sql, start, 1) from None
-    if views and _expanded(tree, database, views):
-        text = tree.sql(dialect=DuckDB)
-        tree = _parse_one(text)
+    try:
+        check_known(tree)
+        if views and _expanded(tree, database, views):
+            text = tree.sql(dialect=DuckDB)
+            tree = _parse_one(text)
+    except ValueError as error:
+        raise DdlError(str(error), sql, start, len(text)) from None
     base_tables = _base_tables(tree)
     tables = tuple(dict.fromkeys(_qualified(table, database) for table in base_tables))
     columns_read = _columns_read(tree, base_tables, database)
@@ -198,20 +216,24 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
         }
     except ValueError as error:
         raise DdlError(str(error), sql, start, len(text)) from None
-    bounds = _bounds(tree, base_tables)
-    reads, columns_given = (False, None) if moments else _reads_rows(tree, base_tables, conditions)
-    simple = _simple_parts(tree, base_tables)
+    source = _only_source(tree, base_tables)
+    pivots = tree.find(exp.Pivot) is not None
+    reads, columns_given = (False, None) if moments else _reads_rows(tree, source, conditions)
+    simple = _simple_parts(tree, source)
     common: dict[str, Any] = {
         "columns_read": columns_read,
-        "bounds": bounds,
+        "bounds": _bounds(tree, source),
         "moments": moments,
         "conditions": conditions,
-        "counts": tables[0] if not moments and _counts_rows(tree, base_tables, conditions) else None,
+        "counts": tables[0] if not moments and _counts_rows(tree, source, conditions) else None,
         "reads": tables[0] if reads else None,
         "columns_given": columns_given,
-        "aggregates": () if moments else _aggregates(tree, base_tables, conditions),
+        "aggregates": () if moments else _aggregates(tree, source, conditions),
         "database": database,
-        "reads_once": len(tables) == len(base_tables) and len(list(tree.find_all(exp.Query))) == 1,
+        "reads_once": len(tables) == len(base_tables)
+        and len(list(tree.find_all(exp.Query))) == 1
+        and not pivots,
+        "pivots": pivots,
     }
     if simple is None:
         return Select(text, tables, **common)
@@ -221,6 +243,8 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
 def _parse_one(text: str) -> exp.Expr:
     trees = sqlglot.parse(text, read=_Queries)
     tree = trees[0] if len(trees) == 1 else None
+    if isinstance(tree, exp.Pivot):  # the statement; as a query it can stand anywhere
+        tree = sqlglot.parse_one(f"SELECT * FROM ({text}\n)", read=_Queries)
     if not isinstance(tree, exp.Query):
         raise ParseError("this is not a query")
     return tree
@@ -249,13 +273,12 @@ _FILE = re.compile(r"/|\\|\.(csv|tsv|json|jsonl|ndjson|parquet)(\.(gz|zst))?$", 
 
 
 def _base_tables(tree: exp.Expr) -> list[exp.Table]:
-    """The tables read, without the names that WITH defines, and without files, which are DuckDB's."""
-    defined = {cte.alias_or_name.lower() for cte in tree.find_all(exp.CTE)}
+    """The tables read, without the names that WITH defines where they stand, and without files, which are DuckDB's."""
     return [
         table
         for table in tree.find_all(exp.Table)
         if isinstance(table.this, exp.Identifier)
-        and (table.db or (table.name.lower() not in defined and not _FILE.search(table.name)))
+        and (table.db or not (_FILE.search(table.name) or defining(table) is not None))
     ]
 
 
@@ -270,7 +293,7 @@ def _moment(version: exp.Version) -> int | datetime | Mapping[int, int]:
     value, of_time = version.expression, version.this == "TIMESTAMP"
     if version.args.get("kind") != "AS OF":
         raise ValueError("a table is read AS OF one moment")
-    if isinstance(value, exp.Cast) and of_time:
+    if of_time and only(value, exp.Cast, "this", "to") and only(value.to, exp.DataType, "this"):
         value = value.this
     if isinstance(value, exp.Literal) and value.is_int:
         return int(value.this) if of_time else {0: int(value.this)}
@@ -293,26 +316,24 @@ def _moment(version: exp.Version) -> int | datetime | Mapping[int, int]:
 _MIRRORED = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ}
 
 
-def _bounds(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Bounds]:
+def _only_source(tree: exp.Expr, tables: list[exp.Table]) -> exp.Table | None:
+    """The table that a SELECT reads, if it reads nothing else; its columns have their own names."""
+    if type(tree) is not exp.Select or len(tables) != 1:
+        return None
+    source = tree.args.get("from_")
+    table = tables[0]
+    if not isinstance(source, exp.From) or not understood(source, "this") or source.this is not table:
+        return None
+    return table if _is_plain_table(table) else None
+
+
+def _bounds(tree: exp.Expr, table: exp.Table | None) -> dict[str, Bounds]:
     """What holds for every row that the condition lets through; other conditions are left out."""
-    if (
-        not isinstance(tree, exp.Select)
-        or len(tables) != 1
-        or tree.args.get("joins")
-        or tree.args.get("laterals")
-    ):
+    if table is None or not understood(tree, *_BESIDE_ONE_TABLE):
         return {}
-    source = tree.args.get("from_") or tree.args.get("from")
-    where = tree.args.get("where")
-    if source is None or source.this is not tables[0] or where is None:
-        return {}
-    alias = tables[0].args.get("alias")
-    if alias is not None and alias.args.get("columns"):
-        return {}  # names are others here
     found: dict[str, Bounds] = {}
-    conditions = where.this.flatten() if isinstance(where.this, exp.And) else [where.this]
-    for condition in (each.unnest() for each in conditions):
-        if isinstance(condition, exp.Between) and not condition.args.get("symmetric"):
+    for condition in _conditions_of(tree):
+        if only(condition, exp.Between, "this", "low", "high"):
             parts: list[exp.Expr] = [
                 exp.GTE(this=condition.this, expression=condition.args["low"]),
                 exp.LTE(this=condition.this, expression=condition.args["high"]),
@@ -320,14 +341,30 @@ def _bounds(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Bounds]:
         else:
             parts = [condition]
         for part in parts:
-            _add_bound(found, part, tables[0])
+            _add_bound(found, part, table)
     renamed = {each.alias.lower() for each in tree.expressions if isinstance(each, exp.Alias)}
     return {name: bounds for name, bounds in found.items() if name not in renamed}
 
 
+def _conditions_of(tree: exp.Expr) -> list[exp.Expr]:
+    """The parts of a SELECT's WHERE that must all hold."""
+    where = tree.args.get("where")
+    if where is None:
+        return []
+    return conjuncts(where.this) if only(where, exp.Where, "this") else [where]
+
+
+_BESIDE_ONE_TABLE = (
+    "with_", "expressions", "distinct", "from_", "where", "group", "having", "qualify", "windows", "order", "limit",
+    "offset",
+)  # fmt: skip
+_KNOWN_CLAUSES = (*_BESIDE_ONE_TABLE, "joins")
+"""Clauses of a SELECT for which it does not matter whether rows that its WHERE leaves out are read."""
+
+
 def _add_bound(found: dict[str, Bounds], condition: exp.Expr, table: exp.Table) -> None:
     kind = type(condition)
-    if kind not in _MIRRORED:
+    if kind not in _MIRRORED or not understood(condition, "this", "expression"):
         return
     column, literal = condition.this, condition.expression
     if not _is_plain_column(column, table):
@@ -347,20 +384,37 @@ def _add_bound(found: dict[str, Bounds], condition: exp.Expr, table: exp.Table) 
 
 
 def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dict[str, frozenset[str] | None]:
-    stars = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
-    unclear = stars or any(True for _ in tree.find_all(exp.Pivot, exp.Unnest, exp.Columns))
-    unclear = unclear or any(join.args.get("method") == "NATURAL" for join in tree.find_all(exp.Join))
-    aliases = {table.alias_or_name.lower() for table in tables}
-    names = set[str]()
+    names, alone = set[str](), set[str]()
     for column in tree.find_all(exp.Column):
         # What stands in front may be a column too, of which a field is wanted.
-        before = {column.table.lower(), column.db.lower(), column.catalog.lower()}
-        names |= {column.name.lower()} | (before - aliases - {""})
+        parts = [part.name.lower() for part in column.parts]
+        names.update(parts)
+        if len(parts) == 1:
+            alone.update(parts)
     for join in tree.find_all(exp.Join):
         names.update(using.name.lower() for using in join.args.get("using") or ())
     # A table's own name (or alias) as a value is the whole row.
-    unclear = unclear or any(table.alias_or_name.lower() in names for table in tables)
+    unclear = any(table.alias_or_name.lower() in alone for table in tables)
+    unclear = unclear or not all(map(_names_its_columns, tree.walk()))
     return {_qualified(table, database): None if unclear else frozenset(names) for table in tables}
+
+
+def _names_its_columns(node: exp.Expr) -> bool:
+    """Return whether a node uses no column but those that it names."""
+    if isinstance(node, exp.Star):
+        return isinstance(node.parent, exp.Count)
+    if isinstance(node, (exp.Pivot, exp.Unnest, exp.Columns, exp.PositionalColumn)):
+        return False
+    if isinstance(node, exp.TableAlias) and isinstance(node.parent, exp.Table):
+        return understood(node, "this")  # names of its own for the columns count them from the first one on
+    if isinstance(node, exp.Table):
+        return understood(node, "this", "db", "alias", "joins", "version", "sample", "ordinality")
+    if isinstance(node, exp.Select):
+        return understood(node, *_KNOWN_CLAUSES, "laterals", "sample")
+    if isinstance(node, exp.Join):
+        natural = node.args.get("method") == "NATURAL"
+        return not natural and understood(node, "this", "on", "side", "kind", "using", "method")
+    return True
 
 
 def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, ...]]:
@@ -369,23 +423,19 @@ def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, 
     found = {}
     for table, name in zip(tables, names, strict=True):
         select = table.find_ancestor(exp.Select)
-        if names.count(name) > 1 or select is None or select.args.get("where") is None:
-            continue
-        if not _keeps_rows_of(select, table):
+        if names.count(name) > 1 or select is None or not _keeps_rows_of(select, table):
             continue
         alone = not select.args.get("joins") and isinstance(table.parent, exp.From)
         aliases = {each.alias.lower() for each in select.expressions if isinstance(each, exp.Alias)}
-        where = select.args["where"].this
         about = []
-        for part in where.flatten() if isinstance(where, exp.And) else [where]:
+        for part in _conditions_of(select):
             copy = part.copy()
             columns = list(copy.find_all(exp.Column))
-            if any(True for _ in copy.find_all(exp.Query)) or not columns:
+            if copy.find(exp.Query, exp.Where, exp.PositionalColumn) is not None or not columns:
                 continue
             if all(_is_of(column, table, alone, aliases) for column in columns):
                 for column in columns:
                     column.set("table", None)
-                    column.set("db", None)
                 about.append(copy.sql(dialect=DuckDB))
         if about:
             found[name] = tuple(about)
@@ -394,67 +444,50 @@ def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, 
 
 def _keeps_rows_of(select: exp.Select, table: exp.Table) -> bool:
     """Whether every row of the SELECT before WHERE has a row of this table: it is not what an outer join fills up."""
-    if table.args.get("joins") or table.args.get("sample") or table.args.get("pivots"):
+    if not understood(select, *_KNOWN_CLAUSES) or not _is_plain_table(table):
         return False
-    renamed = isinstance(table.args.get("alias"), exp.TableAlias) and table.args["alias"].args.get("columns")
-    if renamed or not isinstance(table.parent, (exp.From, exp.Join)):
+    if not isinstance(table.parent, (exp.From, exp.Join)) or table.parent.parent is not select:
         return False
     seen = isinstance(table.parent, exp.From)
     for join in select.args.get("joins") or ():
+        if not understood(join, "this", "on", "side", "kind", "using"):
+            return False
         if join.this is table:
             seen = True
-            if join.side or join.kind not in ("", "INNER", "CROSS") or join.args.get("method"):
+            if join.side or join.kind not in ("", "INNER", "CROSS"):
                 return False
-        elif seen and (join.side in ("RIGHT", "FULL") or join.args.get("method")):
+        elif seen and join.side in ("RIGHT", "FULL"):
             return False
     return seen
 
 
 def _is_of(column: exp.Column, table: exp.Table, alone: bool, aliases: set[str]) -> bool:
-    if column.args.get("catalog") or not isinstance(column.this, exp.Identifier):
+    if not _is_named_plainly(column):
         return False
     if not column.table:
         return alone and column.name.lower() not in aliases
     return column.table.lower() == table.alias_or_name.lower()
 
 
-def _counts_rows(tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, tuple[str, ...]]) -> bool:
-    if not isinstance(tree, exp.Select) or len(tables) != 1 or tree.args.get("where") is None:
+def _all_in(conditions: dict[str, tuple[str, ...]], tree: exp.Expr) -> bool:
+    """Return whether the conditions of the only table are all of the WHERE."""
+    return sum(map(len, conditions.values())) == len(_conditions_of(tree))
+
+
+def _counts_rows(tree: exp.Expr, source: exp.Table | None, conditions: dict[str, tuple[str, ...]]) -> bool:
+    if source is None or not tree.args.get("where") or not understood(tree, "expressions", "from_", "where"):
         return False
-    if any(value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES or name == "limit"):
-        return False
-    only = tree.expressions[0] if len(tree.expressions) == 1 else None
-    source = (tree.args.get("from_") or tree.args["from"]).this
-    where = tree.args["where"].this
-    parts = len(list(where.flatten())) if isinstance(where, exp.And) else 1
-    if [len(each) for each in conditions.values()] != [parts]:
-        return False
-    return isinstance(only, exp.Count) and isinstance(only.this, exp.Star) and source is tables[0]
+    return _all_in(conditions, tree) and len(tree.expressions) == 1 and _is_plain_count(tree.expressions[0])
 
 
 def _reads_rows(
-    tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, tuple[str, ...]]
+    tree: exp.Expr, source: exp.Table | None, conditions: dict[str, tuple[str, ...]]
 ) -> tuple[bool, tuple[str, ...] | None]:
     """(whether it gives plain columns of rows that a condition is true for, and nothing else; which, None for all)."""
-    if not isinstance(tree, exp.Select) or len(tables) != 1:
+    if source is None or not understood(tree, "expressions", "from_", "where"):
         return False, None
-    if any(
-        value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES or name in ("limit", "kind")
-    ):
+    if not _all_in(conditions, tree):
         return False, None
-    source = (tree.args.get("from_") or tree.args["from"]).this
-    if source is not tables[0] or any(
-        value for name, value in source.args.items() if name not in ("this", "db", "alias")
-    ):
-        return False, None
-    alias = source.args.get("alias")
-    if alias is not None and alias.args.get("columns"):
-        return False, None
-    where = tree.args.get("where")
-    if where is not None:
-        parts = len(list(where.this.flatten())) if isinstance(where.this, exp.And) else 1
-        if [len(each) for each in conditions.values()] != [parts]:
-            return False, None
     if len(tree.expressions) == 1 and _is_plain_star(tree.expressions[0]):
         return True, None
     if not all(_is_plain_column(expression, source) for expression in tree.expressions):
@@ -467,102 +500,98 @@ _AGGREGATES = {exp.Min: "MIN", exp.Max: "MAX", exp.Count: "COUNT"}
 
 
 def _aggregates(
-    tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, tuple[str, ...]]
+    tree: exp.Expr, source: exp.Table | None, conditions: dict[str, tuple[str, ...]]
 ) -> tuple[tuple[str, str | None], ...]:
-    if not isinstance(tree, exp.Select) or len(tables) != 1:
+    if source is None or not understood(tree, "expressions", "from_", "where"):
         return ()
-    if any(value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES or name == "limit"):
+    if not _all_in(conditions, tree):
         return ()
-    source = (tree.args.get("from_") or tree.args["from"]).this
-    alias = tables[0].args.get("alias")
-    if source is not tables[0] or (alias is not None and alias.args.get("columns")):
-        return ()
-    where = tree.args.get("where")
-    if where is not None:
-        parts = len(list(where.this.flatten())) if isinstance(where.this, exp.And) else 1
-        if [len(each) for each in conditions.values()] != [parts]:
-            return ()
     found: list[tuple[str, str | None]] = []
     for expression in tree.expressions:
-        call = expression.this if isinstance(expression, exp.Alias) else expression
+        call = expression.this if only(expression, exp.Alias, "this", "alias") else expression
         function = _AGGREGATES.get(type(call))
-        if function is None or any(
-            value for name, value in call.args.items() if name not in ("this", "big_int")
-        ):
+        if function is None or not understood(call, "this", "big_int"):
             return ()  # max(x, 3) gives a list
-        if _is_plain_column(call.this, tables[0]):
+        if _is_plain_column(call.this, source):
             found.append((function, call.this.name))
-        elif function == "COUNT" and isinstance(call.this, exp.Star) and not any(call.this.args.values()):
+        elif _is_plain_count(call):
             found.append((function, None))
         else:
             return ()
     return tuple(found)
 
 
-_SIMPLE_CLAUSES = frozenset({"expressions", "from", "from_", "where", "limit", "kind"})
-
-
-def _simple_parts(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Any] | None:
+def _simple_parts(tree: exp.Expr, source: exp.Table | None) -> dict[str, Any] | None:
     """The parts of a simple query, or None if it is not one."""
-    if not isinstance(tree, exp.Select) or len(tables) != 1:
+    if source is None or source.args.get("version") is not None:
         return None
-    if any(value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES):
-        return None
-    source = (tree.args.get("from_") or tree.args["from"]).this
-    if source is not tables[0] or any(
-        value for name, value in source.args.items() if name not in ("this", "db", "alias")
-    ):
+    if not understood(tree, "expressions", "from_", "where", "limit"):
         return None
     columns: tuple[str, ...] | None = None
-    is_count = False
     expressions = tree.expressions
-    if len(expressions) == 1 and isinstance(expressions[0], exp.Count):
-        if not isinstance(expressions[0].this, exp.Star):
-            return None
-        is_count = True
-    elif not (len(expressions) == 1 and _is_plain_star(expressions[0])):
+    is_count = len(expressions) == 1 and _is_plain_count(expressions[0])
+    if not is_count and not (len(expressions) == 1 and _is_plain_star(expressions[0])):
         if not all(_is_plain_column(expression, source) for expression in expressions):
             return None
         columns = tuple(expression.name for expression in expressions)
         if len(set(columns)) != len(columns):
             return None
     equals: dict[str, Value] = {}
-    where = tree.args.get("where")
-    for condition in where.this.flatten() if where is not None and isinstance(where.this, exp.And) else (
-        [where.this] if where is not None else []
-    ):  # fmt: skip
-        pair = _equality(condition.unnest(), source)
+    for condition in _conditions_of(tree):
+        pair = _equality(condition, source)
         if pair is None or pair[0] in equals:
             return None
         equals[pair[0]] = pair[1]
     limit = tree.args.get("limit")
     number: int | None = None
     if limit is not None:
-        rows = limit.args.get("expression")
-        if not (isinstance(limit, exp.Limit) and isinstance(rows, exp.Literal) and rows.this.isdigit()):
-            return None
-        if any(value for name, value in limit.args.items() if name != "expression"):
+        if not only(limit, exp.Limit, "expression"):
             return None  # PERCENT and the like
+        rows = limit.expression
+        if not (only(rows, exp.Literal, "this", "is_string") and rows.this.isdigit()):
+            return None
         number = int(rows.this)
     return {"columns": columns, "equals": equals, "limit": number, "is_count": is_count}
 
 
+def _is_plain_count(expression: exp.Expr) -> bool:
+    """``COUNT(*)``."""
+    return only(expression, exp.Count, "this", "big_int") and _is_plain_star(expression.this)
+
+
+def _is_plain_table(table: exp.Table) -> bool:
+    """Return whether a table has its own columns, all its rows (at a moment) and nothing else about it."""
+    alias = table.args.get("alias")
+    if not only(table, exp.Table, "this", "db", "alias", "version"):
+        return False
+    if alias is not None and not (only(alias, exp.TableAlias, "this") and _is_name(alias.this)):
+        return False
+    return _is_name(table.this) and (table.args.get("db") is None or _is_name(table.args["db"]))
+
+
+def _is_name(node: Any) -> bool:
+    return only(node, exp.Identifier, "this", "quoted")
+
+
 def _is_plain_star(expression: exp.Expr) -> bool:
     """``*``, without EXCLUDE or REPLACE."""
-    return isinstance(expression, exp.Star) and not any(expression.args.values())
+    return only(expression, exp.Star)
 
 
-def _is_plain_column(expression: exp.Expr, table: exp.Table) -> bool:
+def _is_plain_column(expression: Any, table: exp.Table) -> bool:
     """A column of the table, and not a field of one: ``who.name`` looks like the column ``name`` of a table."""
-    return (
-        isinstance(expression, exp.Column)
-        and isinstance(expression.this, exp.Identifier)
-        and expression.table.lower() in ("", table.alias_or_name.lower())
-    )
+    return _is_named_plainly(expression) and expression.table.lower() in ("", table.alias_or_name.lower())
+
+
+def _is_named_plainly(column: Any) -> bool:
+    """Return whether a column is named by itself, or behind a table's name."""
+    if not only(column, exp.Column, "this", "table") or not _is_name(column.this):
+        return False
+    return column.args.get("table") is None or _is_name(column.args["table"])
 
 
 def _equality(condition: exp.Expr, table: exp.Table) -> tuple[str, Value] | None:
-    if not isinstance(condition, exp.EQ):
+    if not only(condition, exp.EQ, "this", "expression"):
         return None
     for column, literal in ((condition.this, condition.expression), (condition.expression, condition.this)):
         if _is_plain_column(column, table):
@@ -572,22 +601,25 @@ def _equality(condition: exp.Expr, table: exp.Table) -> tuple[str, Value] | None
     return None
 
 
-def _literal(expression: exp.Expr) -> tuple[bool, Value]:
+def _literal(expression: Any) -> tuple[bool, Value]:
     """(True, value) of a literal that compares as it is written; (False, None) for anything else."""
     try:
-        if isinstance(expression, exp.Literal):
+        if only(expression, exp.Literal, "this", "is_string"):
             return True, expression.this if expression.is_string else number(expression.this)
-        if isinstance(expression, exp.Boolean):
+        if only(expression, exp.Boolean, "this"):
             return True, bool(expression.this)
         inner = expression.this
-        if isinstance(expression, exp.Neg) and isinstance(inner, exp.Literal) and inner.is_number:
+        if not isinstance(inner, exp.Expr) or not only(inner, exp.Literal, "this", "is_string"):
+            return False, None
+        if only(expression, exp.Neg, "this") and inner.is_number:
             return True, negated(number(inner.this))
-        if isinstance(expression, exp.Cast) and isinstance(inner, exp.Literal) and inner.is_string:
-            kind = expression.to.this
-            if kind == exp.DataType.Type.DATE:
+        if only(expression, exp.Cast, "this", "to") and inner.is_string:
+            to = expression.to
+            if not only(to, exp.DataType, "this"):
+                return False, None
+            if to.this == exp.DataType.Type.DATE:
                 return True, typed(inner.this, DATE)
-            naive = (exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPNTZ)
-            if kind in naive and not expression.to.expressions:
+            if to.this in (exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPNTZ):
                 return True, typed(inner.this, timestamp(6))
     except ValueError:
         return False, None

@@ -151,12 +151,16 @@ class Expression(msgspec.Struct, frozen=True):
     sql: str
 
 
+class Default(msgspec.Struct, frozen=True):
+    """DEFAULT in the place of a value: what the column's definition says, NULL if it says nothing."""
+
+
 class Insert(msgspec.Struct, frozen=True):
     """``columns`` None: all columns of the table, in order. Every row has as many values as there are columns."""
 
     path: TablePath
     columns: tuple[str, ...] | None
-    rows: tuple[tuple[Value | Expression, ...], ...]
+    rows: tuple[tuple[Value | Expression | Default, ...], ...]
 
 
 class InsertSelect(msgspec.Struct, frozen=True):
@@ -206,7 +210,7 @@ class Update(msgspec.Struct, frozen=True):
     """
 
     path: TablePath
-    assignments: Mapping[str, Value | Expression]
+    assignments: Mapping[str, Value | Expression | Default]
     condition: str | None = None
     key: Mapping[str, Value] | None = None
     alias: str | None = None
@@ -214,11 +218,14 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Delete the rows that ``condition`` is true for (None: all); ``key`` as with `Update`."""
+    """Delete the rows that ``condition`` is true for (None: all). The other parts are as with `Update`; ``others`` is
+    what stands after USING."""
 
     path: TablePath
     condition: str | None = None
     key: Mapping[str, Value] | None = None
+    alias: str | None = None
+    others: str | None = None
 
 
 class Truncate(msgspec.Struct, frozen=True):
@@ -227,6 +234,12 @@ class Truncate(msgspec.Struct, frozen=True):
 
 class Explain(msgspec.Struct, frozen=True):
     """Which way a query goes."""
+
+    select: Select
+
+
+class DescribeQuery(msgspec.Struct, frozen=True):
+    """The columns that a query gives."""
 
     select: Select
 
@@ -345,6 +358,7 @@ Statement = (
     | ShowTopics
     | ShowViews
     | DescribeTable
+    | DescribeQuery
     | ShowCreateTable
     | Insert
     | InsertSelect

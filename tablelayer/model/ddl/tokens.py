@@ -15,6 +15,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import TokenError
 
 from tablelayer.model.ddl.errors import DdlError
+from tablelayer.model.filters.trees import hint_in
 
 
 class _Words(Dialect):
@@ -44,6 +45,16 @@ class TokenStream:
         except TokenError:
             reason = "a quote or comment that begins here is never closed"
             raise DdlError(reason, sql, _unclosed(sql), 1) from None
+        hint = hint_in(sql)
+        if hint is not None:
+            # As a comment it would be ignored, and a statement would mean something else than it says.
+            raise DdlError(
+                "hints (/*+ ... */) are not in this release: leave it out; a table is read as it was by"
+                " FOR SYSTEM_TIME AS OF TIMESTAMP '2026-01-31 12:00:00'",
+                sql,
+                hint[0],
+                hint[1] - hint[0],
+            )
 
     @property
     def token(self) -> Token | None:

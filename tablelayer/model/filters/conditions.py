@@ -4,7 +4,8 @@ An engine keeps the whole condition and applies it again, so what is pushed only
 condition holds; `filter_of_sql` is for callers without an engine and takes nothing else. Pushed are comparisons of a
 column with a literal of its own kind, IN, BETWEEN, IS [NOT] NULL, LIKE 'prefix%', and AND, OR, NOT of those. NaN equals
 itself and is the largest, in both engines. Not pushed: FLOAT columns, functions, comparisons of two columns, and
-literals that the engine would cast. Of a conjunction the parts that can be pushed are.
+literals that the engine would cast. Of a conjunction the parts that can be pushed are. A node or an argument that is
+not named here is not pushed (`trees`).
 
 A predicate is a JSON value, because it goes through a string option of Spark: `["and", p, ...]`, `["or", p, ...]`,
 `["not", p]`, `["null", column]`, `["in", column, [values]]`, `["prefix", column, text]`, or
@@ -16,6 +17,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import operator
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,8 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.filters.trees import conjuncts, hint_in, only
 from tablelayer.model.schema.schema import Column, Schema
-from tablelayer.model.types.column_types import TypeKind
+from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.model.types.values import typed
 
 Predicate = list[Any]
@@ -37,8 +40,8 @@ _MOMENT_TYPES: dict[str, dict[TypeKind, tuple[str, ...]]] = {
     SPARK: {TypeKind.DATE: ("date",), TypeKind.TIMESTAMP: ("timestampntz",)},
     DUCKDB: {
         TypeKind.DATE: ("date",),
-        TypeKind.TIMESTAMP: ("timestamp", "timestampntz"),
-        TypeKind.TIMESTAMP_LTZ: ("timestamptz", "timestamp", "timestampntz"),
+        TypeKind.TIMESTAMP: ("timestamp", "timestampntz", "date"),
+        TypeKind.TIMESTAMP_LTZ: ("timestamptz", "timestampltz", "timestamp", "timestampntz", "date"),
     },
 }
 """The types of literals that compare with a column of a kind as they are written, as sqlglot calls them."""
@@ -81,24 +84,23 @@ def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -
     from sqlglot import expressions as sql
     from sqlglot.errors import SqlglotError
 
-    by_name = {column.name.lower(): column for column in schema.columns}
+    by_name = _by_name(schema)
     parts: list[Predicate] = []
     left, named = list[str](), dict[str, None]()
     for condition in conditions:
         try:
-            tree = (
-                condition if isinstance(condition, sql.Expr) else sqlglot.parse_one(condition, read=dialect)
-            )
+            trees = [condition] if isinstance(condition, sql.Expr) else sqlglot.parse(condition, read=dialect)
         except SqlglotError:
+            trees = []
+        if len(trees) != 1 or trees[0] is None or (isinstance(condition, str) and hint_in(condition)):
             # The engine's own parser decides what is wrong with it; all columns, because we cannot tell which.
             left.append(str(condition))
             named |= dict.fromkeys(schema.names)
             continue
-        for column in tree.find_all(sql.Column):
-            known = by_name.get(column.name.lower())
-            if known is not None:
-                named[known.name] = None
-        for part in _conjuncts(tree):
+        tree = trees[0]
+        text = condition if isinstance(condition, str) else tree.sql(dialect=dialect)
+        named |= dict.fromkeys(_names_in(tree, text, schema))
+        for part in conjuncts(tree):
             pushed = _Translation(by_name, dialect).of(part)
             if pushed is None:
                 left.append(part.sql(dialect=dialect))
@@ -108,19 +110,30 @@ def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -
     return PushedCondition(predicate, tuple(left), tuple(named))
 
 
-def _conjuncts(tree: Any) -> Iterable[Any]:
+def _by_name(schema: Schema) -> dict[str, Column]:
+    """The columns by their names in lower case. Names that differ in case alone are left out: engines do not agree on
+    which column they mean."""
+    found: dict[str, Column | None] = {}
+    for column in schema.columns:
+        found[column.name.lower()] = None if column.name.lower() in found else column
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def _names_in(tree: Any, text: str, schema: Schema) -> list[str]:
+    """The columns that a condition may name, and others that its words might mean: what stands before a dot may be a
+    column, of which a field is wanted, and the parser takes `list[0]` for a call."""
     from sqlglot import expressions as sql
 
-    if isinstance(tree, sql.Paren):
-        yield from _conjuncts(tree.this)
-    elif isinstance(tree, sql.And):
-        yield from _conjuncts(tree.left)
-        yield from _conjuncts(tree.right)
-    else:
-        yield tree
+    if tree.find(sql.Star, sql.PositionalColumn) is not None:
+        return list(schema.names)
+    used = {part.name.lower() for column in tree.find_all(sql.Column) for part in column.parts}
+    used |= set(re.findall(r"\w+", text.lower()))
+    return [name for name in schema.names if name.lower() in used]
 
 
 class _Translation:
+    """Gives None for whatever is not named here: another class of node, or another argument that is set."""
+
     def __init__(self, by_name: dict[str, Column], dialect: str) -> None:
         self._by_name = by_name
         self._dialect = dialect
@@ -129,45 +142,44 @@ class _Translation:
         from sqlglot import expressions as sql
 
         signs = {sql.EQ: "=", sql.LT: "<", sql.LTE: "<=", sql.GT: ">", sql.GTE: ">="}
-        if isinstance(tree, sql.Paren):
+        if only(tree, sql.Paren, "this"):
             return self.of(tree.this)
-        if isinstance(tree, (sql.And, sql.Or)):
+        if only(tree, sql.And, "this", "expression") or only(tree, sql.Or, "this", "expression"):
             left, right = self.of(tree.left), self.of(tree.right)
-            word = "and" if isinstance(tree, sql.And) else "or"
+            word = "and" if type(tree) is sql.And else "or"
             return None if left is None or right is None else [word, left, right]
-        if isinstance(tree, sql.Not):
-            inner = self.of(tree.this)
-            return None if inner is None else ["not", inner]
-        if isinstance(tree, sql.NEQ):
-            equal = self._comparison("=", tree)
-            return None if equal is None else ["not", equal]
-        if isinstance(tree, sql.Column):
+        if only(tree, sql.Not, "this"):
+            return _negated(self.of(tree.this))
+        if only(tree, sql.NEQ, "this", "expression"):
+            return _negated(self._comparison("=", tree))
+        if type(tree) is sql.Column:
             column = self._column(tree)
             is_flag = column is not None and column.type.kind is TypeKind.BOOLEAN
             return ["=", column.name, True] if column is not None and is_flag else None
-        if isinstance(tree, sql.Is) and isinstance(tree.expression, sql.Null):
+        if only(tree, sql.Is, "this", "expression", "negate") and only(tree.expression, sql.Null):
             column = self._column(tree.this)
-            return None if column is None else ["null", column.name]
-        if isinstance(tree, sql.Like):
+            is_null = None if column is None else ["null", column.name]
+            return _negated(is_null) if tree.args.get("negate") else is_null
+        if only(tree, sql.Like, "this", "expression", "negate"):
             column, prefix = self._column(tree.this), _like_prefix(tree.expression)
-            is_text = column is not None and column.type.kind in _TEXTS
-            return (
-                None if column is None or not is_text or prefix is None else ["prefix", column.name, prefix]
-            )
-        if isinstance(tree, sql.Between) and not tree.args.get("symmetric"):
+            if column is None or column.type.kind not in _TEXTS or prefix is None:
+                return None
+            begins = ["prefix", column.name, prefix]
+            return _negated(begins) if tree.args.get("negate") else begins
+        if only(tree, sql.Between, "this", "low", "high"):
             column = self._column(tree.this)
             low = None if column is None else self._literal(tree.args["low"], column)
             high = None if column is None else self._literal(tree.args["high"], column)
             if column is None or low is None or high is None:
                 return None
             return ["and", [">=", column.name, low], ["<=", column.name, high]]
-        if isinstance(tree, sql.In) and tree.args.get("query") is None and tree.args.get("unnest") is None:
+        if only(tree, sql.In, "this", "expressions"):
             column = self._column(tree.this)
             values = [] if column is None else [self._literal(value, column) for value in tree.expressions]
             fits = 0 < len(values) <= _IN_MAX and None not in values
             return ["in", column.name, values] if column is not None and fits else None
         sign = signs.get(type(tree))
-        return None if sign is None else self._comparison(sign, tree)
+        return self._comparison(sign, tree) if sign and only(tree, type(tree), "this", "expression") else None
 
     def _comparison(self, sign: str, tree: Any) -> Predicate | None:
         for this, other, word in ((tree.left, tree.right, sign), (tree.right, tree.left, _MIRRORED[sign])):
@@ -180,7 +192,7 @@ class _Translation:
     def _column(self, tree: Any) -> Column | None:
         from sqlglot import expressions as sql
 
-        if not isinstance(tree, sql.Column) or tree.table:
+        if not only(tree, sql.Column, "this") or not only(tree.this, sql.Identifier, "this", "quoted"):
             return None
         column = self._by_name.get(tree.name.lower())
         return None if column is None or column.type.is_nested else column
@@ -190,13 +202,13 @@ class _Translation:
         from sqlglot import expressions as sql
 
         kind = column.type.kind
-        negative = isinstance(tree, sql.Neg)
+        negative = only(tree, sql.Neg, "this")
         literal = tree.this if negative else tree
-        if kind is TypeKind.BOOLEAN and isinstance(literal, sql.Boolean):
-            return bool(literal.this)
+        if kind is TypeKind.BOOLEAN and only(literal, sql.Boolean, "this"):
+            return None if negative else bool(literal.this)
         if kind in (TypeKind.DATE, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ):
             return None if negative else self._moment(literal, column)
-        if not isinstance(literal, sql.Literal):
+        if not only(literal, sql.Literal, "this", "is_string"):
             return None
         text = str(literal.this)
         if literal.is_string:
@@ -217,33 +229,95 @@ class _Translation:
         TIMESTAMP '...', TIMESTAMPTZ '...' and bare texts."""
         from sqlglot import expressions as sql
 
-        kind, bare = column.type.kind, literal
-        if isinstance(literal, sql.Cast) and isinstance(literal.this, sql.Literal):
-            if literal.to.expressions or not literal.to.is_type(*_MOMENT_TYPES[self._dialect].get(kind, ())):
+        kind, bare, of_date = column.type.kind, literal, False
+        if only(literal, sql.Cast, "this", "to"):
+            to = literal.to
+            if not only(to, sql.DataType, "this"):
                 return None
-            bare = literal.this
+            if not to.is_type(*_MOMENT_TYPES[self._dialect].get(kind, ())):
+                return None
+            bare, of_date = literal.this, to.is_type("date")
         elif self._dialect != DUCKDB:
             return None
-        if not isinstance(bare, sql.Literal) or not bare.is_string:
+        if not only(bare, sql.Literal, "this", "is_string") or not bare.is_string:
             return None
+        text = str(bare.this)
         try:
-            value = typed(str(bare.this), column.type)  # with microseconds at most
+            if kind is TypeKind.DATE:
+                value = typed(text, column.type)
+                return value.isoformat() if isinstance(value, datetime.date) else None
+            if of_date and _DAY.fullmatch(text) is None:
+                return None
+            return moment_text(text, column.type)
         except ValueError:
             return None
-        if isinstance(value, datetime.datetime) and value.microsecond % 10 ** (6 - _kept_digits(column)):
+
+
+def _negated(predicate: Predicate | None) -> Predicate | None:
+    return None if predicate is None else ["not", predicate]
+
+
+_DAY = re.compile(r"[0-9]{4,6}-[0-9]{2}-[0-9]{2}")
+_MOMENT = re.compile(
+    r"(?P<year>[0-9]{4}|[1-9][0-9]{4,5})(?P<date>-[0-9]{2}-[0-9]{2})"
+    r"(?:[T ](?P<clock>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.(?P<fraction>[0-9]{1,9}))?)?)"
+    r"(?P<zone>Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+_EPOCH = datetime.datetime(1970, 1, 1)
+_FAR_YEAR = 9999
+"""The last one that Python's datetime has; the range of nanoseconds ends in 2262."""
+
+
+def moment_text(text: str, data_type: DataType) -> str | None:
+    """A moment that is written in a literal as ISO 8601, for a TIMESTAMP or TIMESTAMP_LTZ of a type; None if the type
+    cannot say it as exactly. Raises ValueError for another text.
+
+    A year behind 9999 becomes the last moment of 9999 where the type has nanoseconds: it is beyond all values too.
+    """
+    found = _MOMENT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a timestamp, such as 2024-09-19 12:00:00")
+    year, zone = int(found["year"]), found["zone"]
+    clock = (found["clock"] or "00:00:00").partition(".")[0]
+    if year > _FAR_YEAR:
+        if data_type.unit != "ns":
             return None
-        return value.isoformat() if isinstance(value, datetime.date) else None
+        datetime.datetime.fromisoformat(f"2000{found['date']} {clock}{zone or ''}")
+        return f"{_FAR_YEAR}-12-31T23:59:59{'+00:00' if data_type.kind is TypeKind.TIMESTAMP_LTZ else ''}"
+    value = datetime.datetime.fromisoformat(f"{year:04}{found['date']} {clock}{zone or ''}")
+    if data_type.kind is TypeKind.TIMESTAMP_LTZ:
+        utc = datetime.UTC
+        value = value.replace(tzinfo=utc) if value.tzinfo is None else value.astimezone(utc)
+    elif value.tzinfo is not None:
+        raise ValueError(f"'{text}' has a zone, but {data_type} has none")
+    digits = (found["fraction"] or "").rstrip("0")
+    if len(digits) > {"s": 0, "ms": 3, "us": 6, "ns": 9}[data_type.unit]:
+        return None
+    fraction = f".{digits.ljust(6 if len(digits) <= 6 else 9, '0')}" if digits else ""
+    shown = value.replace(tzinfo=None).isoformat(timespec="seconds")
+    return f"{shown}{fraction}{'+00:00' if value.tzinfo is not None else ''}"
 
 
-def _kept_digits(column: Column) -> int:
-    return {"s": 0, "ms": 3}.get(column.type.unit, 6)
+def nanoseconds(text: str) -> int:
+    """A text of `moment_text` as nanoseconds since 1970."""
+    whole, _, rest = text.removesuffix("+00:00").partition(".")
+    since = datetime.datetime.fromisoformat(whole) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 10**9 + int(rest.ljust(9, "0"))
+
+
+def _ticks(text: str, arrow_type: pa.DataType) -> int:
+    """A text of `moment_text` in the unit of a type; it may be beyond the type's range. Raises ValueError."""
+    ticks, rest = divmod(nanoseconds(text), {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[arrow_type.unit])
+    if rest:
+        raise ValueError(f"{text} has more digits than {arrow_type}")
+    return ticks
 
 
 def _like_prefix(pattern: Any) -> str | None:
     """Of a pattern of plain text and a last %, the text."""
     from sqlglot import expressions as sql
 
-    if not isinstance(pattern, sql.Literal) or not pattern.is_string:
+    if not only(pattern, sql.Literal, "this", "is_string") or not pattern.is_string:
         return None
     text = str(pattern.this)
     prefix = text.removesuffix("%")
@@ -308,7 +382,9 @@ def _joined(parts: list[pc.Expression], join: Callable[[Any, Any], Any]) -> pc.E
 
 def _any_of(field: pc.Expression, values: list[Any], arrow_type: pa.DataType) -> pc.Expression:
     """One set of values, null where the field is (Arrow's own `isin` is false there)."""
-    if pa.types.is_integer(arrow_type):
+    if pa.types.is_timestamp(arrow_type):
+        values = [_ticks(value, arrow_type) for value in values]
+    if pa.types.is_integer(arrow_type) or pa.types.is_timestamp(arrow_type):
         limit = 1 << (arrow_type.bit_width - 1)
         values = [value for value in values if -limit <= value < limit]
     if pa.types.is_floating(arrow_type) and 0 in values:
@@ -317,13 +393,13 @@ def _any_of(field: pc.Expression, values: list[Any], arrow_type: pa.DataType) ->
         values = [decimal.Decimal(value) for value in values]
     elif pa.types.is_date(arrow_type):
         values = [datetime.date.fromisoformat(value) for value in values]
-    elif pa.types.is_timestamp(arrow_type):
-        values = [datetime.datetime.fromisoformat(value) for value in values]
     return field.isin(pa.array(values, arrow_type)) | (field < field)
 
 
 def _compare(word: str, field: pc.Expression, value: Any, arrow_type: pa.DataType) -> pc.Expression:
-    if pa.types.is_integer(arrow_type):
+    if pa.types.is_timestamp(arrow_type):
+        value = _ticks(value, arrow_type)
+    if pa.types.is_integer(arrow_type) or pa.types.is_timestamp(arrow_type):
         # Beyond the type's range every comparison has the same answer, but for null.
         limit = 1 << (arrow_type.bit_width - 1)
         if value >= limit:
@@ -352,8 +428,6 @@ def _scalar(value: Any, arrow_type: pa.DataType) -> pa.Scalar:
         return pa.scalar(decimal.Decimal(value), arrow_type)
     if pa.types.is_date(arrow_type):
         return pa.scalar(datetime.date.fromisoformat(value), arrow_type)
-    if pa.types.is_timestamp(arrow_type):
-        return pa.scalar(datetime.datetime.fromisoformat(value), arrow_type)
     return pa.scalar(value, arrow_type)
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 _COMPARISONS: Final = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 _NANOS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+_LIMIT: Final = 1 << 63
 _Token = tuple[str, str]
 
 
@@ -81,28 +82,38 @@ class _Reader:
         self._left.pop()
         compared = [self._kinds[text] for word, text in peeked if word == "field_ref" and text in self._kinds]
         if compared and function in _COMPARISONS:
-            arguments = [
-                _ticks(self._literal(token), compared[0]) if token[0] == "literal" else argument
-                for token, argument in zip(peeked, arguments, strict=True)
-            ]
+            for index, token in enumerate(peeked):
+                if token[0] != "literal":
+                    continue
+                (ticks,) = _ticks_of(pa.array([self._literal(token)]), compared[0])
+                if ticks is None or -_LIMIT <= ticks < _LIMIT:
+                    arguments[index] = pc.scalar(pa.scalar(ticks, pa.int64()))
+                else:
+                    return _beyond(function, arguments[1 - index], (ticks > 0) is (index == 1))
         if compared and function == "is_in":
             values = options["value_set"].values if options is not None else pa.nulls(0)
-            return arguments[0].isin(_ticks_of(values, compared[0]))
+            kept = [n for n in _ticks_of(values, compared[0]) if n is None or -_LIMIT <= n < _LIMIT]
+            return arguments[0].isin(pa.array(kept, pa.int64()))
         return pc.Expression._call(function, arguments, None if options is None else _options(options))
 
     def _literal(self, token: _Token) -> pa.Scalar:
         return self._batch.column(int(token[1]))[0]
 
 
-def _ticks(literal: pa.Scalar, kind: pa.DataType) -> pc.Expression:
-    return pc.scalar(_ticks_of(pa.array([literal], literal.type), kind)[0])
+def _beyond(function: str, column: pc.Expression, is_less: bool) -> pc.Expression:
+    """The comparison of a column with what is beyond the range of its type: the same for every value, null for null.
+    `is_less`: whether the left side of the comparison is the smaller one."""
+    holds = function == "not_equal" or (
+        function.startswith("less") if is_less else function.startswith("greater")
+    )
+    return column == column if holds else column != column
 
 
-def _ticks_of(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Numbers of nanoseconds, int64[n]."""
+def _ticks_of(values: pa.Array, kind: pa.DataType) -> list[int | None]:
+    """Numbers of nanoseconds, of any size."""
     given = values.type
     if pa.types.is_null(given):
-        return pa.nulls(len(values), pa.int64())
+        return [None] * len(values)
     timestamps = pa.types.is_timestamp(given) and pa.types.is_timestamp(kind)
     if not (timestamps and (given.tz is None) is (kind.tz is None)) and not (
         pa.types.is_time(given) and pa.types.is_time(kind)
@@ -111,7 +122,7 @@ def _ticks_of(values: pa.Array, kind: pa.DataType) -> pa.Array:
             f"a column of Arrow's type {kind} cannot be compared with a value of the type {given}"
         )
     numbers = values.cast(pa.int32()) if pa.types.is_time32(given) else values.cast(pa.int64())
-    return pc.multiply_checked(numbers.cast(pa.int64()), _NANOS[given.unit])
+    return [None if n is None else n * _NANOS[given.unit] for n in numbers.to_pylist()]
 
 
 def _options(options: pa.StructScalar) -> pc.FunctionOptions:

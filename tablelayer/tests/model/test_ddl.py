@@ -16,6 +16,7 @@ from tablelayer.model.ddl import (
     CreateDatabase,
     CreateTable,
     DdlError,
+    Default,
     Delete,
     DescribeTable,
     DropDatabase,
@@ -105,6 +106,22 @@ def test_create_table_in_the_words_of_the_quickstart():
         ("DELETE FROM t", Delete(T)),
         ("DELETE FROM t WHERE a > 1 OR f(b)", Delete(T, "a > 1 OR f(b)")),
         ("DELETE FROM t WHERE a = NULL", Delete(T, "a = NULL")),
+        (
+            "DELETE FROM t AS a USING u JOIN v USING (k) WHERE a.k = u.k",
+            Delete(T, "a.k = u.k", None, "a", "u JOIN v USING (k)"),
+        ),
+        ("DELETE FROM t a WHERE a.k = 1", Delete(T, "a.k = 1", None, "a")),
+        ("INSERT INTO t VALUES (1, DEFAULT)", Insert(T, None, ((1, Default()),))),
+        ("UPDATE t SET v = DEFAULT WHERE k = 1", Update(T, {"v": Default()}, "k = 1", {"k": 1})),
+        (
+            "INSERT INTO t VALUES ('NaN'::DOUBLE, 1::INT)",
+            Insert(T, None, ((Expression("'NaN'::DOUBLE"), Expression("1::INT")),)),
+        ),
+        (
+            "INSERT INTO t VALUES (MAP {'a': 1})",
+            Insert(T, None, ((Expression("MAP {'a': 1}"),),)),
+        ),
+        ("INSERT INTO t (from, pivot) VALUES (1, 2)", Insert(T, ("from", "pivot"), ((1, 2),))),
         ("TRUNCATE TABLE t", Truncate(T)),
         ("SHOW COLUMNS FROM t LIKE 'a%'", ShowColumns(T, "a%")),
         ("SHOW SCHEMAS", ShowDatabases()),
@@ -215,6 +232,8 @@ def test_nested_values_in_statements():
         ("ALTER TABLE t SET ('table.log.tll' = '1 d')", "'table.log.tll'", "did you mean 'table.log.ttl'"),
         ("ALTER TABLE t RESET ('table.log.tll')", "'table.log.tll'", "did you mean 'table.log.ttl'"),
         ("ALTER TABLE t CHANGE a b INT", "CHANGE", "expected ADD, DROP"),
+        ("DELETE FROM t WHER a = 1", "WHER", "expected WHERE"),
+        ("DELETE FROM t x", "x", "expected WHERE"),
         ("ALTER VIEW v", "VIEW", "ALTER VIEW is not in this release"),
         ("CREATE TABLE t (a BIGNT)", "BIGNT", "type BIGNT is not known"),
         ("CREATE TABLE t (a ARRAY<INTT>)", "INTT", "type INTT is not known"),
@@ -418,6 +437,86 @@ def test_tables_and_columns_of_a_query():
     assert one("SELECT t FROM t").columns_read == {"default.t": None}
     assert one("SELECT a FROM t NATURAL JOIN u").columns_read == {"default.t": None, "default.u": None}
     assert one("SELECT count(*) FROM t WHERE A = 1").columns_read == {"default.t": frozenset({"a"})}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a FROM t FOR UPDATE", "SELECT a FROM t FOR SHARE", "SELECT a FROM t WITH (NOLOCK)",
+        "SELECT a FROM t CLUSTER BY a", "SELECT a INTO x FROM t", "SELECT a FROM t FETCH FIRST 3 ROWS WITH TIES",
+        "SELECT a FROM t START WITH a = 1 CONNECT BY PRIOR a = b", "SELECT a FROM t WHERE a BETWEEN SYMMETRIC 2 AND 1",
+        "SELECT a FROM t CHANGES (INFORMATION => DEFAULT) AT (TIMESTAMP => 1)", "SELECT a FROM t LIMIT 1 BY b",
+        "SELECT * FROM (SELECT a FROM t FOR UPDATE) x",
+    ],
+)  # fmt: skip
+def test_clauses_that_duckdb_does_not_have_are_refused(sql):
+    with pytest.raises(DdlError, match=r"DuckDB's SQL|not supported|FETCH a number"):
+        one(sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("WITH t AS (SELECT * FROM t) SELECT * FROM t", ["t"]),
+        ("WITH t AS (SELECT 1 AS a), u AS (SELECT * FROM t) SELECT * FROM u", []),
+        ("WITH u AS (SELECT * FROM t), t AS (SELECT 1 AS a) SELECT * FROM u, t", ["t"]),
+        ("WITH RECURSIVE t AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM t) SELECT * FROM t", []),
+        (
+            "SELECT * FROM u WHERE a IN (WITH t AS (SELECT 1 AS a) SELECT a FROM t) AND EXISTS (FROM t)",
+            ["t", "u"],
+        ),
+        ("SELECT * FROM (WITH t AS (SELECT 1 AS a) SELECT * FROM t) x, t", ["t"]),
+        ("WITH t AS (SELECT 1 AS a) SELECT * FROM (SELECT * FROM t) x, d.t", ["d.t"]),
+        ("WITH t AS (SELECT 1 AS a) SELECT a FROM t UNION SELECT a FROM t", []),
+        ("WITH x AS (SELECT a, b FROM t) PIVOT x ON a USING sum(b)", ["t"]),
+    ],
+)
+def test_a_with_is_in_force_where_it_stands(sql, tables):
+    assert sorted(one(sql).tables) == [each if "." in each else f"default.{each}" for each in tables]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT x.c FROM t AS x(b, c)", "SELECT x.c FROM t AS x(b, c) WHERE x.c = 1", "SELECT count(c) FROM t x(b, c)",
+        "SELECT #2 FROM t", "SELECT a, #1 FROM t WHERE b = 1", "SELECT COLUMNS('a.*') FROM t",
+        "PIVOT t ON a USING sum(b)", "SELECT a FROM t PIVOT (sum(b) FOR c IN (1))", "SELECT a FROM t NATURAL JOIN u",
+    ],
+)  # fmt: skip
+def test_columns_that_are_not_named_are_read(sql):
+    query = one(sql)
+    assert query.columns_read["default.t"] is None
+    assert not query.is_simple
+    assert query.reads is None
+    assert query.counts is None
+    assert not query.aggregates
+
+
+def test_a_name_that_is_a_type_has_to_be_quoted_before_a_bracket():
+    for sql in ("SELECT text[1] FROM t", "SELECT a FROM t WHERE string[1].x = 1"):
+        with pytest.raises(DdlError, match="in double quotes"):
+            one(sql)
+    sql = 'SELECT "text"[1], x::INT[3], CAST(y AS STRUCT(a INT, b TEXT[])) FROM t'
+    assert one(sql).columns_read == {"default.t": frozenset({"text", "x", "y"})}
+
+
+def test_conditions_on_names_behind_an_alias_are_duckdbs():
+    query = one("SELECT x.c FROM t AS x(b, c) WHERE x.b = 1 AND c < 5")
+    assert not query.conditions
+    assert not query.bounds
+
+
+def test_a_path_through_a_struct_is_no_column_of_a_table():
+    query = one("SELECT c.t.a FROM t WHERE c.t.b = 1")
+    assert not query.is_simple
+    assert not query.conditions
+    assert query.columns_read["default.t"] >= {"c"}
+    assert to_duckdb(query, {"default.t": "v0"}) == 'SELECT c.t.a FROM "v0" AS "t" WHERE c.t.b = 1'
+    query = one("SELECT t.t.n.n FROM x AS t WHERE t.t.n.n = 2")
+    assert query.columns_read["default.x"] >= {"t", "n"}
+    assert to_duckdb(query, {"default.x": "v0"}) == 'SELECT t.t.n.n FROM "v0" AS t WHERE t.t.n.n = 2'
+    query = one('SELECT "default".t.a, t.c.d FROM t')
+    assert to_duckdb(query, {"default.t": "v0"}) == 'SELECT t.a, t.c.d FROM "v0" AS "t"'
 
 
 def test_query_runs_in_duckdb_under_other_names():

@@ -275,6 +275,115 @@ def test_moments_in_sql_are_pushed(condition: str, dialect: str, whole: bool) ->
     assert batch.filter(pa.array(parsed.mask(chosen))).to_pylist() == expected.to_pylist()
 
 
+CONDITIONS = [
+    "s LIKE 'a%'", "s NOT LIKE 'a%'", "NOT s LIKE 'a%'", "NOT (s NOT LIKE 'a%')", "s ~~ 'a%'", "s !~~ 'a%'",
+    "s ILIKE 'A%'", "s NOT ILIKE 'A%'", "s LIKE 'a%' ESCAPE '!'", "s NOT LIKE '!%%' ESCAPE '!'", "s LIKE '%a'",
+    "s LIKE ANY ('a%', 'b%')", "s GLOB 'a*'", "s SIMILAR TO 'a.*'", "s COLLATE NOCASE = 'APPLE'", "s LIKE ''",
+    "a BETWEEN 1 AND 3", "a NOT BETWEEN 1 AND 3", "a BETWEEN SYMMETRIC 3 AND 1", "a NOT BETWEEN SYMMETRIC 3 AND 1",
+    "a IN (1, 3)", "a NOT IN (1, 3)", "NOT a NOT IN (1, 3)", "a IN (1, NULL)", "a NOT IN (1, NULL)", "a IN (a)",
+    "a IS NULL", "a IS NOT NULL", "NOT a IS NULL", "a ISNULL", "a NOTNULL", "f IS TRUE", "f IS NOT FALSE", "NOT f",
+    "a IS DISTINCT FROM 1", "a IS NOT DISTINCT FROM NULL", "a = 1 OR NULL", "a <> 1", "a != 1", "NOT a <> 1",
+    "(a = 1) = f", "f = (a = 1)", "f = TRUE", "f <> TRUE", "a = TRY_CAST('1' AS INT)", "d > TRY_CAST('x' AS DATE)",
+    "d = DATE '2024-01-02'", "d < '2024-01-02'", "d >= TIMESTAMP '2024-01-01 12:00:00'", "a = -1", "a = - 1",
+    "a = +1", "a = 1.0", "a < 1.5", "a = '1'", "s = 'apple' AND NOT (a = 1 OR s LIKE 'b%')", "s > 'apple'",
+    "CASE WHEN a = 1 THEN f ELSE s LIKE 'a%' END", "a = 1 AND s NOT LIKE 'b%' AND f IS NOT NULL",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_what_is_pushed_of_a_condition_is_what_duckdb_means(condition: str) -> None:
+    schema = Schema.of(
+        [Column(0, "a", types.INT), Column(1, "s", types.STRING), Column(2, "f", types.BOOLEAN),
+         Column(3, "d", types.DATE)], schema_id=0,
+    )  # fmt: skip
+    days = [None, datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)]
+    texts = [None, "", "apple", "Avocado", "banana", "!%x"]
+    rows = pa.Table.from_pylist(
+        [
+            {"a": a, "s": s, "f": f, "d": days[index % 3]}
+            for index, (a, s, f) in enumerate(
+                itertools.product((None, -1, 1, 2, 3), texts, (None, True, False))
+            )
+        ],
+        schema=schema.arrow(),
+    )
+    numbered = rows.append_column("n", pa.array(range(rows.num_rows)))
+    for text in (condition, f"NOT ({condition})", f"({condition}) IS NULL"):
+        pushed = push_down([text], schema, "duckdb")
+        kept = numbered
+        if pushed.predicate is not None:
+            kept = numbered.filter(arrow_expression(pushed.predicate, schema.arrow()))
+        with duckdb.connect() as database:
+            database.register("numbered", numbered)
+            try:
+                expected = database.sql(f"SELECT n FROM numbered WHERE {text}").to_arrow_table()
+            except duckdb.ParserException:
+                assert pushed.predicate is None, "DuckDB has to refuse it"
+                continue
+        wanted, found = set(expected["n"].to_pylist()), set(kept["n"].to_pylist())
+        assert wanted <= found, text
+        assert not pushed.complete or wanted == found, text
+
+
+_NANOS_MAX = 2**63 - 1
+_INSTANTS = [
+    -_NANOS_MAX - 1, -_NANOS_MAX, -1, 0, 1, 1_704_164_645_123_456_789, _NANOS_MAX - 1, _NANOS_MAX
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "nanos"),
+    [
+        ("1500-01-01", -(10**19)),
+        ("0001-01-01 00:00:00", -(10**20)),
+        ("1677-09-21 00:12:43.145224191", -_NANOS_MAX - 2),
+        ("1677-09-21 00:12:43.145224192", -_NANOS_MAX - 1),
+        ("1677-09-21 00:12:43.145224193", -_NANOS_MAX),
+        ("1969-12-31 23:59:59.999999999", -1),
+        ("2024-01-02 03:04:05.123456789", 1_704_164_645_123_456_789),
+        ("2262-04-11 23:47:16.854775807", _NANOS_MAX),
+        ("2262-04-11 23:47:16.854775808", _NANOS_MAX + 1),
+        ("9999-12-31", 10**20),
+        ("123456-02-29", 10**21),
+    ],
+)
+@pytest.mark.parametrize("data_type", [types.timestamp(9), types.timestamp_ltz(9)])
+def test_any_moment_compares_with_nanoseconds(text: str, nanos: int, data_type: DataType) -> None:
+    schema = Schema.of([Column(0, "t", data_type)], schema_id=0)
+    values = pa.array([None, *_INSTANTS], pa.int64()).cast(data_type.arrow())
+    batch = pa.RecordBatch.from_arrays([values], schema=schema.arrow())
+    signs = {"=": operator.eq, "<>": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+             ">=": operator.ge}  # fmt: skip
+    for word, holds in signs.items():
+        for condition in (f"t {word} '{text}'", f"t {word} TIMESTAMP '{text}'"):
+            parsed = Filter.parse(encode_filter(filter_of_sql(condition, schema), schema), schema)
+            expected = [index for index, each in enumerate(_INSTANTS, 1) if holds(each, nanos)]
+            assert np.flatnonzero(parsed.mask(batch)).tolist() == expected, condition
+    parsed = Filter.parse(encode_filter(filter_of_sql(f"t NOT IN ('{text}')", schema), schema), schema)
+    assert parsed.mask(batch).sum() == sum(each != nanos for each in _INSTANTS)
+
+
+@pytest.mark.parametrize("year", [1, 1600, 2300, 9999])
+def test_any_literal_of_pyarrow_compares_with_nanoseconds(year: int) -> None:
+    schema = Schema.of([Column(0, "t", types.timestamp(9))], schema_id=0)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([None, *_INSTANTS], pa.int64()).cast(pa.timestamp("ns"))], schema=schema.arrow()
+    )
+    field, far = pc.field("t"), pa.scalar(datetime.datetime(year, 1, 1), pa.timestamp("us"))
+    nanos = -(10**20) if year < 2000 else 10**20
+    for sign in _SIGNS:
+        for expression, holds in (
+            (sign(field, far), lambda each, sign=sign: sign(each, nanos)),
+            (sign(pc.scalar(far), field), lambda each, sign=sign: sign(nanos, each)),
+        ):
+            parsed = Filter.parse(encode_filter(expression, schema), schema)
+            expected = [index for index, each in enumerate(_INSTANTS, 1) if holds(each)]
+            assert np.flatnonzero(parsed.mask(batch)).tolist() == expected, str(expression)
+    among = field.isin(pa.array([far.as_py(), datetime.datetime(1970, 1, 1)], pa.timestamp("us")))
+    parsed = Filter.parse(encode_filter(among, schema), schema)
+    assert np.flatnonzero(parsed.mask(batch)).tolist() == [4]
+
+
 def test_null_semantics_are_those_of_sql() -> None:
     schema = Schema.of([Column(0, "a", types.INT), Column(1, "b", types.BOOLEAN)], schema_id=0)
     batch = pa.RecordBatch.from_pylist(

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablelayer.model.filters.conditions import arrow_expression, columns_of, push_down
-from tablelayer.model.schema.schema import Schema
-from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING
+from tablelayer.model.schema.schema import Column, Schema
+from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING, array_of
 from tablelayer.model.types.column_types import decimal as decimal_type
+from tablelayer.model.types.text import parse_type
 from tablelayer.spark.options import ReadOptions, WriteOptions
 from tablelayer.spark.positions import Position, admit, batch_start, lost_ranges
 
@@ -126,6 +127,9 @@ ROWS = pa.RecordBatch.from_pylist(
         ("l > -99999999999 AND a < 99999999999 AND a <> 99999999999", [0, 2], True),
         ("b LIKE 'q%'", [0], True),
         ("b LIKE '%q'", [0, 1, 2], False),
+        ("b NOT LIKE 'q%'", [2], True),
+        ("NOT (b NOT LIKE 'q%')", [0], True),
+        ("b LIKE 'q%' ESCAPE '!'", [0, 1, 2], False),
         ("NOT f", [2], True),
         ("NOT (a IN (1, 2))", [2], True),
         ("a NOT IN (1)", [2], True),
@@ -156,3 +160,22 @@ def test_what_is_pushed_keeps_every_row_that_spark_would_keep(
         assert columns_of(predicate) <= set(pushed.columns)
         kept = ROWS.filter(arrow_expression(predicate, ROWS.schema))
     assert kept.to_pylist() == ROWS.take(pa.array(rows, pa.int64())).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("condition", "columns"),
+    [
+        ("r.x = 1", ("r",)),
+        ("r.x.y = 1 AND a > 0", ("a", "r")),
+        ("t.r.x = 1", ("r",)),
+        ("list[0].x = 1", ("list",)),
+        ("struct(*) IS NOT NULL", ("a", "r", "list", "x")),
+        ("x = 1", ("x",)),
+    ],
+)
+def test_a_condition_needs_the_column_whose_field_it_names(condition: str, columns: tuple[str, ...]) -> None:
+    row = parse_type("ROW<x INT, y INT>")
+    schema = Schema.of(
+        [Column(0, "a", INT), Column(1, "r", row), Column(2, "list", array_of(row)), Column(3, "x", INT)]
+    )
+    assert set(push_down([condition], schema).columns) >= set(columns)

@@ -8,6 +8,7 @@ import pytest
 from protocol.errors import KafkaError
 from tablelayer.client import OutgoingRecord, Table, TableError, connect
 from tablelayer.model.ddl import DdlError
+from tablelayer.sql import select
 from tablelayer.sql.errors import SqlError
 
 
@@ -209,3 +210,136 @@ def test_the_rows_of_a_large_query_come_while_it_is_read(shop, monkeypatch):
     assert next(arriving).num_rows > 0
     assert 0 < given < 500
     arriving.close()
+
+
+def test_a_prefix_that_is_not_wanted_leaves_out_what_has_it(sql, connection):
+    sql(
+        "CREATE TABLE nl (id INT, s STRING, PRIMARY KEY (id) NOT ENFORCED);"
+        "INSERT INTO nl VALUES (1, 'apple'), (2, 'avocado'), (3, 'banana'), (4, NULL)"
+    )
+    for condition, ids in {
+        "s NOT LIKE 'a%'": [3], "s !~~ 'a%'": [3], "NOT (s NOT LIKE 'a%')": [1, 2], "NOT s LIKE 'a%'": [3],
+        "s NOT ILIKE 'A%'": [3], "s NOT LIKE 'a%' ESCAPE '!'": [3], "s NOT LIKE 'a%' AND id > 0": [3],
+    }.items():  # fmt: skip
+        assert [row["id"] for row in sql(f"SELECT id FROM nl WHERE {condition} ORDER BY id")] == ids
+        assert sql(f"SELECT count(*) AS n FROM nl WHERE {condition}") == [{"n": len(ids)}]
+        assert sql(f"SELECT max(id) AS n FROM nl WHERE {condition}") == [{"n": max(ids)}]
+    table = connection.table(f"{sql.database}.nl")
+    assert table.to_arrow(filter="s NOT LIKE 'a%'")["id"].to_pylist() == [3]
+    assert sql("DELETE FROM nl WHERE s NOT LIKE 'a%'") == "1 row deleted"
+    assert sql("UPDATE nl SET s = 'x' WHERE s NOT LIKE 'ap%'") == "1 row updated"
+    assert sql("SELECT id, s FROM nl ORDER BY id") == [
+        {"id": 1, "s": "apple"}, {"id": 2, "s": "x"}, {"id": 4, "s": None}
+    ]  # fmt: skip
+
+
+def test_names_behind_an_alias_are_the_columns_in_their_order(shop, connection):
+    assert shop("SELECT x.c, x.b FROM part AS x(b, c) WHERE x.c = 2") == [{"c": 2, "b": 1}]
+    assert shop("SELECT count(c) AS n FROM part x(b, c) WHERE b = 1 AND c > 1") == [{"n": 1}]
+    assert shop("SELECT max(c) AS m FROM part x(b, c)") == [{"m": 2}]
+    assert shop("SELECT #2 AS second FROM part WHERE v = 'y'") == [{"second": 2}]
+    topic = f"{shop.database}-alias"
+    connection.kafka.create_topic(topic, partitions=1)
+    connection.kafka.produce(topic, [OutgoingRecord(value=b"v%d" % n, key=b"k") for n in range(3)])
+    try:
+        assert shop(f'SELECT x.q, x.p FROM "{topic}" AS x(p, q) WHERE x.q >= 1 ORDER BY 1') == [
+            {"q": 1, "p": 0}, {"q": 2, "p": 0}
+        ]  # fmt: skip
+        names = f'FROM "{topic}" x(offset, partition) WHERE x.partition = 2'
+        assert shop(f"SELECT x.offset AS p, x.partition AS o {names}") == [{"p": 0, "o": 2}]
+    finally:
+        connection.kafka.delete_topic(topic)
+
+
+def test_a_with_hides_a_table_where_it_stands_and_nowhere_else(shop):
+    assert shop("WITH item AS (SELECT * FROM item WHERE k > 2) SELECT name FROM item") == [{"name": "fig"}]
+    found = shop(
+        "SELECT k FROM visit WHERE k IN (WITH item AS (SELECT 1 AS k) SELECT k FROM item)"
+        " AND EXISTS (SELECT 1 FROM item WHERE name = 'fig')"
+    )
+    assert found == [{"k": 1}]
+    assert shop("WITH x AS (SELECT count(*) AS n FROM item), item AS (SELECT 7 AS k) FROM x, item") == [
+        {"n": 3, "k": 7}
+    ]
+
+
+def test_a_pivot_is_a_query_and_describe_takes_one(shop):
+    rows = [{"a": 1, "1": "x", "2": "y"}]
+    assert shop("PIVOT part ON b USING max(v)") == rows
+    assert shop("SELECT * FROM part PIVOT (max(v) FOR b IN (1, 2))") == rows
+    assert shop("WITH p AS (SELECT b, v FROM part) PIVOT p ON b USING max(v)") == [{"1": "x", "2": "y"}]
+    assert len(shop("UNPIVOT (SELECT a, b FROM part) ON a, b")) == 4
+    shop("CREATE VIEW wide AS PIVOT part ON b USING max(v)")
+    assert shop("SELECT * FROM wide") == rows
+    shop("CREATE VIEW narrow AS SELECT b, v FROM part")
+    assert shop("SELECT * FROM narrow PIVOT (max(v) FOR b IN (1))") == [{"1": "x"}]
+    assert shop("SELECT * FROM narrow TABLESAMPLE 0%") == []
+    described = shop("DESCRIBE SELECT k, price, price > 1 AS dear, now() AS n, [name] AS l FROM item")
+    assert [(row["column"], row["type"]) for row in described] == [
+        ("k", "INT"), ("price", "DOUBLE"), ("dear", "BOOLEAN"), ("n", "TIMESTAMP_LTZ(6)"), ("l", "ARRAY<STRING>"),
+    ]  # fmt: skip
+    assert [row["column"] for row in shop("DESCRIBE PIVOT part ON b USING max(v)")] == ["a", "1", "2"]
+
+
+def test_a_table_that_begins_in_the_lake_is_not_answered_from_its_log_alone(sql, monkeypatch):
+    sql(
+        "CREATE TABLE hist (id INT, day STRING); INSERT INTO hist VALUES (1, 'a'), (2, 'b');"
+        "CREATE TABLE ph (id INT, day STRING) PARTITIONED BY (day); INSERT INTO ph VALUES (1, 'a'), (2, 'b')"
+    )
+    queries = [
+        "SELECT * FROM {} LIMIT 1", "SELECT id FROM {} WHERE day = 'a' LIMIT 1", "SELECT id FROM {} WHERE day = 'a'",
+        "SELECT count(*) FROM {}", "SELECT count(*) FROM {} WHERE day = 'a'", "SELECT max(id), count(*) FROM {}",
+        "SELECT count(*) FROM {} WHERE id > 1", "SELECT * FROM {}", "SELECT id FROM {} WHERE id = 2",
+    ]  # fmt: skip
+    short = [text for text in queries if sql.ways(text.format("ph"))[-1][1] != "DuckDB"]
+    assert len(short) > 5, "or nothing is seen here"
+    monkeypatch.setattr(select, "begins_in_lake", lambda table: True)
+    for text in queries:
+        for table in ("hist", "ph"):
+            assert sql.ways(text.format(table))[-1][1] == "DuckDB", text
+
+
+def test_moments_with_nanoseconds_are_compared_and_computed_with(sql):
+    sql(
+        "CREATE TABLE ts (id INT, t TIMESTAMP(9), z TIMESTAMP_LTZ(9), u TIMESTAMP_LTZ(6), c TIME(9),"
+        " PRIMARY KEY (id) NOT ENFORCED);"
+        "INSERT INTO ts VALUES (1, '2024-01-02 03:04:05.123456789', '2024-01-02 03:04:05.123456789Z',"
+        " '2024-01-02 03:04:05.123456Z', '12:00:00.123456789'), (2, NULL, NULL, NULL, NULL),"
+        "(3, '2262-04-11 23:47:16.854775807', '2262-04-11 23:47:16.854775807Z', '2024-01-02 00:00:00Z', '00:00:00')"
+    )
+    for condition, ids in {
+        "t < TIMESTAMP '9999-12-31'": [1, 3],
+        "t > DATE '1500-01-01'": [1, 3],
+        "NOT t = '10000-01-01'": [1, 3],
+        "NOT '1600-01-01' < t": [],
+        "t NOT BETWEEN '1500-01-01' AND TIMESTAMP '2025-01-01'": [3],
+        "t IN ('1500-01-01', TIMESTAMP '2024-01-02 03:04:05.123456789')": [1],
+        "t NOT IN ('1500-01-01')": [1, 3],
+        "t >= '2262-04-11 23:47:16.854775807'": [3],
+        "(t < TIMESTAMP '9999-12-31') IS NULL": [2],
+        "z < TIMESTAMPTZ '2025-01-01 00:00:00+02:00'": [1],
+        "z <= now()": [1],
+        "now() >= ts.z": [1],
+        "z > u": [1, 3],
+        "z BETWEEN TIMESTAMPTZ '1500-01-01 00:00:00Z' AND TIMESTAMPTZ '9999-01-01 00:00:00Z'": [1, 3],
+        "z > (SELECT max(u) FROM ts)": [1, 3],
+        "year(z) = 2024": [1],
+        "date_trunc('day', z) = '2024-01-02 00:00:00Z'": [1],
+        "z + INTERVAL 1 DAY > now()": [3],
+        "c > TIME '12:00:00.123456788'": [1],
+        "c BETWEEN TIME '12:00:00' AND TIME '13:00:00'": [1],
+        "hour(c) = 12": [1],
+    }.items():
+        for text in (condition, f"{condition} AND id + 0 > 0"):
+            assert [row["id"] for row in sql(f"SELECT id FROM ts WHERE {text} ORDER BY id")] == ids, text
+    assert sql("SELECT year(max(z)) AS y, max(z) < now() AS m FROM ts WHERE id < 3") == [
+        {"y": 2024, "m": True}
+    ]
+    sql("INSERT INTO ts (id, z, c) VALUES (4, '1969-12-31 23:59:59.999999999Z', '23:59:59.999999999')")
+    cut = sql("SELECT year(z) AS y, date_trunc('year', z) < z AS d, hour(c) AS h FROM ts WHERE id = 4")
+    assert cut == [{"y": 1969, "d": True, "h": 23}]
+    assert sql("WITH x AS (SELECT z AS w FROM ts WHERE id = 1) SELECT year(w), w < now() FROM x") == [
+        {"year(w)": 2024, "w < now()": True}
+    ]
+    with pytest.raises(SqlError, match="there is no column 'nosuch'"):
+        sql("SELECT nosuch FROM ts WHERE z < now()")

@@ -150,3 +150,55 @@ def test_how_many_rows_are_written_is_known_while_they_are(item, monkeypatch):
     )
     assert item("UPDATE item SET name = upper(name)") == "10 rows updated"
     assert (seen[0], seen[-1] >= 4, item.session.written_count) == (0, True, 0)
+
+
+def test_default_stands_for_what_the_definition_says(sql):
+    sql("CREATE TABLE d (k INT, s STRING DEFAULT 'none', n INT, at TIMESTAMP(9) DEFAULT '2024-01-01 00:00:00.5',"
+        " PRIMARY KEY (k) NOT ENFORCED)")  # fmt: skip
+    sql("INSERT INTO d VALUES (1, DEFAULT, DEFAULT, DEFAULT), (2, 'x', 5, '2024-01-01 00:00:00')")
+    sql("INSERT INTO d (k, s) VALUES (3, default)")
+    shown = "SELECT k, s, n, CAST(at AS STRING) AS at FROM d ORDER BY k"
+    assert sql(shown) == [
+        {"k": 1, "s": "none", "n": None, "at": "2024-01-01 00:00:00.5"},
+        {"k": 2, "s": "x", "n": 5, "at": "2024-01-01 00:00:00"},
+        {"k": 3, "s": "none", "n": None, "at": "2024-01-01 00:00:00.5"},
+    ]
+    assert sql("UPDATE d SET s = DEFAULT, n = n + 1 WHERE k = 2") == "1 row updated"
+    assert sql("UPDATE d SET at = DEFAULT WHERE n > 5") == "1 row updated"
+    assert sql(shown)[1] == {"k": 2, "s": "none", "n": 6, "at": "2024-01-01 00:00:00.5"}
+    with pytest.raises(DataError, match="'k' is NOT NULL"):
+        sql("INSERT INTO d VALUES (DEFAULT, 'x', 1, NULL)")
+
+
+def test_delete_using_other_rows(item):
+    sql = item
+    sql(
+        "CREATE TABLE gone (k INT, why STRING);"
+        "INSERT INTO gone VALUES (1, 'old'), (1, 'sold'), (2, 'kept'), (77, 'old')"
+    )
+    assert sql("DELETE FROM item USING gone WHERE item.k = gone.k AND why <> 'kept'") == "1 row deleted"
+    assert (
+        sql("DELETE FROM item AS i USING (SELECT max(k) AS k FROM item) m WHERE i.k = m.k") == "1 row deleted"
+    )
+    assert sql("DELETE FROM item i WHERE i.k = 5") == "1 row deleted"
+    assert [row["k"] for row in sql("SELECT k FROM item ORDER BY k")] == [0, 2, 3, 4, 6, 7, 8]
+    for text in (
+        "DELETE FROM item i",
+        "DELETE FROM item WHER k = 2",
+        "DELETE FROM item USING gone WHERE why = k +",
+    ):
+        with pytest.raises(DdlError):
+            sql(text)
+    assert sql("SELECT count(*) AS n FROM item") == [{"n": 7}]
+    assert sql("DELETE FROM item USING gone WHERE why = 'never'") == "0 rows deleted"
+
+
+def test_hints_are_refused_and_nothing_is_done(item):
+    for text in (
+        "DELETE FROM item /*+ OPTIONS('a'='b') */ WHERE k = 1", "UPDATE item /*+ x */ SET name = 'x'",
+        "INSERT /*+ x */ INTO item (k, n) VALUES (99, 1)", "SELECT * FROM item /*+ OPTIONS('scan.snapshot-id'='1') */",
+        "INSERT INTO item SELECT * FROM item /*+ x */", "TRUNCATE TABLE item /*+ x */",
+    ):  # fmt: skip
+        with pytest.raises(DdlError, match=r"hints .* are not in this release"):
+            item(text)
+    assert item("SELECT count(*) AS n, max(name) AS m FROM item") == [{"n": 10, "m": "n9"}]

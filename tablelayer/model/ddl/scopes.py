@@ -1,0 +1,25 @@
+"""The names that WITH gives to queries, and where they are in force."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+
+def defining(table: exp.Table) -> exp.CTE | None:
+    """The query of a WITH that a table's name means where it stands: of a WITH around it, or one before it in the same
+    WITH; None if the name is a table's own."""
+    name = table.name.lower()
+    inner: exp.Expr = table
+    outer = table.parent
+    while outer is not None:
+        visible: list[exp.CTE] = []
+        if isinstance(outer, exp.With):
+            place = next(index for index, each in enumerate(outer.expressions) if each is inner)
+            visible = outer.expressions[: place + bool(outer.args.get("recursive"))]
+        elif isinstance(with_ := outer.args.get("with_"), exp.With) and with_ is not inner:
+            visible = with_.expressions
+        for each in reversed(visible):
+            if each.alias_or_name.lower() == name:
+                return each
+        inner, outer = outer, outer.parent
+    return None

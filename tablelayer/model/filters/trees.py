@@ -1,0 +1,55 @@
+"""Reading sqlglot's trees so that nothing in them is overlooked.
+
+What translates a tree names the class of each node and each argument that it understands. A node of another class, or
+with another argument that is set, is not understood: it goes to the general path (DuckDB, Spark) or is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_PIECE = re.compile(
+    r"'(?:[^']|'')*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|[^'\"`/-]+|/(?!\*)|-(?!-)", re.DOTALL
+)
+
+
+def understood(node: Any, *names: str) -> bool:
+    """Return whether no argument of a node is set but these."""
+    return all(name in names or _is_unset(value) for name, value in node.args.items())
+
+
+def only(node: Any, kind: type, *names: str) -> bool:
+    """Return whether a node is of exactly this class, and has no argument set but these."""
+    return type(node) is kind and understood(node, *names)
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or value is False or value == []
+
+
+def conjuncts(condition: Any) -> list[Any]:
+    """The parts of a condition that must all hold, without the brackets around them; the condition itself if it is not
+    an AND."""
+    from sqlglot import expressions as exp
+
+    found, left = [], [condition]
+    while left:
+        part = left.pop()
+        while only(part, exp.Paren, "this"):
+            part = part.this
+        if only(part, exp.And, "this", "expression"):
+            left += [part.expression, part.this]
+        else:
+            found.append(part)
+    return found
+
+
+def hint_in(sql: str) -> tuple[int, int] | None:
+    """Where the first hint (``/*+ ... */``) begins and ends in a text. Parsers drop hints as comments."""
+    position = 0
+    while "/*+" in sql and position < len(sql) and (piece := _PIECE.match(sql, position)) is not None:
+        position = piece.end()
+        if piece.group().startswith("/*+"):
+            return piece.start(), position
+    return None
