@@ -34,9 +34,10 @@ from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import from_arrow
 from tablelayer.sql.answer import Answer
-from tablelayer.sql.duck import connect
+from tablelayer.sql.assign import Assignment
+from tablelayer.sql.duck import connect, in_arrow
 from tablelayer.sql.errors import SqlError
-from tablelayer.sql.types import cast_sql, cut_moments, quoted
+from tablelayer.sql.types import quoted
 
 _ROWS_AT_ONCE = 200_000
 _SPEED_FROM_ROWS = 100_000
@@ -68,12 +69,13 @@ class Writes:
                 )
         columns = table.definition.schema.select(names)
         known = self._worked_out(
+            table,
             dict.fromkeys(
                 (value.sql, column)
                 for values in statement.rows
                 for value, column in zip(values, columns, strict=True)
                 if isinstance(value, Expression)
-            )
+            ),
         )
         rows = [
             {
@@ -85,21 +87,27 @@ class Writes:
         self.rows(table, rows, names)
         return len(rows)
 
-    def _worked_out(self, expressions: Mapping[tuple[str, Column], None]) -> dict[tuple[str, str], Any]:
+    def _worked_out(
+        self, table: Table, expressions: Mapping[tuple[str, Column], None]
+    ) -> dict[tuple[str, str], Any]:
         """The values of expressions for columns, all at one moment."""
         if not expressions:
             return {}
         import duckdb
 
         listed = list(expressions)
-        text = ", ".join(f"{cast_sql(sql, column)} AS v{index}" for index, (sql, column) in enumerate(listed))
+        text = ", ".join(f"({sql}\n) AS v{index}" for index, (sql, _) in enumerate(listed))
         with connect(files=self._files) as database:
             try:
-                row = database.sql(self._analyze(f"SELECT {text}").sql).to_arrow_table()
+                row = in_arrow(database.sql(self._analyze(f"SELECT {text}").sql)).to_arrow_table()
             except duckdb.Error as error:
                 raise SqlError(str(error)) from error
+        with Assignment([column for _, column in listed], str(table.path)) as assignment:
+            row = assignment.rows(row)
         return {
             (sql, column.name): python_value(row.column(index)[0])
+            if column.type.is_nested
+            else row.column(index)[0]
             for index, (sql, column) in enumerate(listed)
         }
 
@@ -131,10 +139,10 @@ class Writes:
                 TableErrorCode.INVALID_ROW,
                 f"{table.path}: the query gives {len(answer.schema)} columns for {len(names)} ({', '.join(names)})",
             )
-        return self._each_written(
-            (cut_moments(rows, columns) for rows in _pieces(answer)),
-            lambda rows: self.rows(table, rows, names),
-        )
+        with Assignment(columns, str(table.path)) as assignment:
+            return self._each_written(
+                map(assignment.rows, _pieces(answer)), lambda rows: self.rows(table, rows, names)
+            )
 
     def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
         """Write each piece while the next one is made; how many rows there were. An error says how many are written."""
@@ -213,14 +221,12 @@ class Writes:
         among = f"{called}." if statement.others is not None else ""
         chosen = [f"{among}{quoted(name)}" for name in schema.primary_key]
         chosen += [
-            f"{cast_sql(computed[column.name].sql, column)} AS {quoted(f'new {column.name}')}"
+            f"({computed[column.name].sql}\n) AS {quoted(f'new {column.name}')}"
             for column in columns
             if column.name in computed
         ]
-        found_names = [*schema.primary_key, *computed]
 
         def write(rows: pa.Table) -> None:
-            rows = rows.rename_columns(found_names)
             if one is not None:
                 for field, value in zip(one.schema, one.columns, strict=True):
                     rows = rows.append_column(field, pa.repeat(value[0], rows.num_rows))
@@ -233,7 +239,9 @@ class Writes:
             beside = f"AS {called}, {statement.others}"
             found = self._found(table, chosen, statement.condition, beside, distinct=True)
             _must_be_one_of_each(found, len(schema.primary_key), str(table.path))
-        return self._each_written(_slices(found), write)
+        given = [*schema.key_columns, *(column for column in columns if column.name in computed)]
+        with Assignment(given, str(table.path)) as assignment:
+            return self._each_written(map(assignment.rows, _slices(found)), write)
 
     def delete(self, statement: Delete) -> int:
         table = self._connection.table(statement.path)
