@@ -162,8 +162,8 @@ def _moment_texts(array: pa.Array, target: pa.DataType) -> pa.Array:
             bounds = (first.cast(unit).cast(whole), last.cast(unit).cast(whole))
             ticks = array.view(whole)
             usual = pc.and_(pc.greater_equal(ticks, bounds[0]), pc.less(ticks, bounds[1]))
-            if not pc.all(pc.fill_null(usual, True)).as_py():
-                far = pc.fill_null(pc.invert(usual), False)
+            far = pc.fill_null(pc.invert(usual), False)
+            if pc.any(far).as_py():
                 texts = _moment_texts(pc.if_else(far, None, array), target)
                 others = [str(value) for value in python_values(array.filter(far))]
                 return pc.replace_with_mask(texts, far, pa.array(others, pa.string()))
