@@ -29,7 +29,7 @@ from tablelayer.model.ddl import (
 )
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.json.python_values import python_value
-from tablelayer.model.options.table_options import DeleteBehavior, MergeEngine
+from tablelayer.model.options.table_options import DeleteBehavior
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import from_arrow
@@ -84,7 +84,7 @@ class Writes:
             }
             for values in statement.rows
         ]
-        self.rows(table, rows, names)
+        self.rows(table, rows, names, named=statement.columns is not None)
         return len(rows)
 
     def _worked_out(
@@ -111,12 +111,12 @@ class Writes:
             for index, (sql, column) in enumerate(listed)
         }
 
-    def rows(self, table: Table, rows: Any, names: Sequence[str]) -> None:
-        """Write rows that have these columns of the table."""
+    def rows(self, table: Table, rows: Any, names: Sequence[str], *, named: bool = False) -> None:
+        """Write rows that have these columns of the table. `named`: by the statement, which then changes no others."""
         definition = table.definition
         if not definition.is_primary_key_table:
             table.append(rows)
-        elif len(names) < len(definition.schema.names) and takes_some_columns(definition):
+        elif definition.takes_some_columns and (named or len(names) < len(definition.schema.names)):
             table.partial(rows, names)
         else:
             table.upsert(rows)
@@ -128,10 +128,10 @@ class Writes:
         answer = self._query(statement.select)
         if any(str(statement.path) in name for name in statement.select.tables):
             _ = answer.rows
-        return self.answered(table, answer, names)
+        return self.answered(table, answer, names, named=statement.columns is not None)
 
-    def answered(self, table: Table, answer: Answer, names: Sequence[str]) -> int:
-        """Write an answer's rows into these columns, in order; how many there were."""
+    def answered(self, table: Table, answer: Answer, names: Sequence[str], *, named: bool = False) -> int:
+        """Write an answer's rows into these columns, in order; how many there were. `named`: see `rows`."""
         columns = table.definition.schema.select(list(names))
         assert answer.schema is not None
         if len(answer.schema) != len(names):
@@ -141,7 +141,7 @@ class Writes:
             )
         with Assignment(columns, str(table.path)) as assignment:
             return self._each_written(
-                map(assignment.rows, _pieces(answer)), lambda rows: self.rows(table, rows, names)
+                map(assignment.rows, _pieces(answer)), lambda rows: self.rows(table, rows, names, named=named)
             )
 
     def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
@@ -197,7 +197,7 @@ class Writes:
                 f"UPDATE cannot change the primary key ({', '.join(changed_key)}): "
                 "DELETE the row and INSERT another",
             )
-        if table.definition.settings.merge_engine is not None and not takes_some_columns(table.definition):
+        if table.definition.settings.merge_engine is not None and not table.definition.takes_some_columns:
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
                 f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': a row that is there "
@@ -301,11 +301,6 @@ def _names(table: Table, columns: Sequence[str] | None) -> list[str]:
     names = list(columns) if columns is not None else schema.names
     schema.select(names)
     return names
-
-
-def takes_some_columns(definition: TableDefinition) -> bool:
-    """Whether there are partial updates (R6.9)."""
-    return definition.settings.merge_engine in (None, MergeEngine.AGGREGATION)
 
 
 def _must_have_key(table: Table, verb: str) -> None:

@@ -162,7 +162,7 @@ class AsyncTable:
         self._must_be(log_table=False, doing="delete")
         definition = self.definition
         schema = definition.schema
-        chosen, targets = self._targets([*schema.primary_key, *columns] if columns else schema.names)
+        chosen, targets = self._targets([*schema.primary_key, *columns]) if columns else (list(schema.columns), None)
         key_rows = await self._keys(keys, schema.key_columns)
         count = key_rows.num_rows
         arrays = [
@@ -251,7 +251,7 @@ class AsyncTable:
         )
 
     def _targets(self, names: Sequence[str]) -> tuple[list[Column], tuple[int, ...] | None]:
-        """The columns of these names in the table's order, and their ids for the request (None: all of them)."""
+        """The columns of these names in the table's order, and their ids for the request (None: whole rows)."""
         schema = self.definition.schema
         wanted = set(names)
         schema.select(list(names))
@@ -262,7 +262,7 @@ class AsyncTable:
                 f"a partial update of {self.path} needs the whole primary key; {', '.join(missing)} is missing",
             )
         chosen = [column for column in schema.columns if column.name in wanted]
-        return chosen, None if len(chosen) == len(schema.columns) else tuple(column.id for column in chosen)
+        return chosen, self.definition.target_ids(chosen)
 
     def _must_be(self, *, log_table: bool, doing: str) -> None:
         if self.definition.is_primary_key_table is not log_table:
