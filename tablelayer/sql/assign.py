@@ -27,7 +27,15 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json.python_values import python_value
 from tablelayer.model.json.rows import Field, json_to_rows
-from tablelayer.model.rows.nested import cast, entries, is_nested, make_entries, make_row, row_fields
+from tablelayer.model.rows.nested import (
+    cast,
+    entries,
+    is_nested,
+    make_entries,
+    make_row,
+    row_fields,
+    ticks_per_digit,
+)
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import BINARY_KINDS, TEXT_KINDS, TIMESTAMP_KINDS, DataType, TypeKind
 from tablelayer.sql.duck import connect
@@ -71,13 +79,14 @@ class Assignment:
     def objects(self, texts: pa.Array, names: Sequence[str]) -> pa.Table:
         """The rows of JSON objects, whose fields have these names. Raises DataError."""
         columns = [
-            replace(column, name=name, default=None)
-            for column, name in zip(self.columns, names, strict=True)
+            replace(column, name=name, default=None) for column, name in zip(self.columns, names, strict=True)
         ]
         try:
             batch = json_to_rows(_with_json_numbers(texts), columns, make_field=self._field)
         except RowError as error:
-            raise DataError(f"{self._table}: {error.message}", column=error.column, row=error.index) from error
+            raise DataError(
+                f"{self._table}: {error.message}", column=error.column, row=error.index
+            ) from error
         return pa.table(batch.columns, names=[column.name for column in self.columns])
 
     def _column(self, array: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
@@ -142,7 +151,9 @@ class Assignment:
         wanted = duckdb_type(data_type)
         self._database.register("given", pa.table([array], names=["x"]))
         try:
-            found = self._database.sql(f"SELECT CAST(x AS {wanted}) AS x FROM given").to_arrow_table().column(0)
+            found = (
+                self._database.sql(f"SELECT CAST(x AS {wanted}) AS x FROM given").to_arrow_table().column(0)
+            )
         except duckdb.Error as error:
             raise RowError(self._first_unfit(array, wanted), None, _reason(error)) from error
         finally:
@@ -263,7 +274,9 @@ def _moments(array: pa.Array, data_type: DataType) -> pa.Array:
     present = validity(array)
     there = np.ones(len(ticks), np.bool_) if present is None else present
     last = _LAST[given.bit_width]
-    source = _DAY_NANOS if pa.types.is_date32(given) else _NANOS["ms" if pa.types.is_date64(given) else given.unit]
+    source = (
+        _DAY_NANOS if pa.types.is_date32(given) else _NANOS["ms" if pa.types.is_date64(given) else given.unit]
+    )
     unit = _DAY_NANOS if kind is TypeKind.DATE else _NANOS[data_type.unit]
     if given != target and not is_time:
         infinite = there & (np.abs(ticks) == last)
@@ -294,12 +307,15 @@ def _cut(array: pa.Array, data_type: DataType) -> pa.Array:
     if data_type.is_nested:
         valid, target = validity(array), data_type.arrow()
         if data_type.kind is TypeKind.ROW:
-            fields = [_cut(each, field.type) for each, field in zip(row_fields(array), data_type.fields, strict=True)]
+            fields = [
+                _cut(each, field.type)
+                for each, field in zip(row_fields(array), data_type.fields, strict=True)
+            ]
             return make_row(target, len(array), fields, valid)
         counts, parts = entries(array)
         parts = [_cut(each, field.type) for each, field in zip(parts, data_type.fields, strict=True)]
         return make_entries(target, counts, parts, valid)
-    step = _step(data_type)
+    step = ticks_per_digit(data_type)
     ticks = _ticks(array)
     rest = ticks % step
     if not rest.any():
@@ -311,14 +327,7 @@ def _cut(array: pa.Array, data_type: DataType) -> pa.Array:
 
 def _is_finer(data_type: DataType) -> bool:
     """Whether the Arrow type of a column has digits of a second that the column, or a part of it, does not have."""
-    if data_type.is_nested:
-        return any(_is_finer(field.type) for field in data_type.fields)
-    return data_type.kind in _TEMPORAL and data_type.kind is not TypeKind.DATE and _step(data_type) > 1
-
-
-def _step(data_type: DataType) -> int:
-    """How many of Arrow's ticks are one of the column's."""
-    return 10 ** (9 - data_type.precision) // _NANOS[data_type.unit]
+    return ticks_per_digit(data_type) > 1 or any(_is_finer(field.type) for field in data_type.fields)
 
 
 def _ticks(array: pa.Array) -> np.ndarray:
@@ -394,7 +403,9 @@ def _by_place(array: pa.Array, data_type: DataType) -> pa.Array:
         return array
     if [field.name for field in array.type] != names or names == [field.name for field in data_type.fields]:
         return array
-    named = [pa.field(wanted.name, field.type) for wanted, field in zip(data_type.fields, array.type, strict=True)]
+    named = [
+        pa.field(wanted.name, field.type) for wanted, field in zip(data_type.fields, array.type, strict=True)
+    ]
     return make_row(pa.struct(named), len(array), row_fields(array), validity(array))
 
 
@@ -403,7 +414,9 @@ def _first_present(array: pa.Array) -> int:
 
 
 def _shown(value: Any) -> str:
-    shown = value if type(value).__module__ in ("datetime", "decimal") or isinstance(value, int) else repr(value)
+    shown = (
+        value if type(value).__module__ in ("datetime", "decimal") or isinstance(value, int) else repr(value)
+    )
     text = str(shown)
     return text if len(text) <= 60 else text[:57] + "..."
 

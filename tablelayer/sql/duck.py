@@ -56,7 +56,9 @@ def in_arrow(relation: Any) -> Any:
     chosen = []
     for place, (name, kind) in enumerate(zip(relation.columns, relation.types, strict=True), 1):
         if str(kind) not in _WITHOUT_ARROW and _lacks_arrow(kind):
-            raise SqlError(f"column '{name}' of the query is {kind}, which Arrow has no type for: cast it to another type")
+            raise SqlError(
+                f"column '{name}' of the query is {kind}, which Arrow has no type for: cast it to another type"
+            )
         value = f"CAST(#{place} AS VARCHAR)" if _lacks_arrow(kind) else f"#{place}"
         chosen.append(f"{value} AS {quoted(name)}")
     return relation.project(", ".join(chosen))

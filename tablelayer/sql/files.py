@@ -130,7 +130,8 @@ def _with_moments_as_texts(
     def written() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = [
-                cast(column, field.type, _moment_texts) for column, field in zip(batch.columns, wanted, strict=True)
+                cast(column, field.type, _moment_texts)
+                for column, field in zip(batch.columns, wanted, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=wanted)
 
@@ -200,7 +201,7 @@ def _written(schema: pa.Schema, kind: str) -> str:
 
 Convert = Callable[[Assignment, pa.RecordBatch], pa.Table]
 Chosen = tuple[Sequence[Column], str, Convert] | None
-"""The columns that a file has, the query that reads them, and what makes rows of what it gives; None: there is no row."""
+"""The columns that a file has, the query that reads them, and what makes rows of what it gives; None without rows."""
 
 
 def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:

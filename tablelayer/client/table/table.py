@@ -162,7 +162,9 @@ class AsyncTable:
         self._must_be(log_table=False, doing="delete")
         definition = self.definition
         schema = definition.schema
-        chosen, targets = self._targets([*schema.primary_key, *columns]) if columns else (list(schema.columns), None)
+        chosen, targets = (
+            self._targets([*schema.primary_key, *columns]) if columns else (list(schema.columns), None)
+        )
         key_rows = await self._keys(keys, schema.key_columns)
         count = key_rows.num_rows
         arrays = [

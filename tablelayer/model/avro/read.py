@@ -41,7 +41,7 @@ from tablelayer.model.avro.nested import MisfitError
 from tablelayer.model.avro.schema import AvroKind, AvroSchema, AvroSchemaError, Node
 from tablelayer.model.errors import RowError
 from tablelayer.model.options.table_options import UnknownFields
-from tablelayer.model.rows.nested import check_inside
+from tablelayer.model.rows.nested import check_inside, has_rules
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import INTEGER_BITS, DataType, TypeKind
 from tablelayer.model.types.sizes import RowBytes, RowCost
@@ -230,7 +230,7 @@ def _checked(column: Column, values: pa.Array) -> pa.Array:
     if not column.nullable and values.null_count:
         row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
         raise MisfitError(row, "the value is null, but the column is NOT NULL")
-    if column.type.is_nested:
+    if has_rules(column.type):
         check_inside(column, values)
     return values
 

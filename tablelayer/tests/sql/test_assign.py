@@ -36,11 +36,15 @@ SECONDS = [
     int((datetime.datetime(year, 1, 1) - datetime.datetime(1970, 1, 1)).total_seconds())
     for year in (1, 1500, 1677, 1678, 1969, 1970, 2262, 2263, 9999)
 ]
-MOMENTS = st.sampled_from(SECONDS).flatmap(
-    lambda second: st.integers(-2 * 86_400, 400 * 86_400).flatmap(
-        lambda more: st.integers(0, 10**9 - 1).map(lambda nanos: (second + more) * 10**9 + nanos)
+MOMENTS = (
+    st.sampled_from(SECONDS)
+    .flatmap(
+        lambda second: st.integers(-2 * 86_400, 400 * 86_400).flatmap(
+            lambda more: st.integers(0, 10**9 - 1).map(lambda nanos: (second + more) * 10**9 + nanos)
+        )
     )
-).filter(lambda nanos: SECONDS[0] <= nanos // 10**9 < SECONDS[-1] + 365 * 86_400)
+    .filter(lambda nanos: SECONDS[0] <= nanos // 10**9 < SECONDS[-1] + 365 * 86_400)
+)
 """Nanoseconds since 1970, near to where something changes."""
 
 
@@ -48,7 +52,9 @@ def in_unit(data_type):
     """Moments as integers of a type's unit, without finer digits, where they are in its range."""
     step = 10 ** (9 - data_type.precision)
     unit = NANOS[data_type.unit]
-    return MOMENTS.map(lambda nanos: nanos // step * step // unit).filter(lambda ticks: -(1 << 63) <= ticks < 1 << 63)
+    return MOMENTS.map(lambda nanos: nanos // step * step // unit).filter(
+        lambda ticks: -(1 << 63) <= ticks < 1 << 63
+    )
 
 
 def some_of(data_type):
@@ -232,11 +238,14 @@ def test_what_does_not_fit_is_named(sql, wanted, complaint):
 
 def test_duckdb_has_the_same_texts_for_the_years_that_it_has():
     """So that files written before and elsewhere are read."""
-    with duckdb.connect() as database, Assignment([Column(0, "v", types.timestamp_ltz(6))] * 2, "d.t") as assignment:
+    with (
+        duckdb.connect() as database,
+        Assignment([Column(0, "v", types.timestamp_ltz(6))] * 2, "d.t") as assignment,
+    ):
         database.execute("SET TimeZone = 'UTC'")
         rows = database.sql(
             "SELECT t::TIMESTAMPTZ AS t, CAST(t::TIMESTAMPTZ AS VARCHAR) AS text FROM"
-            " (SELECT unnest([TIMESTAMP '0001-01-01', '1500-06-07 08:09:10.11', '4000-01-01 (BC)', '12000-01-01']) AS t)"
+            " (SELECT unnest([TIMESTAMP '0001-01-01', '1500-06-07 08:09:10.1', '4000-01-01 (BC)', '12000-01-01']) t)"
         ).to_arrow_table()
         got = assignment.rows(rows)
     assert got.column(0).combine_chunks().equals(got.column(1).combine_chunks())
