@@ -251,14 +251,16 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
 
 def _of_json(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
     source = f"{text_literal(statement.file)}{_packed(statement)}"
-    objects = f"SELECT json FROM read_json_objects({source})"
-    if not database.execute(f"{objects} LIMIT 1").fetchall():
+    objects = f"read_json_objects({source})"
+    found = database.execute(f"SELECT DISTINCT json_keys(json) FROM {objects}").fetchall()
+    if not found:
         return None
-    names = database.sql(f"SELECT * FROM read_json({source}, maximum_depth = 1, sample_size = -1)").columns
+    names = list(dict.fromkeys(name for (keys,) in found for name in keys or ()))
     chosen = _named(names, statement, columns)
     spelled = {name.lower(): name for name in names}
     called = [spelled[column.name.lower()] for column in chosen]
-    return chosen, objects, lambda assignment, batch: assignment.objects(batch.column(0), called)
+    sql = f"SELECT json FROM {objects}"
+    return chosen, sql, lambda assignment, batch: assignment.objects(batch.column(0), called)
 
 
 def _of_parquet(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
@@ -271,6 +273,10 @@ def _of_parquet(database: Any, statement: CopyFrom, columns: Sequence[Column]) -
 def _named(names: Sequence[str], statement: CopyFrom, columns: Sequence[Column]) -> list[Column]:
     """The table's columns that a file names, in its order."""
     by_name = {column.name.lower(): column for column in columns}
+    folded = [name.lower() for name in names]
+    twice = next((name for name in names if folded.count(name.lower()) > 1), None)
+    if twice is not None:
+        raise SqlError(f"{statement.file} has the column '{twice}' twice; the case of letters does not matter")
     if statement.columns is None:
         _must_be_known(names, by_name, statement)
         return [by_name[name.lower()] for name in names]

@@ -62,8 +62,8 @@ def some_of(data_type):
     if not data_type.is_nested:
         edges = edges_of(data_type)
         if data_type.kind in types.TIMESTAMP_KINDS:
-            # What DuckDB has no moment for, a query cannot read either.
-            edges = [each for each in edges if abs(each) < (1 << 62)] if data_type.unit != "ns" else edges
+            # What is beyond 64 bits of microseconds DuckDB refuses to read, or to write into Parquet.
+            edges = [each for each in edges if abs(each) * NANOS[data_type.unit] // 1000 < 1 << 63]
             values = st.one_of(values, in_unit(data_type))
         if data_type.kind in types.FLOAT_KINDS:
             edges = [*edges, float("nan")]
@@ -113,7 +113,7 @@ def copied(data_type, rows, kind):
 
 
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(columns())
 @example((types.decimal(20, 4), pa.array(["12345678901234.5678"]).cast(pa.decimal128(20, 4))))
 @example((types.STRING, pa.array(["", None, "NULL", " ", "a\nb"])))
@@ -126,7 +126,7 @@ def test_what_is_copied_into_a_file_comes_back_equal(kind, given):
     assert shown(copied(data_type, rows, kind)) == shown(rows)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(columns())
 def test_what_a_query_gives_of_a_column_goes_into_one_like_it_unchanged(given):
     data_type, values = given
@@ -140,7 +140,7 @@ def test_what_a_query_gives_of_a_column_goes_into_one_like_it_unchanged(given):
 MOMENT_TYPES = [types.DATE, *map(types.timestamp, range(10)), *map(types.timestamp_ltz, range(10))]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.sampled_from(MOMENT_TYPES), st.sampled_from(MOMENT_TYPES), MOMENTS)
 @example(types.timestamp(6), types.timestamp(9), 253_402_214_400 * 10**9)
 @example(types.timestamp(3), types.timestamp(0), -500_000_000)
