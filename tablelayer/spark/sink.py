@@ -160,7 +160,7 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
 def chosen_columns(
     definition: TableDefinition, names: Sequence[str] | None
 ) -> tuple[tuple[Column, ...], tuple[int, ...] | None]:
-    """The columns of a partial update of these names and the key, and their ids (None: all of them). Raises TableError
+    """The columns of a partial update of these names and the key, and their ids (None: whole rows). Raises TableError
     for one that is not there, and for a NOT NULL one that is left out."""
     schema = definition.schema
     if names is None:
@@ -174,7 +174,7 @@ def chosen_columns(
             TableErrorCode.INVALID_TARGET_COLUMNS,
             f"column '{left_out[0]}' of {definition.path} is NOT NULL and cannot be left out of 'columns'",
         )
-    return chosen, None if len(chosen) == len(schema.columns) else tuple(column.id for column in chosen)
+    return chosen, definition.target_ids(chosen)
 
 
 def _check_types(plan: WritePlan, schema: Any) -> None:

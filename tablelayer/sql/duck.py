@@ -21,6 +21,7 @@ import pyarrow as pa
 from tablelayer.model.ddl import Select
 from tablelayer.sql.errors import SqlError, near
 from tablelayer.sql.sources import Source
+from tablelayer.sql.types import quoted
 
 _BATCH_ROWS = 20_000
 _UNKNOWN_COLUMN = (
@@ -42,6 +43,34 @@ def connect(*, files: bool = True) -> Any:
     if not files:
         database.execute("SET enable_external_access = false; SET lock_configuration = true")
     return database
+
+
+_WITHOUT_ARROW = ("BIT", "TIME WITH TIME ZONE", "VARIANT", "BIGNUM")
+"""DuckDB's types that Arrow has no type for: it would get their inner bytes, or a time without its zone."""
+
+
+def in_arrow(relation: Any) -> Any:
+    """A relation whose columns all have a type in Arrow: the others are texts. Inside of nested values they are
+    refused. Raises SqlError."""
+    if not any(map(_lacks_arrow, relation.types)):
+        return relation
+    chosen = []
+    for place, (name, kind) in enumerate(zip(relation.columns, relation.types, strict=True), 1):
+        if str(kind) not in _WITHOUT_ARROW and _lacks_arrow(kind):
+            raise SqlError(
+                f"column '{name}' of the query is {kind}, which Arrow has no type for: cast it to another type"
+            )
+        value = f"CAST(#{place} AS VARCHAR)" if _lacks_arrow(kind) else f"#{place}"
+        chosen.append(f"{value} AS {quoted(name)}")
+    return relation.project(", ".join(chosen))
+
+
+def _lacks_arrow(kind: Any) -> bool:
+    if str(kind) in _WITHOUT_ARROW:
+        return True
+    if kind.id not in ("list", "struct", "map", "array", "union"):
+        return False
+    return any(_lacks_arrow(part) for _, part in kind.children if not isinstance(part, int))
 
 
 class Engine:
@@ -73,7 +102,7 @@ class Engine:
             self._bind(database)
             for name, source in self._sources.items():
                 arriving[name] = self._register(database, name, source)
-            relation = database.sql(self._sql)
+            relation = in_arrow(database.sql(self._sql))
             reader = relation.to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
             database.close()
@@ -109,7 +138,7 @@ class Engine:
                 for name, schema in schemas.items():
                     assert schema is not None
                     database.register(self._names[name], schema.empty_table())
-                return database.sql(self._sql).to_arrow_reader(1).schema
+                return in_arrow(database.sql(self._sql)).to_arrow_reader(1).schema
             except duckdb.Error as error:
                 raise self._said(error, ()) from error
 

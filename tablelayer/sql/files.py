@@ -1,27 +1,33 @@
 """COPY: rows of files into tables and answers into files, by DuckDB's readers and writers.
 
-The types are the table's: no value of a CSV or JSON file is guessed at. The columns are those that the file names; a
-CSV file whose first line is not names of the table's has them in the table's order. A name that the table does not have
-is refused. A file takes its name when all is written, so that it is never half of an answer.
+The types are the table's: a value of a CSV or JSON file is taken as the text that stands there, and brought into its
+column's type as `tablelayer.sql.assign` says, so that it is exact. Dates and times are written as texts of ISO 8601.
+The columns are those that the file names; a CSV file whose first line is not names of the table's has them in the
+table's order. A name that the table does not have is refused. A file takes its name when all is written, so that it is
+never half of an answer.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tablelayer.client import Connection
+from tablelayer.client import Connection, DataError
 from tablelayer.model.ddl import CopyFrom, CopyTo
+from tablelayer.model.json.python_values import python_values
+from tablelayer.model.rows.nested import cast
 from tablelayer.model.schema.schema import Column
-from tablelayer.model.types.column_types import BINARY_KINDS
+from tablelayer.model.types.column_types import BINARY_KINDS, TEXT_KINDS, is_list
 from tablelayer.sql.answer import Answer
+from tablelayer.sql.assign import Assignment, without_blanks
 from tablelayer.sql.duck import Arriving, connect
 from tablelayer.sql.errors import SqlError, near
-from tablelayer.sql.types import duckdb_type, quoted, text_literal
+from tablelayer.sql.types import quoted, text_literal
 from tablelayer.sql.writes import Writes
 
 _FORMATS = {
@@ -67,11 +73,14 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
             statement.file.rsplit(".", 1)[-1]
         )
         options.append(f"COMPRESSION {packed or 'none'}")
-    arriving = Arriving(answer.schema, answer.batches(_BATCH_ROWS))
+    schema, batches = answer.schema, answer.batches(_BATCH_ROWS)
+    if kind != "parquet":
+        schema, batches = _with_moments_as_texts(schema, batches)
+    arriving = Arriving(schema, batches)
     with connect() as database:
         database.register("arriving", arriving.reader)
         try:
-            chosen = _written(answer.schema, kind)
+            chosen = _written(schema, kind)
             ((rows,),) = database.execute(
                 f"COPY (SELECT {chosen} FROM arriving) TO {text_literal(part)} ({', '.join(options)})"
             ).fetchall()
@@ -96,14 +105,86 @@ def copy_from(connection: Connection, writes: Writes, statement: CopyFrom, *, fi
     read = {"csv": _of_csv, "json": _of_json, "parquet": _of_parquet}[kind]
     with connect() as database:
         try:
-            chosen, sql = read(database, statement, columns)
+            found = read(database, statement, columns)
+            if found is None:
+                return 0
+            chosen, sql, convert = found
             reader = database.sql(sql).to_arrow_reader(_BATCH_ROWS)
-            return writes.answered(table, Answer(rows=reader), [column.name for column in chosen])
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
-            told = SqlError(f"{statement.file} cannot be read into {statement.path}: {_reason(error)}")
+            with Assignment(chosen, str(statement.path)) as assignment:
+                answer = Answer(rows=_converted(reader, chosen, assignment, convert))
+                return writes.answered(table, answer, [column.name for column in chosen])
+        except (duckdb.Error, pa.ArrowException, OSError, DataError) as error:
+            reason = _reason(error).removeprefix(f"{statement.path}: ")
+            told = SqlError(f"{statement.file} cannot be read into {statement.path}: {reason}")
             for note in getattr(error, "__notes__", ()):
                 told.add_note(note)
             raise told from error
+
+
+def _with_moments_as_texts(
+    schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Dates and times as texts, also in years, and with digits, that DuckDB cannot write."""
+    wanted = pa.schema([pa.field(field.name, _as_texts(field.type)) for field in schema])
+
+    def written() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = [
+                cast(column, field.type, _moment_texts)
+                for column, field in zip(batch.columns, wanted, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+    return wanted, written()
+
+
+def _as_texts(kind: pa.DataType) -> pa.DataType:
+    """A type with texts for the dates and times in it."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _as_texts(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_as_texts(kind.key_type), _as_texts(kind.item_type))
+    if is_list(kind):
+        return pa.list_(_as_texts(kind.value_type))
+    return pa.string() if pa.types.is_temporal(kind) and not pa.types.is_interval(kind) else kind
+
+
+def _moment_texts(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Dates and times as 2024-09-19 12:00:00.5, of LTZ with +00; years that have not four digits with a sign."""
+    given = array.type
+    if given == target:
+        return array
+    zone = "+00" if pa.types.is_timestamp(given) and given.tz is not None else ""
+    whole = pa.int32() if given.bit_width == 32 else pa.int64()
+    if not pa.types.is_time(given):
+        first, last = (pa.scalar(day, pa.date32()).cast(pa.timestamp("s")) for day in (-719_162, 2_932_897))
+        unit = given if pa.types.is_date(given) else pa.timestamp(given.unit)
+        if unit != pa.timestamp("ns"):
+            bounds = (first.cast(unit).cast(whole), last.cast(unit).cast(whole))
+            ticks = array.view(whole)
+            usual = pc.and_(pc.greater_equal(ticks, bounds[0]), pc.less(ticks, bounds[1]))
+            far = pc.fill_null(pc.invert(usual), False)
+            if pc.any(far).as_py():
+                texts = _moment_texts(pc.if_else(far, None, array), target)
+                others = [str(value) for value in python_values(array.filter(far))]
+                return pc.replace_with_mask(texts, far, pa.array(others, pa.string()))
+        array = array.view(whole).view(unit)
+    texts = array.cast(pa.string())
+    if not pa.types.is_date(given) and given.unit != "s":
+        texts = pc.replace_substring_regex(texts, r"\.?0+$", "")
+    return pc.binary_join_element_wise(texts, zone, "") if zone else texts
+
+
+def _converted(
+    reader: pa.RecordBatchReader, columns: Sequence[Column], assignment: Assignment, convert: Convert
+) -> pa.RecordBatchReader:
+    schema = pa.schema([pa.field(column.name, column.type.arrow()) for column in columns])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in reader:
+            yield from convert(assignment, batch).cast(schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def _written(schema: pa.Schema, kind: str) -> str:
@@ -118,7 +199,9 @@ def _written(schema: pa.Schema, kind: str) -> str:
     )
 
 
-Chosen = tuple[Sequence[Column], str]
+Convert = Callable[[Assignment, pa.RecordBatch], pa.Table]
+Chosen = tuple[Sequence[Column], str, Convert] | None
+"""The columns that a file has, the query that reads them, and what makes rows of what it gives; None without rows."""
 
 
 def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
@@ -132,7 +215,7 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
         f"SELECT * FROM read_csv({plain}, header = false, all_varchar = true) LIMIT 1"
     ).fetchall()
     if not listed:
-        return columns, f"SELECT {', '.join(f'NULL AS {quoted(c.name)}' for c in columns)} WHERE false"
+        return None
     first = listed[0]
     by_name = {column.name.lower(): column for column in columns}
     names = [str(value).strip().lower() for value in first]
@@ -151,30 +234,51 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
             f"{statement.file} has {len(first)} columns, and {statement.path} {len(columns)}: name them in its first"
             f" line, or after the table: COPY {statement.path} ({columns[0].name}, ...) FROM ..."
         )
-    types = ", ".join(f"{text_literal(column.name)}: '{_read_as(column, 'VARCHAR')}'" for column in chosen)
-    more = [] if header else ["null_padding = false"]
+    types = ", ".join(f"{text_literal(column.name)}: 'VARCHAR'" for column in chosen)
+    more = ["allow_quoted_nulls = false", *([] if header else ["null_padding = false"])]
     sql = ", ".join([file, *said, f"header = {str(header).lower()}", f"columns = {{{types}}}", *more])
-    return chosen, f"SELECT {_selected(chosen)} FROM read_csv({sql})"
+
+    def convert(assignment: Assignment, batch: pa.RecordBatch) -> pa.Table:
+        """An empty text is null but where it can be a value."""
+        texts = [
+            each if column.type.kind in TEXT_KINDS | BINARY_KINDS else without_blanks(each)
+            for each, column in zip(batch.columns, chosen, strict=True)
+        ]
+        return assignment.rows(pa.table(texts, names=[column.name for column in chosen]))
+
+    return chosen, f"SELECT * FROM read_csv({sql})", convert
 
 
 def _of_json(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
-    file = text_literal(statement.file)
-    chosen = _named(database, f"read_json({file}{_packed(statement)})", statement, columns)
-    types = ", ".join(f"{text_literal(column.name)}: '{_read_as(column, 'JSON')}'" for column in chosen)
-    sql = f"read_json({file}{_packed(statement)}, columns = {{{types}}})"
-    return chosen, f"SELECT {_selected(chosen)} FROM {sql}"
+    source = f"{text_literal(statement.file)}{_packed(statement)}"
+    objects = f"read_json_objects({source})"
+    found = database.execute(f"SELECT DISTINCT json_keys(json) FROM {objects}").fetchall()
+    if not found:
+        return None
+    names = list(dict.fromkeys(name for (keys,) in found for name in keys or ()))
+    chosen = _named(names, statement, columns)
+    spelled = {name.lower(): name for name in names}
+    called = [spelled[column.name.lower()] for column in chosen]
+    sql = f"SELECT json FROM {objects}"
+    return chosen, sql, lambda assignment, batch: assignment.objects(batch.column(0), called)
 
 
 def _of_parquet(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
     source = f"read_parquet({text_literal(statement.file)})"
-    chosen = _named(database, source, statement, columns)
-    return chosen, f"SELECT {', '.join(quoted(column.name) for column in chosen)} FROM {source}"
+    chosen = _named(database.sql(f"SELECT * FROM {source}").columns, statement, columns)
+    sql = f"SELECT {', '.join(quoted(column.name) for column in chosen)} FROM {source}"
+    return chosen, sql, lambda assignment, batch: assignment.rows(pa.Table.from_batches([batch]))
 
 
-def _named(database: Any, source: str, statement: CopyFrom, columns: Sequence[Column]) -> list[Column]:
+def _named(names: Sequence[str], statement: CopyFrom, columns: Sequence[Column]) -> list[Column]:
     """The table's columns that a file names, in its order."""
     by_name = {column.name.lower(): column for column in columns}
-    names = database.sql(f"SELECT * FROM {source}").columns
+    folded = [name.lower() for name in names]
+    twice = next((name for name in names if folded.count(name.lower()) > 1), None)
+    if twice is not None:
+        raise SqlError(
+            f"{statement.file} has the column '{twice}' twice; the case of letters does not matter"
+        )
     if statement.columns is None:
         _must_be_known(names, by_name, statement)
         return [by_name[name.lower()] for name in names]
@@ -192,24 +296,6 @@ def _must_be_known(names: Sequence[str], known: Mapping[str, Column], statement:
                 f"{statement.file} has a column '{name}', which {statement.path} does not have{near(name, columns)}"
                 f"\nit has {', '.join(columns)}"
             )
-
-
-def _selected(columns: Sequence[Column]) -> str:
-    """What is read as text and is more than that, as what it is."""
-    chosen = []
-    for column in columns:
-        name, wanted = quoted(column.name), duckdb_type(column.type)
-        if column.type.is_nested:
-            chosen.append(f"CAST(CAST({name} AS JSON) AS {wanted}) AS {name}")
-        else:
-            chosen.append(f"CAST({name} AS {wanted}) AS {name}" if column.type.kind in BINARY_KINDS else name)
-    return ", ".join(chosen)
-
-
-def _read_as(column: Column, nested: str) -> str:
-    if column.type.is_nested:
-        return nested
-    return "VARCHAR" if column.type.kind in BINARY_KINDS else duckdb_type(column.type)
 
 
 _PARAMETERS = {

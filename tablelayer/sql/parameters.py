@@ -79,8 +79,11 @@ def _places(sql: str, parameters: Parameters) -> list[tuple[tuple[int, int], str
 def literal(value: Any) -> str:
     """A value as SQL that says it exactly. Raises SqlError."""
     if hasattr(value, "item") and hasattr(value, "dtype"):  # of NumPy
+        if value.dtype.kind == "M":  # whose item would be a whole number, of nanoseconds
+            text = str(value)
+            return "NULL" if text == "NaT" else f"TIMESTAMP '{text.replace('T', ' ')}'"
         value = value.item()
-    if value is None:
+    if value is None or type(value).__name__ in ("NaTType", "NAType"):
         return "NULL"
     if isinstance(value, bool):
         return str(value).upper()

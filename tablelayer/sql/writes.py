@@ -30,14 +30,15 @@ from tablelayer.model.ddl import (
 )
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.json.python_values import python_value
-from tablelayer.model.options.table_options import DeleteBehavior, MergeEngine
+from tablelayer.model.options.table_options import DeleteBehavior
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import from_arrow
 from tablelayer.sql.answer import Answer
-from tablelayer.sql.duck import connect
+from tablelayer.sql.assign import Assignment
+from tablelayer.sql.duck import connect, in_arrow
 from tablelayer.sql.errors import SqlError
-from tablelayer.sql.types import cast_sql, cut_moments, quoted
+from tablelayer.sql.types import quoted
 
 _ROWS_AT_ONCE = 200_000
 _SPEED_FROM_ROWS = 100_000
@@ -69,12 +70,13 @@ class Writes:
                 )
         columns = table.definition.schema.select(names)
         known = self._worked_out(
+            table,
             dict.fromkeys(
                 (value.sql, column)
                 for values in statement.rows
                 for value, column in zip(values, columns, strict=True)
                 if isinstance(value, Expression)
-            )
+            ),
         )
         rows = [
             {
@@ -85,33 +87,39 @@ class Writes:
             }
             for values in statement.rows
         ]
-        self.rows(table, rows, names)
+        self.rows(table, rows, names, named=statement.columns is not None)
         return len(rows)
 
-    def _worked_out(self, expressions: Mapping[tuple[str, Column], None]) -> dict[tuple[str, str], Any]:
+    def _worked_out(
+        self, table: Table, expressions: Mapping[tuple[str, Column], None]
+    ) -> dict[tuple[str, str], Any]:
         """The values of expressions for columns, all at one moment."""
         if not expressions:
             return {}
         import duckdb
 
         listed = list(expressions)
-        text = ", ".join(f"{cast_sql(sql, column)} AS v{index}" for index, (sql, column) in enumerate(listed))
+        text = ", ".join(f"({sql}\n) AS v{index}" for index, (sql, _) in enumerate(listed))
         with connect(files=self._files) as database:
             try:
-                row = database.sql(self._analyze(f"SELECT {text}").sql).to_arrow_table()
+                row = in_arrow(database.sql(self._analyze(f"SELECT {text}").sql)).to_arrow_table()
             except duckdb.Error as error:
                 raise SqlError(str(error)) from error
+        with Assignment([column for _, column in listed], str(table.path)) as assignment:
+            row = assignment.rows(row)
         return {
             (sql, column.name): python_value(row.column(index)[0])
+            if column.type.is_nested
+            else row.column(index)[0]
             for index, (sql, column) in enumerate(listed)
         }
 
-    def rows(self, table: Table, rows: Any, names: Sequence[str]) -> None:
-        """Write rows that have these columns of the table."""
+    def rows(self, table: Table, rows: Any, names: Sequence[str], *, named: bool = False) -> None:
+        """Write rows that have these columns of the table. `named`: by the statement, which then changes no others."""
         definition = table.definition
         if not definition.is_primary_key_table:
             table.append(rows)
-        elif len(names) < len(definition.schema.names) and takes_some_columns(definition):
+        elif definition.takes_some_columns and (named or len(names) < len(definition.schema.names)):
             table.partial(rows, names)
         else:
             table.upsert(rows)
@@ -123,10 +131,10 @@ class Writes:
         answer = self._query(statement.select)
         if any(str(statement.path) in name for name in statement.select.tables):
             _ = answer.rows
-        return self.answered(table, answer, names)
+        return self.answered(table, answer, names, named=statement.columns is not None)
 
-    def answered(self, table: Table, answer: Answer, names: Sequence[str]) -> int:
-        """Write an answer's rows into these columns, in order; how many there were."""
+    def answered(self, table: Table, answer: Answer, names: Sequence[str], *, named: bool = False) -> int:
+        """Write an answer's rows into these columns, in order; how many there were. `named`: see `rows`."""
         columns = table.definition.schema.select(list(names))
         assert answer.schema is not None
         if len(answer.schema) != len(names):
@@ -134,10 +142,10 @@ class Writes:
                 TableErrorCode.INVALID_ROW,
                 f"{table.path}: the query gives {len(answer.schema)} columns for {len(names)} ({', '.join(names)})",
             )
-        return self._each_written(
-            (cut_moments(rows, columns) for rows in _pieces(answer)),
-            lambda rows: self.rows(table, rows, names),
-        )
+        with Assignment(columns, str(table.path)) as assignment:
+            return self._each_written(
+                map(assignment.rows, _pieces(answer)), lambda rows: self.rows(table, rows, names, named=named)
+            )
 
     def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
         """Write each piece while the next one is made; how many rows there were. An error says how many are written."""
@@ -193,7 +201,7 @@ class Writes:
                 f"UPDATE cannot change the primary key ({', '.join(changed_key)}): "
                 "DELETE the row and INSERT another",
             )
-        if table.definition.settings.merge_engine is not None and not takes_some_columns(table.definition):
+        if table.definition.settings.merge_engine is not None and not table.definition.takes_some_columns:
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
                 f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': a row that is there "
@@ -215,14 +223,12 @@ class Writes:
         among = f"{called}." if statement.others is not None else ""
         chosen = [f"{among}{quoted(name)}" for name in schema.primary_key]
         chosen += [
-            f"{cast_sql(computed[column.name].sql, column)} AS {quoted(f'new {column.name}')}"
+            f"({computed[column.name].sql}\n) AS {quoted(f'new {column.name}')}"
             for column in columns
             if column.name in computed
         ]
-        found_names = [*schema.primary_key, *computed]
 
         def write(rows: pa.Table) -> None:
-            rows = rows.rename_columns(found_names)
             if one is not None:
                 for field, value in zip(one.schema, one.columns, strict=True):
                     rows = rows.append_column(field, pa.repeat(value[0], rows.num_rows))
@@ -235,7 +241,9 @@ class Writes:
             beside = f"AS {called}, {statement.others}"
             found = self._found(table, chosen, statement.condition, beside, distinct=True)
             _must_be_one_of_each(found, len(schema.primary_key), str(table.path))
-        return self._each_written(_slices(found), write)
+        given = [*schema.key_columns, *(column for column in columns if column.name in computed)]
+        with Assignment(given, str(table.path)) as assignment:
+            return self._each_written(map(assignment.rows, _slices(found)), write)
 
     def delete(self, statement: Delete) -> int:
         table = self._connection.table(statement.path)
@@ -306,11 +314,6 @@ def _given(value: Any, column: Column) -> Any:
     if not isinstance(value, Default):
         return value
     return None if column.default is None else python_value(column.default_scalar())
-
-
-def takes_some_columns(definition: TableDefinition) -> bool:
-    """Whether there are partial updates (R6.9)."""
-    return definition.settings.merge_engine in (None, MergeEngine.AGGREGATION)
 
 
 def _must_have_key(table: Table, verb: str) -> None:

@@ -185,7 +185,9 @@ class AsyncTable:
         definition = self.definition
         schema = definition.schema
         cleared = several("columns", columns) if columns else []
-        chosen, targets = self._targets([*schema.primary_key, *cleared] if cleared else schema.names)
+        chosen, targets = (
+            self._targets([*schema.primary_key, *cleared]) if cleared else (list(schema.columns), None)
+        )
         key_rows = await self._keys(keys, schema.key_columns)
         count = key_rows.num_rows
         arrays = [
@@ -274,7 +276,7 @@ class AsyncTable:
         )
 
     def _targets(self, names: Sequence[str]) -> tuple[list[Column], tuple[int, ...] | None]:
-        """The columns of these names in the table's order, and their ids for the request (None: all of them)."""
+        """The columns of these names in the table's order, and their ids for the request (None: whole rows)."""
         schema = self.definition.schema
         wanted = set(names)
         schema.select(list(names))
@@ -285,7 +287,7 @@ class AsyncTable:
                 f"a partial update of {self.path} needs the whole primary key; {', '.join(missing)} is missing",
             )
         chosen = [column for column in schema.columns if column.name in wanted]
-        return chosen, None if len(chosen) == len(schema.columns) else tuple(column.id for column in chosen)
+        return chosen, self.definition.target_ids(chosen)
 
     def _must_be(self, *, log_table: bool, doing: str) -> None:
         if self.definition.is_primary_key_table is not log_table:
@@ -317,7 +319,9 @@ class AsyncTable:
         )
 
     async def _keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
-        if isinstance(keys, (Mapping, str, bytes)) or (isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS):
+        if isinstance(keys, (Mapping, str, bytes)) or (
+            isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS
+        ):
             return self._conform_keys(keys, columns)  # sooner done than handed over
         return await asyncio.to_thread(self._conform_keys, keys, columns)
 

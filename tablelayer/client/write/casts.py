@@ -37,7 +37,8 @@ ACCEPTED = {
 }
 """Families of given values that may become a family of columns, if `convert` agrees."""
 
-_FAR_YEAR = r"^[+-][0-9]{4,9}-"
+_FAR_YEAR = r"^([+-][0-9]{4,9}|1677|2262)-"
+"""Years that Arrow's parser does not read: signed ones, and the first and the last of nanoseconds."""
 _WITH_ZONE = r"[T ][0-9:.]+ *(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
 

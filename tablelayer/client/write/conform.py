@@ -30,7 +30,15 @@ from tablelayer.client.write.casts import ACCEPTED, convert, family, first_unfit
 from tablelayer.client.write.python_values import MisfitError, array_of
 from tablelayer.model.errors import RowError
 from tablelayer.model.json.python_values import python_value
-from tablelayer.model.rows.nested import NULL_KEY, cast, check_inside, make_entries, make_row, owners
+from tablelayer.model.rows.nested import (
+    NULL_KEY,
+    cast,
+    check_inside,
+    has_rules,
+    make_entries,
+    make_row,
+    owners,
+)
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import Field, TypeKind, from_arrow
 
@@ -83,7 +91,7 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
                 column=column.name,
                 row=_first_null(array),
             )
-        if column.type.is_nested or column.type.kind is TypeKind.CHAR:
+        if has_rules(column.type):
             _check_inside(array, column, table)
         arrays.append(array)
     return pa.table(arrays, schema=pa.schema([column.field() for column in columns]))
@@ -92,7 +100,7 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
 def bare_keys(values: Sequence[Any], column: Column) -> pa.Table | None:
     """A few values as a table of one column that is a key, sooner than `conform` has it; None for what it should look
     at more closely, and for what it has to refuse."""
-    if not values or column.type.is_nested or column.type.kind is TypeKind.CHAR:
+    if not values or column.type.is_nested or has_rules(column.type):
         return None
     try:
         array = array_of(values, column.type.arrow())

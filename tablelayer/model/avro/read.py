@@ -49,7 +49,7 @@ from tablelayer.model.avro.texts import texts_of, values_of
 from tablelayer.model.errors import RowError
 from tablelayer.model.json.debezium_values import first_that_does_not_fit, of_decimals
 from tablelayer.model.options.table_options import TableOptions, UnknownFields
-from tablelayer.model.rows.nested import check_inside, row_fields
+from tablelayer.model.rows.nested import check_inside, has_rules, row_fields
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import (
     BYTES,
@@ -264,7 +264,7 @@ def _checked(column: Column, values: pa.Array) -> pa.Array:
     if not column.nullable and values.null_count:
         row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
         raise MisfitError(row, "the value is null, but the column is NOT NULL")
-    if column.type.is_nested:
+    if has_rules(column.type):
         check_inside(column, values)
     return values
 

@@ -466,8 +466,8 @@ class DebeziumField(Field):
             step = _TICKS[unit] // 10**data_type.precision
             self.fail_first(given & (numbers % step != 0), json_values.TOO_PRECISE)
         if factor:
-            bound = ((1 << 63) - 1) // factor
-            too_high, too_low = given & (numbers > bound), given & (numbers < -bound)
+            too_high = given & (numbers > ((1 << 63) - 1) // factor)
+            too_low = given & (numbers < -((1 << 63) // factor))
             signs[too_high], signs[too_low] = 1, -1
             ticks = np.where(too_high | too_low, 0, numbers) * factor
         else:
@@ -486,12 +486,13 @@ class DebeziumField(Field):
             signs[days > (1 << 31) - 1], signs[days < -(1 << 31)] = 1, -1
             return self.array(np.where(signs != 0, 0, days).astype(np.int32))
         target = _TICKS[data_type.unit]
-        seconds = days * _DAY + seconds
-        bound = ((1 << 63) - 1) // target
-        signs[seconds >= bound], signs[seconds < -bound] = 1, -1
-        ticks = np.where(signs != 0, 0, seconds) * target + np.where(
-            signs != 0, 0, moments.nanos // (_TICKS["ns"] // target)
-        )
+        seconds, part = days * _DAY + seconds, moments.nanos // (_TICKS["ns"] // target)
+        (last, last_part), (first, first_part) = divmod((1 << 63) - 1, target), divmod(-(1 << 63), target)
+        signs[(seconds > last) | ((seconds == last) & (part > last_part))] = 1
+        signs[(seconds < first) | ((seconds == first) & (part < first_part))] = -1
+        finite = signs == 0
+        # In the first second the product is below 64 bits, and the sum with the part is back in them.
+        ticks = np.where(finite, seconds, 0) * target + np.where(finite, part, 0)
         if data_type.kind is TypeKind.TIME and data_type.precision <= 3:
             ticks = ticks.astype(np.int32)
         return self.array(ticks)

@@ -136,20 +136,21 @@ def _delete_behavior(options: Mapping[str, str]) -> DeleteBehavior:
     return DeleteBehavior.IGNORE if TableOptions.merge_engine.name in options else DeleteBehavior.ALLOW
 
 
-def _is_plain_json(options: Mapping[str, str]) -> bool:
-    return options.get(TableOptions.kafka_value_format.name, KafkaValueFormat.JSON) == KafkaValueFormat.JSON
+def _is_plain(options: Mapping[str, str]) -> bool:
+    """Whether values, and the keys that are JSON beside values in Avro, are rows rather than a connector's envelopes."""
+    return options.get(TableOptions.kafka_value_format.name) != KafkaValueFormat.DEBEZIUM_JSON
 
 
 def _debezium_time(options: Mapping[str, str]) -> DebeziumTime:
-    return DebeziumTime.ISOSTRING if _is_plain_json(options) else DebeziumTime.ADAPTIVE
+    return DebeziumTime.ISOSTRING if _is_plain(options) else DebeziumTime.ADAPTIVE
 
 
 def _debezium_decimals(options: Mapping[str, str]) -> DebeziumDecimals:
-    return DebeziumDecimals.STRING if _is_plain_json(options) else DebeziumDecimals.AUTO
+    return DebeziumDecimals.STRING if _is_plain(options) else DebeziumDecimals.AUTO
 
 
 def _out_of_range(options: Mapping[str, str]) -> OutOfRange:
-    return OutOfRange.KEEP if _is_plain_json(options) else OutOfRange.REFUSE
+    return OutOfRange.KEEP if _is_plain(options) else OutOfRange.REFUSE
 
 
 class TableOptions:
@@ -499,16 +500,25 @@ _DECLARATIONS: Mapping[str, Option[Any]] = {
 DECLARED: Mapping[str, Option[Any]] = {option.name: option for option in _DECLARATIONS.values()}
 """By the option's name."""
 
-# Fluss has these; saying so is more use than "unknown option".
-_NOT_IN_THIS_RELEASE = (
-    ("table.auto-partition.time-format", "a choice of time formats"),
-    ("table.kv.standby-replica.", "standby replicas"),
-    ("table.log.format", "a choice of log formats (it is always Arrow)"),
-    ("table.kv.format", "a choice of row formats"),
-    ("table.log.tiered.", "remote log segments"),
-    ("table.log.local-ttl", "remote log segments"),
-    ("table.datalake.historical-partition.", "historical partitions"),
+_ONLY_IN_FLUSS = (
+    ("table.auto-partition.time-format", "a choice of time formats is not in this release"),
+    (
+        "table.kv.standby-replica.",
+        "each replica that does not lead is a standby here; 'table.replication.factor' says how many replicas there are",
+    ),
+    ("table.log.format", "the log is always Arrow; a choice of log formats is not in this release"),
+    ("table.kv.format", "a choice of row formats is not in this release"),
+    (
+        "table.log.tiered.",
+        "Kafka's options do this here; 'remote.storage.enable' = 'true' copies segments away",
+    ),
+    (
+        "table.log.local-ttl",
+        "Kafka's options do this here; 'local.retention.ms' says what stays local as well",
+    ),
+    ("table.datalake.historical-partition.", "historical partitions are not in this release"),
 )
+"""Options of Fluss, by the beginning of their names. To say what there is instead is more use than "unknown option"."""
 
 
 def is_table_option(name: str) -> bool:
@@ -587,9 +597,9 @@ def find(name: str) -> Option[Any]:
     passed = find_passed(name)
     if passed is not None:
         return passed
-    for prefix, what in _NOT_IN_THIS_RELEASE:
+    for prefix, instead in _ONLY_IN_FLUSS:
         if name.startswith(prefix):
-            raise _invalid(f"option '{name}': {what}: not in this release")
+            raise _invalid(f"unknown option '{name}': {instead}")
     known = (*DECLARED, *_OF_STATEMENTS)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(sorted(known))}"

@@ -8,6 +8,7 @@ under a null does not come out: a field of a null ROW is null, a null ARRAY has 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import pyarrow as pa
 from tablelayer.model.arrays.arrays import Mask, bitmap, ends_to_offsets, validity
 from tablelayer.model.errors import RowError
 from tablelayer.model.schema.schema import Column
-from tablelayer.model.types.column_types import FLOAT_KINDS, DataType, TypeKind, is_list
+from tablelayer.model.types.column_types import FLOAT_KINDS, FRACTION_KINDS, DataType, TypeKind, is_list
 
 Indices = npt.NDArray[np.int64]
 NULL_KEY = "a key of a MAP is null"
@@ -85,7 +86,8 @@ def owners(counts: Indices) -> Indices:
 
 
 def check_inside(column: Column, values: pa.Array) -> None:
-    """What is promised of the values inside of a column: NOT NULL, CHAR(n), and keys that are there and differ.
+    """Check what a column promises beyond its Arrow type: NOT NULL inside of it, CHAR(n), the digits of a second, and
+    keys that are there and differ. For columns whose type `has_rules`.
 
     Raises RowError for one that breaks it, with the place inside as ``tags[2].name``.
     """
@@ -108,7 +110,13 @@ def _first_fault(data_type: DataType, values: pa.Array, place: str) -> _Fault | 
             row = int(pc.index(long, True).as_py())
             size = len(values[row].as_py())
             return row, place, f"a text of {size} characters does not fit into {data_type}"
-    if not data_type.is_nested or not _has_rules(data_type):
+    if not data_type.is_nested and len(values):
+        step = ticks_per_digit(data_type)
+        if step > 1:
+            finer = _ticks(values) % step != 0
+            if finer.any():
+                return int(finer.argmax()), place, f"it has more digits of a second than {data_type} keeps"
+    if not data_type.is_nested or not has_rules(data_type):
         return None
     if data_type.kind is TypeKind.ROW:
         present = validity(values)
@@ -143,11 +151,29 @@ def _first_fault(data_type: DataType, values: pa.Array, place: str) -> _Fault | 
     return int(of[at]), f"{place}[{at - int(starts[of[at]])}]{inside_place}", reason
 
 
-def _has_rules(data_type: DataType) -> bool:
-    """Whether there is anything inside of a type that could be broken."""
-    return data_type.kind in (TypeKind.CHAR, TypeKind.MAP) or any(
-        not field.nullable or _has_rules(field.type) for field in data_type.fields
+@cache
+def has_rules(data_type: DataType) -> bool:
+    """Whether `check_inside` has anything to check in values of a type."""
+    return (
+        data_type.kind in (TypeKind.CHAR, TypeKind.MAP)
+        or ticks_per_digit(data_type) > 1
+        or any(not field.nullable or has_rules(field.type) for field in data_type.fields)
     )
+
+
+def ticks_per_digit(data_type: DataType) -> int:
+    """How many ticks of Arrow's unit are one of the column's last digit: 100 in a TIMESTAMP(4), which is in
+    microseconds; 1 for a type that is not a time."""
+    if data_type.kind not in FRACTION_KINDS:
+        return 1
+    return int(10 ** (-data_type.precision % 3)) if data_type.precision else 1
+
+
+def _ticks(array: pa.Array) -> Indices:
+    """int64[n], 0 for null."""
+    whole = pa.int32() if array.type.bit_width == 32 else pa.int64()
+    found: Indices = array.view(whole).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
 def _mask(array: pa.Array) -> Mask:

@@ -199,6 +199,22 @@ class TableDefinition:
         return bool(self.schema.primary_key)
 
     @property
+    def takes_some_columns(self) -> bool:
+        """Whether there are partial updates (R6.9)."""
+        return self.settings.merge_engine in (None, MergeEngine.AGGREGATION)
+
+    def target_ids(self, columns: Sequence[Column]) -> tuple[int, ...] | None:
+        """The ids that the request of a partial update of these columns names; None: whole rows.
+
+        All columns that this schema has are named as well: the table may have got more since, which keep their values.
+        Whole rows are for tables that take no others, and for those whose numbered column is given too.
+        """
+        numbered = self.settings.auto_increment_column
+        if len(columns) == len(self.schema.columns) and (not self.takes_some_columns or numbered is not None):
+            return None
+        return tuple(column.id for column in columns)
+
+    @property
     def bucket_format(self) -> DatalakeFormat | None:
         """The lake whose own function gives a row its bucket; None: the hash of the encoded bucket key."""
         return self.settings.datalake_format

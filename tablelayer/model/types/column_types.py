@@ -61,12 +61,13 @@ NUMERIC_KINDS = INTEGER_KINDS | FLOAT_KINDS | {TypeKind.DECIMAL}
 TEXT_KINDS = frozenset({TypeKind.CHAR, TypeKind.STRING})
 BINARY_KINDS = frozenset({TypeKind.BINARY, TypeKind.BYTES})
 TIMESTAMP_KINDS = frozenset({TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ})
+FRACTION_KINDS = TIMESTAMP_KINDS | {TypeKind.TIME}
+"""Whose precision is the digits of a fraction of a second."""
 NESTED_KINDS = frozenset({TypeKind.ARRAY, TypeKind.MAP, TypeKind.ROW})
 
 INTEGER_BITS = {TypeKind.TINYINT: 8, TypeKind.SMALLINT: 16, TypeKind.INT: 32, TypeKind.BIGINT: 64}
 
 _LENGTH_KINDS = frozenset({TypeKind.CHAR, TypeKind.BINARY})
-_FRACTION_KINDS = frozenset({TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class DataType:
             _check(
                 0 <= self.scale <= self.precision, f"{self}: the scale must be between 0 and the precision"
             )
-        elif self.kind in _FRACTION_KINDS:
+        elif self.kind in FRACTION_KINDS:
             _check(0 <= self.precision <= 9, f"{self}: the precision must be between 0 and 9 (nanoseconds)")
 
     def __str__(self) -> str:
@@ -119,7 +120,7 @@ class DataType:
             return f"{self.kind.value}({self.length})"
         if self.kind is TypeKind.DECIMAL:
             return f"DECIMAL({self.precision}, {self.scale})"
-        if self.kind in _FRACTION_KINDS:
+        if self.kind in FRACTION_KINDS:
             return f"{self.kind.value}({self.precision})"
         if self.kind is TypeKind.ROW:
             return f"ROW<{', '.join(map(_field_text, self.fields))}>"

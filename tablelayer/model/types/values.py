@@ -10,7 +10,7 @@ A column's default is kept as such a text in one canonical writing, so that it c
 | DECIMAL | 1.50, all digits of its scale |
 | FLOAT, DOUBLE | shortest text that reads back the same; nan, inf, -inf |
 | CHAR, STRING | the text itself |
-| DATE, TIME | 2024-09-19, 12:00:00, 12:00:00.250000 |
+| DATE, TIME | 2024-09-19, 12:00:00, 12:00:00.250000, with nine digits if six are not enough |
 | TIMESTAMP, TIMESTAMP_LTZ | 2024-09-19 12:00:00, the latter with +00:00 |
 | BINARY, BYTES | pairs of hexadecimal digits, upper case |
 """
@@ -34,6 +34,7 @@ from tablelayer.model.types.column_types import (
     DataType,
     TypeKind,
 )
+from tablelayer.model.types.far_years import time_text, timestamp_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,12 +45,15 @@ else:
 
 Value = (
     None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime
-    | list[Any] | tuple[Any, ...]
+    | list[Any] | tuple[Any, ...] | Any
 )  # fmt: skip
 """A literal: whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes. ARRAY[..] is a
-list of literals, MAP[..] a list of pairs, ROW(..) a tuple."""
+list of literals, MAP[..] a list of pairs, ROW(..) a tuple. A time or timestamp with nanoseconds, which Python's do not
+have, is a pa.Scalar."""
 
-_CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
+_CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+_FINER = re.compile(r"(\.[0-9]{6})([0-9]{1,3})")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _HEX = re.compile(r"([0-9A-Fa-f]{2})*")
 
 
@@ -96,21 +100,43 @@ def typed(text: str, data_type: DataType) -> Value:
         return datetime.date.fromisoformat(text)
     if kind is TypeKind.TIME:
         _check_shape(text, _CLOCK, "a time, such as 12:00:00")
-        return datetime.time.fromisoformat(text)
+        short, nanos = _without_nanos(text, data_type)
+        value = datetime.time.fromisoformat(short)
+        if not nanos:
+            return value
+        seconds = (value.hour * 60 + value.minute) * 60 + value.second
+        return pa.scalar((seconds * 10**6 + value.microsecond) * 1000 + nanos, pa.time64("ns"))
     if kind in TIMESTAMP_KINDS:
         return _timestamp(text, data_type)
     raise ValueError(f"a text cannot be cast to {data_type} here; write bytes as X'CAFE'")
 
 
-def _timestamp(text: str, data_type: DataType) -> datetime.datetime:
+def _without_nanos(text: str, data_type: DataType) -> tuple[str, int]:
+    """The text with at most six digits of a second, and the nanoseconds that the others are."""
+    found = _FINER.search(text)
+    if found is None:
+        return text, 0
+    nanos = int(found[2].ljust(3, "0"))
+    if nanos and data_type.precision <= 6:
+        raise ValueError(f"'{text}' has more digits than {data_type}")
+    return _FINER.sub(r"\1", text), nanos
+
+
+def _timestamp(text: str, data_type: DataType) -> datetime.datetime | pa.Scalar:
     pattern = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([T ]{_CLOCK}(Z|[+-][0-9]{{2}}:?[0-9]{{2}})?)?"
     _check_shape(text, pattern, "a timestamp, such as 2024-09-19 12:00:00")
-    value = datetime.datetime.fromisoformat(text)
-    if data_type.kind is TypeKind.TIMESTAMP_LTZ:
-        return value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
-    if value.tzinfo is not None:
+    short, nanos = _without_nanos(text, data_type)
+    value = datetime.datetime.fromisoformat(short)
+    zoned = data_type.kind is TypeKind.TIMESTAMP_LTZ
+    if value.tzinfo is not None and not zoned:
         raise ValueError(f"'{text}' has a zone, but {data_type} has none")
-    return value
+    instant = value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
+    if nanos:
+        ticks = (instant - _EPOCH) // datetime.timedelta(microseconds=1) * 1000 + nanos
+        if not -(1 << 63) <= ticks < 1 << 63:
+            raise ValueError(f"'{text}' is out of the range of {data_type}")
+        return pa.scalar(ticks, pa.timestamp("ns", "UTC" if zoned else None))
+    return instant if zoned else value
 
 
 def _check_shape(text: str, pattern: str, what: str) -> None:
@@ -136,6 +162,8 @@ def canonical(value: Value, data_type: DataType) -> str:
         raise ValueError(
             f"{_shown(value)} is not a value of {data_type}; nested columns have no default but NULL"
         )
+    if _is_finer(value):
+        value = _finer_text(value)
     if isinstance(value, str):
         value = typed(value, data_type)
     if isinstance(value, bool):
@@ -155,8 +183,8 @@ def canonical(value: Value, data_type: DataType) -> str:
         value = typed(value.isoformat(" "), data_type) if fits else value
     elif isinstance(value, datetime.date):
         fits = kind is TypeKind.DATE
-    else:
-        fits = kind is TypeKind.TIME
+    else:  # of nanoseconds it is read as one of this type
+        fits = kind is TypeKind.TIME or _is_finer(value)
     if not fits:
         raise ValueError(f"{_shown(value)} is not a value of {data_type}")
     text = _text(value, data_type)
@@ -170,7 +198,21 @@ def plain_text(value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, bytes):
         return value.hex().upper()
+    if _is_finer(value):
+        return _finer_text(value)
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
+
+
+def _is_finer(value: Value) -> bool:
+    """Whether it is a time or timestamp with nanoseconds."""
+    return hasattr(value, "is_valid")  # a class of Arrow's, which need not be loaded to find that it is none
+
+
+def _finer_text(value: pa.Scalar) -> str:
+    if pa.types.is_time(value.type):
+        return time_text(value.value, 9)
+    text = timestamp_text(value.value, zoned=False).replace("T", " ")
+    return text if value.type.tz is None else f"{text}+00:00"
 
 
 def normal(text: str, data_type: DataType) -> str:
@@ -200,7 +242,7 @@ def _text(value: Value, data_type: DataType) -> str:
         return value.isoformat(" ")
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    return str(value)
+    return _finer_text(value) if _is_finer(value) else str(value)
 
 
 def scalar(text: str, data_type: DataType) -> pa.Scalar:
@@ -215,6 +257,10 @@ def scalar(text: str, data_type: DataType) -> pa.Scalar:
         kept = min(data_type.precision, 6)
         if value.microsecond % 10 ** (6 - kept):
             raise ValueError(f"'{text}' has more digits than {data_type}")
+    if _is_finer(value):
+        if value.value % 10 ** (9 - data_type.precision):
+            raise ValueError(f"'{text}' has more digits than {data_type}")
+        return value
     try:
         return pa.scalar(value, data_type.arrow())
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:

@@ -23,12 +23,11 @@ from tablelayer.model.batches.statistics import STATISTICS_FROM_ROWS, automatic_
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.options.kafka_formats import KafkaValueFormat
 from tablelayer.model.options.table_options import ArrowCompression, DeleteBehavior, MergeEngine
-from tablelayer.model.rows.nested import check_inside
+from tablelayer.model.rows.nested import check_inside, has_rules
 from tablelayer.model.rows.versions import Conversion
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.partitions import check_rows_of_partition
-from tablelayer.model.types.column_types import TypeKind
 from tablelayer.model.types.sizes import check_rows
 from tablelayer.server.merge.engines import Operations
 
@@ -318,8 +317,8 @@ def check_columns(
     *,
     partial: bool,
 ) -> None:
-    """NOT NULL and CHAR(n), inside of nested columns too. Of a delete only the key counts, but a partial one may not
-    clear a NOT NULL column."""
+    """NOT NULL, CHAR(n) and the digits of a second, inside of nested columns too. Of a delete only the key counts, but
+    a partial one may not clear a NOT NULL column."""
     for column, values in zip(columns, rows.columns, strict=True):
         if column.name in primary_key:
             if values.null_count:
@@ -334,7 +333,7 @@ def check_columns(
                 bad = _nulls(values) if deletes is None else _nulls(values) & ~deletes
                 if bad.any():
                     raise _null_error(column, bad)
-        if column.type.is_nested or column.type.kind is TypeKind.CHAR:
+        if has_rules(column.type):
             counts = deletes is None or column.name in primary_key
             check_inside(column, values if counts else pc.if_else(pa.array(deletes), None, values))
 

@@ -255,9 +255,13 @@ def plan_of_columns(plan: WritePlan, changed: Sequence[str]) -> WritePlan:
     schema = plan.definition.schema
     wanted = {*changed, *schema.primary_key}
     columns = tuple(column for column in schema.columns if column.name in wanted)
-    targets = None if len(columns) == len(schema.columns) else tuple(column.id for column in columns)
     return replace(
-        plan, mode="partial", columns=columns, targets=targets, row_kind_column=None, only_existing=True
+        plan,
+        mode="partial",
+        columns=columns,
+        targets=plan.definition.target_ids(columns),
+        row_kind_column=None,
+        only_existing=True,
     )
 
 

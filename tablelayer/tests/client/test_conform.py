@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from tablelayer.client.errors import DataError
 from tablelayer.client.write.conform import bare_keys, conform
+from tablelayer.model.errors import RowError
+from tablelayer.model.json.rows import json_to_rows
 from tablelayer.model.schema.schema import Column
+from tablelayer.model.types.far_years import time_text
 from tablelayer.model.types.text import parse_type
 
 
@@ -237,3 +240,47 @@ def test_what_is_inside_of_arrow_data_is_not_turned_into_something_else():
         conform(pa.table({"c": [[1]]}), [column("c", "ARRAY<STRING>")], table="t")
     with pytest.raises(DataError, match="no field 'z'"):
         conform(pa.table({"c": [{"z": 1}]}), [column("c", "ROW<a INT>")], table="t")
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["TIME", "TIMESTAMP", "TIMESTAMP_LTZ"]),
+    st.integers(0, 9),
+    st.integers(0, 86_400 * 10**9 - 1),
+    st.integers(0, 9),
+)
+def test_digits_of_a_second_are_refused_here_as_they_are_from_kafka(word, precision, nanos, digits):
+    """Whether Arrow's unit has them or not: TIMESTAMP(4) is in microseconds, and keeps four digits."""
+    nanos = nanos // 10 ** (9 - digits) * 10 ** (9 - digits)
+    wanted = column("c", f"{word}({precision})")
+    text = time_text(nanos, 9)
+    if word != "TIME":
+        text = f"1970-01-01T{text}" + ("Z" if word == "TIMESTAMP_LTZ" else "")
+    exact = pa.array([nanos]).view(parse_type(f"{word}(9)").arrow())
+    inside = column("c", f"ARRAY<{word}({precision})>")
+    fits = nanos % 10 ** (9 - precision) == 0
+    for rows, of in (
+        (pa.table({"c": exact}), wanted),
+        ([{"c": exact[0]}], wanted),
+        ([{"c": [exact[0]]}], inside),
+    ):
+        if fits:
+            conform(rows, [of], table="db.t")
+        else:
+            with pytest.raises(DataError, match=r"more digits|would lose data"):
+                conform(rows, [of], table="db.t")
+    try:
+        json_to_rows(pa.array([f'{{"c": "{text}"}}']), [wanted])
+    except RowError:
+        assert not fits
+    else:
+        assert fits
+
+
+def test_a_text_reaches_the_first_and_the_last_nanosecond():
+    first, last = "1677-09-21 00:12:43.145224192", "2262-04-11 23:47:16.854775807"
+    values = conform([{"c": first}, {"c": last}], [column("c", "TIMESTAMP(9)")], table="db.t").column("c")
+    assert values.cast(pa.int64()).to_pylist() == [-(2**63), 2**63 - 1]
+    for text in ("1677-09-21 00:12:43.145224191", "2262-04-11 23:47:16.854775808", "1677-01-01"):
+        with pytest.raises(DataError, match="out of range"):
+            conform([{"c": text}], [column("c", "TIMESTAMP(9)")], table="db.t")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tablelayer.client import DataError, TableError, TableErrorCode
+from tablelayer.client import DataError, Table, TableError, TableErrorCode
 from tablelayer.model.ddl import DdlError
 
 COLUMNS = "(id INT, name STRING, price FLOAT, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '2')"
@@ -115,3 +115,40 @@ def test_statements_that_a_table_does_not_allow_point_at_the_word(connection):
     )
     known = connection.admin.describe_database("described")
     assert (known.comment, dict(known.properties), known.table_count) == ("c", {}, 0)
+
+
+def test_r6_a_partial_update_of_all_columns_that_a_handle_knows_leaves_later_ones_alone(connection):
+    """The columns that were named are written, and cleared, and no others."""
+    connection.execute("CREATE TABLE some (id INT, a INT, b INT, PRIMARY KEY (id) NOT ENFORCED)")
+    old = connection.table("some")
+    connection.execute("ALTER TABLE some ADD c INT")
+    connection.table("some").upsert([{"id": each, "a": 1, "b": 1, "c": 7} for each in (1, 2)])
+    old.partial([{"id": 1, "a": 5, "b": 6}], ["id", "a", "b"])
+    old.partial([{"id": 2, "a": 5, "b": 6}], ["id", "a", "b"], only_existing=True)
+    new = connection.table("some")
+    assert by_id(new) == {each: {"id": each, "a": 5, "b": 6, "c": 7} for each in (1, 2)}
+    old.delete([1], columns=["a", "b"])
+    assert new.lookup_one(1) == {"id": 1, "a": None, "b": None, "c": 7}
+    assert old.definition.schema.names == ["id", "a", "b"]
+    old.delete([1])
+    assert new.lookup_one(1) is None
+
+
+def test_r6_named_columns_of_a_statement_are_a_partial_update_while_the_table_grows(connection, monkeypatch):
+    """INSERT with a list of columns and UPDATE, of all columns that there were when they began."""
+    connection.execute("CREATE TABLE growing (id INT, a INT, PRIMARY KEY (id) NOT ENFORCED)")
+    write = Table.partial
+
+    def late(self, rows, columns, **options):
+        monkeypatch.setattr(Table, "partial", write)
+        connection.execute(f"ALTER TABLE growing ADD c{len(self.definition.schema.names)} INT DEFAULT 3")
+        connection.table("growing").upsert([{"id": 1, "a": 0, "c2": 7}])
+        return write(self, rows, columns, **options)
+
+    for text in ("INSERT INTO growing (id, a) VALUES (1, 5)", "INSERT INTO growing (id, a) SELECT 1, 5"):
+        monkeypatch.setattr(Table, "partial", late)
+        connection.sql(text)
+        assert connection.table("growing").lookup_one(1)["a"] == 5
+        assert connection.table("growing").lookup_one(1)["c2"] == 7
+        connection.execute("DROP TABLE growing")
+        connection.execute("CREATE TABLE growing (id INT, a INT, PRIMARY KEY (id) NOT ENFORCED)")

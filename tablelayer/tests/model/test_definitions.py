@@ -233,6 +233,8 @@ def test_bucket_options_are_folded_into_the_fields():
         ({"table__log__ttl": "0"}, "at least 1 ms"),
         ({"table__log__tll": "1 d"}, "did you mean 'table.log.ttl'"),
         ({"table__kv__format": "x"}, "not in this release"),
+        ({"table__log__tiered__local_segments": "2"}, "'remote.storage.enable' = 'true'"),
+        ({"table.kv.standby-replica.enabled": "true"}, "'table.replication.factor'"),
         ({"table__datalake__enabled": "perhaps"}, "'true' or 'false'"),
         ({"table__datalake__format": "delta"}, "'iceberg'"),
         ({"key": ("id", "line"), "bucket_count": 2, "table__datalake__format": "iceberg"}, "by one column"),

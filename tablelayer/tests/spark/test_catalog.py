@@ -134,7 +134,9 @@ def test_an_insert_that_would_overwrite_columns_it_does_not_name_is_refused(sql:
     name = f"headrace.{sql.database}.kept"
     for write in (
         lambda: sql("INSERT INTO headrace.{db}.kept (id, a) VALUES (1, 'z')"),
-        lambda: sql("INSERT INTO headrace.{db}.kept (a, id) SELECT concat(a, 'z'), id FROM headrace.{db}.kept"),
+        lambda: sql(
+            "INSERT INTO headrace.{db}.kept (a, id) SELECT concat(a, 'z'), id FROM headrace.{db}.kept"
+        ),
         lambda: sql("INSERT INTO headrace.{db}.kept BY NAME SELECT 1L AS id, 'z' AS a"),
         lambda: some.writeTo(name).append(),
         lambda: some.write.mode("append").saveAsTable(name),
@@ -158,7 +160,9 @@ def test_an_insert_that_would_overwrite_columns_it_does_not_name_is_refused(sql:
     for other in ("log", "first"):
         sql(f"INSERT INTO headrace.{{db}}.{other} (id, a) VALUES (1, 'z')")
         assert sql.rows(other) == [(1, "z", None, 7)]
-    assert not any(field.metadata for field in sql.spark.table(name).schema.fields if field.name in ("a", "b"))
+    assert not any(
+        field.metadata for field in sql.spark.table(name).schema.fields if field.name in ("a", "b")
+    )
 
 
 def test_sql_of_every_day(sql: Sql) -> None:

@@ -89,7 +89,7 @@ def test_delete_by_any_condition_and_truncate(item):
         ("UPDATE item SET n = NULL WHERE n = 1", DataError, "NOT NULL"),
         ("UPDATE item SET n = NULLIF(n, 1)", DataError, "NOT NULL"),
         ("UPDATE item SET n = prices + 1", SqlError, "no column 'prices' in .*; did you mean price?"),
-        ("UPDATE item SET n = 'x' || name", SqlError, "Could not convert string 'xn"),
+        ("UPDATE item SET n = 'x' || name", DataError, "Could not convert string 'xn"),
         ("UPDATE item SET n = 1 WHERE nn = 2", SqlError, "there is no column 'nn'"),
         ("UPDATE item SET n = (1", DdlError, "something is missing|Expecting"),
         ("UPDATE log SET a = a + 1", TableError, "log table"),

@@ -99,8 +99,10 @@ def test_errors_are_those_of_pep_249(connection, server):
 def test_many_rows_are_one_write(connection, monkeypatch):
     connection.execute("CREATE TABLE t (id INT, tags ARRAY<INT>, s STRING, PRIMARY KEY (id) NOT ENFORCED)")
     calls = []
-    write = Table.upsert
-    monkeypatch.setattr(Table, "upsert", lambda self, rows: calls.append(len(rows)) or write(self, rows))
+    write = Table.partial
+    monkeypatch.setattr(
+        Table, "partial", lambda self, rows, columns: calls.append(len(rows)) or write(self, rows, columns)
+    )
     cursor = connection.cursor()
     cursor.executemany(
         "INSERT INTO t (id, tags, s) VALUES (?, ?, 'x')", [(n, [n, n + 1]) for n in range(500)]
