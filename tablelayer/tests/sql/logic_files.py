@@ -146,9 +146,7 @@ def _complaint(record: Record, sql: str, carry_out: Callable[[str], Any]) -> str
         if rows.num_columns != len(record.detail):
             return f"{rows.num_columns} columns: {', '.join(rows.column_names)}"
         found, wanted = rows_of(rows, record.order), list(record.rows)
-        if record.order == "valuesort":
-            wanted = sorted(wanted)
-        elif record.order == "rowsort":
+        if record.order == "valuesort" or record.order == "rowsort":
             wanted = sorted(wanted)
         if found != wanted:
             return "\n".join(["expected", *wanted, "found", *found])
