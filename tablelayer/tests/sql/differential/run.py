@@ -329,7 +329,7 @@ class Run:
 def _scanned(table: Table, columns: Sequence[str], condition: str) -> pa.Table:
     """A log table's rows that a scan with a filter gives."""
     with table.scan(columns, start="earliest", until="latest", filter=condition) as scan:
-        found = [batch.data.select(columns) for batch in scan]
+        found = [batch.batch.select(columns) for batch in scan]
     schema = pa.schema([table.arrow_schema.field(name).with_nullable(True) for name in columns])
     return pa.concat_tables(
         [schema.empty_table(), *(pa.table(each) for each in found)], promote_options="permissive"
