@@ -39,10 +39,10 @@ class Doors:
         return lines_of(last)
 
     def written(self, text: str) -> int:
-        """How many rows a statement says that it has written."""
+        """How many rows a statement says that it has written; 0 if it says nothing of rows."""
         for answer in self.session.run(text):
             count = answer.row_count
-        return int(count)
+        return count or 0
 
 
 @contextmanager

@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tablelayer.model.types.column_types import FLOAT_KINDS, INTEGER_KINDS, TypeKind
 from tablelayer.tests.sql.differential.conditions import HEADRACE, Condition, Named
 from tablelayer.tests.sql.differential.reference import Reference, Truth, true_rows
 from tablelayer.tests.sql.differential.tables import RandomTable, quoted
-from tablelayer.model.types.column_types import FLOAT_KINDS, INTEGER_KINDS, TypeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,8 @@ def defined_by_with(draw: Draw, p: Said, q: Said) -> Query:
 def unqualified_with(draw: Draw, p: Said, q: Said) -> Query:
     """WITH t AS (SELECT ... FROM t): the session's database has the table."""
     columns, name = draw.columns(draw.rng), draw.table.name
-    sql = f"WITH {name} AS (SELECT * FROM {name} WHERE {p.text()}) SELECT {draw.listed(columns)} FROM {name} WHERE {q.text()}"
+    inner = f"SELECT * FROM {name} WHERE {p.text()}"
+    sql = f"WITH {name} AS ({inner}) SELECT {draw.listed(columns)} FROM {name} WHERE {q.text()}"
     return Query(sql, draw.lines(columns, _conjunction(p, q)))
 
 
@@ -207,11 +208,12 @@ def subquery(draw: Draw, p: Said, q: Said) -> Query:
     forms = [
         f"SELECT {listed} FROM (SELECT * FROM {path} WHERE {p.text()}) AS s WHERE {q.text()}",
         f"SELECT {listed} FROM {path} WHERE k IN (SELECT k FROM {path} WHERE {p.text()}) AND ({q.text()})",
-        f"SELECT {listed} FROM {path} WHERE ({p.text()}) AND EXISTS (SELECT 1 FROM {path} AS i WHERE i.k = {draw.table.name}.k"
-        f" AND ({q.text(lambda name: f'i.{quoted(name)}')}))",
+        f"SELECT {listed} FROM {path} WHERE ({p.text()}) AND EXISTS (SELECT 1 FROM {path} AS i"
+        f" WHERE i.k = {draw.table.name}.k AND ({q.text(lambda name: f'i.{quoted(name)}')}))",
         f"SELECT {listed} FROM {path} WHERE {p.text()} INTERSECT ALL SELECT {listed} FROM {path} WHERE {q.text()}",
         f"FROM {path} SELECT {listed} WHERE ({p.text()}) AND ({q.text()})",
-        f"SELECT {listed} FROM {path} WHERE ({p.text()}) AND ({q.text()}) QUALIFY row_number() OVER (PARTITION BY k) = 1",
+        f"SELECT {listed} FROM {path} WHERE ({p.text()}) AND ({q.text()})"
+        " QUALIFY row_number() OVER (PARTITION BY k) = 1",
     ]
     index = rng.randrange(len(forms))
     if index == 3:
@@ -252,7 +254,8 @@ def joined(draw: Draw, p: Said, q: Said) -> Query:
         )
     # The condition on the side that the join fills up stands in WHERE: null rows are judged too, and k is not null.
     return Query(
-        f"SELECT {listed} FROM {path} l LEFT JOIN {path} r ON l.k = r.k WHERE ({right}) AND ({left}) AND r.k IS NOT NULL",
+        f"SELECT {listed} FROM {path} l LEFT JOIN {path} r ON l.k = r.k"
+        f" WHERE ({right}) AND ({left}) AND r.k IS NOT NULL",
         draw.lines(columns, both),
     )
 
@@ -309,6 +312,6 @@ def chosen_twice(draw: Draw, p: Said, q: Said) -> Query:
 
 
 KINDS: tuple[Make, ...] = (
-    plain, value_of_condition, counted, counted_without_where, three_parts, three_counts, extremes, limited, other_names,
-    aliased, defined_by_with, unqualified_with, subquery, joined, grouped, by_key, chosen_twice,
+    plain, value_of_condition, counted, counted_without_where, three_parts, three_counts, extremes, limited,
+    other_names, aliased, defined_by_with, unqualified_with, subquery, joined, grouped, by_key, chosen_twice,
 )  # fmt: skip

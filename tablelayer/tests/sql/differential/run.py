@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -30,7 +31,7 @@ from tablelayer.tests.sql.differential.reference import (
 from tablelayer.tests.sql.differential.tables import NESTED, PLAIN, RandomTable, quoted, random_table
 from tablelayer.tests.sql.differential.translation import translation_fault
 
-CONDITIONS = 12
+CONDITIONS = 8
 """Of a round."""
 FAULTS_MAX = 20
 ALIKE_MAX = 3
@@ -76,12 +77,18 @@ class Run:
         self.report = Report(seed)
         self.reference = Reference()
         self._told: Counter[str] = Counter()
+        self._ends = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed; a round that is under way ends early."""
+        return time.monotonic() > self._ends
 
     def tables(self, seconds: float, rounds: int) -> Iterator[tuple[random.Random, int]]:
         """A source of chances for each round until the time, or the number of rounds, is over."""
-        ends = time.monotonic() + seconds
+        self._ends = time.monotonic() + seconds
         for number in range(rounds):
-            if time.monotonic() > ends or len(self.report.faults) >= FAULTS_MAX:
+            if self.is_over or len(self.report.faults) >= FAULTS_MAX:
                 return
             self.report.rounds += 1
             yield random.Random(f"{self.report.seed}/{number}"), number
@@ -89,6 +96,8 @@ class Run:
     def conditions(self, rng: random.Random, table: RandomTable, count: int = CONDITIONS) -> Iterator[Said]:
         """Conditions that the reference can compute, with their values."""
         for _ in range(count):
+            if self.is_over:
+                return
             condition = random_condition(rng, table)
             self.report.conditions += 1
             try:
@@ -146,12 +155,13 @@ class Run:
         self,
         connection: Connection,
         database: str,
+        folder: Path,
         seconds: float,
         rounds: int,
         kinds: tuple[Make, ...] = queries.KINDS,
         types: tuple[str, ...] = (*PLAIN, *NESTED),
     ) -> Report:
-        """Tables, conditions and statements through the doors."""
+        """Tables, conditions and statements through the doors; files are written to `folder`."""
         with open_doors(connection, database) as doors:
             for rng, number in self.tables(seconds, rounds):
                 count = 700 if number % 10 == 9 else rng.choice([0, 1, 20, 40])
@@ -160,14 +170,17 @@ class Run:
                 self.reference.load(table)
                 said = list(self.conditions(rng, table))
                 for index, p in enumerate(said):
+                    if self.is_over:
+                        break
                     q = said[(index + 1) % len(said)]
                     self.translation(table, p)
                     self._filter(doors, table, rng, p)
                     for _ in range(2):
                         self._query(doors, table, rng, kinds, p, q)
-                if table.primary_key:
+                if table.primary_key and not self.is_over:
                     self._changes(doors, table, rng, said)
-                self._insert_select(doors, table, rng, said)
+                if not self.is_over:
+                    self._copies(doors, table, rng, said, folder)
                 connection.admin.drop_table(table.path)
         return self.report
 
@@ -294,33 +307,34 @@ class Run:
             if target is not None:
                 self.check("UPDATE", table, update, p.condition, p.condition)
 
-    def _insert_select(self, doors: Doors, table: RandomTable, rng: random.Random, said: list[Said]) -> None:
-        """INSERT ... SELECT and CREATE TABLE ... AS of the rows that a condition is true for, into a table alike."""
+    def _copies(
+        self, doors: Doors, table: RandomTable, rng: random.Random, said: list[Said], folder: Path
+    ) -> None:
+        """The rows that a condition is true for go into a table alike: by INSERT, by CREATE TABLE AS, by a file."""
         names = [column.name for column in table.columns]
-        form = rng.choice(["INSERT", "CTAS"])
+        form = rng.choice(["INSERT", "CREATE TABLE AS", "COPY csv", "COPY json", "COPY parquet"])
+        target = f"{table.path}_copy"
+        file = folder / f"rows.{form.split()[-1]}"
 
         def check(p: Condition, _: Condition) -> str | None:
             rows = true_rows(self.reference.truth(p))
-            database, name = table.path.split(".")
-            target = f"{database}.{name}_copy"
             query = (
                 f"SELECT {', '.join(map(quoted, names))} FROM {table.path} WHERE {p.text(HEADRACE, quoted)}"
             )
-            statement = (
-                f"CREATE TABLE {target} AS {query}" if form == "CTAS" else f"INSERT INTO {target} {query}"
-            )
+            made = table.statement.replace(table.path, target, 1)
+            statements = {
+                "INSERT": [made, f"INSERT INTO {target} {query}"],
+                "CREATE TABLE AS": [f"CREATE TABLE {target} AS {query}"],
+            }.get(form, [made, f"COPY ({query}) TO '{file}'", f"COPY {target} FROM '{file}'"])
             try:
-                if form == "INSERT":
-                    for _ in doors.session.run(table.statement.replace(table.path, target, 1)):
-                        pass
-                count = doors.written(statement)
+                counts = [doors.written(statement) for statement in statements]
                 found = lines_of(doors.connection.table(target).to_arrow(names))
             finally:
                 doors.connection.admin.drop_table(target, if_exists=True)
             fault = difference(found, self.reference.lines(names, rows))
-            if fault is None and count != len(rows):
-                fault = f"{count} rows written, not {len(rows)}"
-            return None if fault is None else f"{statement}\n  {fault}"
+            if fault is None and counts[-1] != len(rows):
+                fault = f"{counts[-1]} rows written, not {len(rows)}"
+            return None if fault is None else f"{'; '.join(statements)}\n  {fault}"
 
         for p in said[:1]:
             self.check(form, table, check, p.condition, p.condition)

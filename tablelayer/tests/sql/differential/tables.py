@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablelayer.model.schema.schema import Schema
 from tablelayer.model.ddl import parse_columns
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import FLOAT_KINDS, INTEGER_KINDS, TEXT_KINDS, DataType, TypeKind
 from tablelayer.tests.model.random_rows import array_of
 
