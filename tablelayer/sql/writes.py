@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablelayer.client import Connection, Table
+from tablelayer.client import Connection, DataError, Table
 from tablelayer.client.write.conform import conform
 from tablelayer.model.ddl import (
     CreateTableAs,
@@ -341,7 +341,16 @@ def _must_be_one_of_each(found: pa.Table, key_columns: int, table: str) -> None:
 
 
 def _is_whole_key(table: Table, key: Mapping[str, Any] | None) -> bool:
-    return key is not None and set(key) == set(table.definition.schema.primary_key)
+    """Return whether a condition names the whole primary key, by literals of the columns' own types; DuckDB compares
+    others, as it does for SELECT."""
+    schema = table.definition.schema
+    if key is None or set(key) != set(schema.primary_key):
+        return False
+    try:
+        conform([key], schema.select(list(key)), table=str(table.path), fill_missing=False)
+    except DataError:
+        return False
+    return True
 
 
 def _pieces(answer: Answer) -> Iterator[pa.Table]:

@@ -7,6 +7,7 @@ rewrites those that DuckDB does not have. Here they are refused.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
@@ -44,7 +45,8 @@ _KNOWN: dict[type[exp.Expr], tuple[str, ...]] = {
 def check_known(tree: exp.Expr) -> None:
     """Raise ValueError for a query with a part that DuckDB does not have."""
     for node in tree.walk():
-        names = _names(type(node))
+        kind: Any = type(node)
+        names = _names(kind)
         if names is not None and not understood(node, *names):
             unknown = next(name for name in node.args if not understood(node, *names, *_but(node, name)))
             raise ValueError(f"{unknown.strip('_').upper()} of {_shown(node)} is not in DuckDB's SQL")

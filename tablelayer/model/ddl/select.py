@@ -65,8 +65,8 @@ def to_duckdb(
         qualified.add(((table.db or select.database).lower(), table.alias_or_name.lower()))
         if not table.alias:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
-        if schemas is not None and name in schemas and only(table.args["alias"], exp.TableAlias, "this"):
-            known[id(table)] = schemas[name]
+        if schemas is not None and name in schemas:
+            known[id(table)] = _renamed(schemas[name], table.args["alias"])
         table.set("this", exp.to_identifier(names[name], quoted=True))
         table.set("db", None)
         table.set("version", None)
@@ -78,6 +78,13 @@ def to_duckdb(
             column.set("catalog", None)
     adapt_moments(tree, known, casts=casts)
     return tree.sql(dialect=DuckDB)
+
+
+def _renamed(schema: pa.Schema, alias: exp.TableAlias) -> pa.Schema:
+    """The columns of a table under the names that stand behind its alias."""
+    names = [column.name for column in alias.args.get("columns") or ()]
+    fields = [field.with_name(name) for field, name in zip(schema, names, strict=False)]
+    return pa.schema([*fields, *list(schema)[len(fields) :]])
 
 
 _RESERVED = frozenset({"offset"})

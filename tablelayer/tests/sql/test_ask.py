@@ -341,5 +341,7 @@ def test_moments_with_nanoseconds_are_compared_and_computed_with(sql):
     assert sql("WITH x AS (SELECT z AS w FROM ts WHERE id = 1) SELECT year(w), w < now() FROM x") == [
         {"year(w)": 2024, "w < now()": True}
     ]
+    names = "FROM ts AS a(i, p, q) WHERE q BETWEEN '1500-01-01'::TIMESTAMP AND now() AND q < TIMESTAMPTZ '2100-01-01'"
+    assert sql(f"SELECT i, year(a.q) AS y {names} ORDER BY i") == [{"i": 1, "y": 2024}, {"i": 4, "y": 1969}]
     with pytest.raises(SqlError, match="there is no column 'nosuch'"):
         sql("SELECT nosuch FROM ts WHERE z < now()")

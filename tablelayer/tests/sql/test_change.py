@@ -170,6 +170,21 @@ def test_default_stands_for_what_the_definition_says(sql):
         sql("INSERT INTO d VALUES (DEFAULT, 'x', 1, NULL)")
 
 
+def test_a_key_is_compared_with_a_literal_of_another_type_as_in_select(sql):
+    sql(
+        "CREATE TABLE k (id INT, s STRING, PRIMARY KEY (id) NOT ENFORCED); INSERT INTO k VALUES (1, 'a'), (3, 'c');"
+        "CREATE TABLE n (t TIMESTAMP(9), PRIMARY KEY (t) NOT ENFORCED);"
+        "INSERT INTO n VALUES ('2024-01-01 00:00:00')"
+    )
+    for literal, count in {"'3'": 1, "3.0": 1, "2.5": 0, "99999999999": 0, "TRUE": 1}.items():
+        assert len(sql(f"SELECT * FROM k WHERE id = {literal}")) == count
+        assert sql(f"UPDATE k SET s = 'x' WHERE id = {literal}").startswith(f"{count} row")
+    assert sql("DELETE FROM k WHERE id = 2.5") == "0 rows deleted"
+    assert sql("DELETE FROM k WHERE id = '3'") == "1 row deleted"
+    assert sql("DELETE FROM n WHERE t = TIMESTAMP '9999-12-31'") == "0 rows deleted"
+    assert sql("DELETE FROM n WHERE t = DATE '2024-01-01'") == "1 row deleted"
+
+
 def test_delete_using_other_rows(item):
     sql = item
     sql(
