@@ -139,7 +139,7 @@ def test_an_insert_that_would_overwrite_columns_it_does_not_name_is_refused(sql:
         lambda: some.writeTo(name).append(),
         lambda: some.write.mode("append").saveAsTable(name),
     ):
-        with pytest.raises(Exception, match="does not give b, c: .* Name all columns .* MERGE INTO"):
+        with pytest.raises(Exception, match=r"does not give b, c: .* Name all columns .* MERGE INTO"):
             write()
     with pytest.raises(Exception, match="does not give c: "):
         sql("INSERT INTO headrace.{db}.kept (id, a, b) VALUES (1, 'z', 'z')")
