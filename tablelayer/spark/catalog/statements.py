@@ -124,7 +124,7 @@ def _described(definition: TableDefinition) -> dict[str, Any]:
         "view": False,
         "as_of": True,
         "partial": _written_apart(definition),
-        "overwritten": _overwritten(definition),
+        "overwritten": overwritten_columns(definition),
         "unchanged": _unchanged(definition),
     }
 
@@ -137,7 +137,7 @@ def _written_apart(definition: TableDefinition) -> list[str]:
     return [column.name for column in schema.columns if column.name not in schema.primary_key]
 
 
-def _overwritten(definition: TableDefinition) -> list[str]:
+def overwritten_columns(definition: TableDefinition) -> list[str]:
     """Columns of a row that is there which an INSERT overwrites with what Spark fills in, if it does not give them."""
     if definition.settings.merge_engine is MergeEngine.FIRST_ROW:
         return []

@@ -17,7 +17,7 @@ from tablelayer.model.table.evolution import (
     ResetOptions,
     SetOptions,
 )
-from tablelayer.spark.catalog.statements import alter_statement, create_statement
+from tablelayer.spark.catalog.statements import alter_statement, create_statement, overwritten_columns
 
 
 def column(name: str, kind: Any, **more: Any) -> dict[str, Any]:
@@ -117,3 +117,17 @@ def test_changes_as_spark_says_them() -> None:
         alter_statement(
             {"database": "a", "table": "b", "changes": [{"kind": "rename", "name": ["p", "x"], "new": "y"}]}
         )
+
+
+def test_what_an_insert_overwrites_that_does_not_name_it() -> None:
+    """Of rows that are there: the Java half refuses an INSERT in which Spark has filled one of these columns."""
+
+    def overwritten(options: str, key: str = ", PRIMARY KEY (id) NOT ENFORCED") -> list[str]:
+        (statement,) = parse(f"CREATE TABLE shop.t (id BIGINT, n BIGINT, v STRING{key}) WITH ({options})")
+        assert isinstance(statement, CreateTable)
+        return overwritten_columns(statement.definition)
+
+    assert overwritten("'bucket.num' = '1'") == ["n", "v"]
+    assert overwritten("'auto-increment.fields' = 'n'") == ["v"]
+    assert overwritten("'table.merge-engine' = 'first_row'") == []
+    assert overwritten("'bucket.num' = '1'", key="") == []
