@@ -133,8 +133,9 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
         raise ValueError(
             "mode 'overwrite' would replace the table, which is not possible: use mode('append')"
         )
-    definition = connection(options.bootstrap).admin.describe_table(options.table)
-    open_table(options.bootstrap, definition).require("INSERT")  # a query without rows would not ask for it
+    server = connection(options.bootstrap)
+    definition = server.admin.describe_table(options.table)
+    server.security.require("INSERT", definition.path)  # a query without rows would not ask for it
     path, keyed = definition.path, definition.is_primary_key_table
     mode: WriteMode = options.mode or ("upsert" if keyed else "append")
     if keyed == (mode == "append"):

@@ -194,10 +194,12 @@ class Session:
 
     def _require(self, statement: InsertSelect | CopyFrom | Update | Delete | Truncate) -> None:
         """Refuse without the right what may turn out to write nothing, and would not be refused then."""
-        table = self._connection.table(statement.path)
-        if isinstance(statement, Truncate) and not table.definition.is_primary_key_table:
+        definition = self._connection.admin.describe_table(
+            statement.path
+        )  # one that is not there is told as such
+        if isinstance(statement, Truncate) and not definition.is_primary_key_table:
             return  # the server is asked in any case, and for another right
-        table.require(_PRIVILEGES[type(statement)])
+        self._connection.security.require(_PRIVILEGES[type(statement)], statement.path)
 
     @property
     def written_count(self) -> int:

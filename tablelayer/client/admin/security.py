@@ -26,9 +26,10 @@ from protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsResponse,
     UserName,
 )
+from protocol.messages.metadata import MetadataResponseTopic
 from tablelayer.client.names import several
 from tablelayer.client.wire.cluster import Cluster
-from tablelayer.client.wire.retry import raise_for
+from tablelayer.client.wire.retry import Deadline, raise_for, retrying
 from tablelayer.model.messages.rights import (
     GrantColumnsRequest,
     GrantColumnsResponse,
@@ -46,6 +47,7 @@ from tablelayer.model.rights import (
     READ,
     TOPIC,
     database_prefix,
+    not_granted,
     resource_text,
 )
 from tablelayer.model.table.definition import TablePath
@@ -87,6 +89,24 @@ class AsyncSecurityAdmin:
         self._cluster = cluster
 
     # -- rights --------------------------------------------------------------------------------------------
+
+    async def require(self, privilege: str, table: TablePath) -> None:
+        """Make sure that this connection may do on a table what a privilege of `GRANT` is for: SELECT, DELETE, ...
+
+        A write asks for it by itself; a statement that turns out to write nothing does not. Raises KafkaError
+        TOPIC_AUTHORIZATION_FAILED, which names the privilege.
+        """
+        table, operation, config = table.whole, OPERATIONS[privilege], self._cluster.config
+
+        async def ask(deadline: Deadline) -> MetadataResponseTopic:
+            (found,) = (await self._cluster.metadata([table.topic], deadline, with_operations=True)).topics
+            raise_for(found.error_code, None, doing=f"ask for the rights on {table}")
+            return found
+
+        deadline = Deadline(config.delivery_timeout_ms)
+        found = await retrying(ask, config=config, deadline=deadline, repeatable=True)
+        if not found.topic_authorized_operations >> operation & 1:
+            raise not_granted(privilege, str(table))
 
     async def grant(
         self, privileges: Sequence[str], on: Object, principal: str, *, columns: Sequence[str] = ()

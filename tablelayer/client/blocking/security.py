@@ -9,6 +9,7 @@ from tablelayer.client.blocking.waiting import Waiting, waits
 class SecurityAdmin(Waiting):
     """Users and rights. See `AsyncSecurityAdmin` for what each method takes, returns and raises."""
 
+    require = waits(AsyncSecurityAdmin.require)
     grant = waits(AsyncSecurityAdmin.grant)
     revoke = waits(AsyncSecurityAdmin.revoke)
     grants = waits(AsyncSecurityAdmin.grants)

@@ -113,7 +113,6 @@ class Table(Waiting):
 
     close = waits(AsyncTable.close)
     refresh = waits(AsyncTable.refresh)
-    require = waits(AsyncTable.require)
     append = waits(AsyncTable.append)
     upsert = waits(AsyncTable.upsert)
     delete = waits(AsyncTable.delete)

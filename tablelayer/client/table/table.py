@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from protocol.messages.metadata import MetadataResponseTopic
 from tablelayer.client.errors import DataError
 from tablelayer.client.names import several
 from tablelayer.client.read.frames import to_pandas, to_polars
@@ -36,7 +35,7 @@ from tablelayer.client.table.parts import DELETE, Part, Parts
 from tablelayer.client.table.scan import AsyncScan, PartitionOffsets, Start, Until
 from tablelayer.client.table.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from tablelayer.client.wire.cluster import Cluster
-from tablelayer.client.wire.retry import Deadline, raise_for, retrying, together
+from tablelayer.client.wire.retry import Deadline, retrying, together
 from tablelayer.client.wire.routes import TableRoutes
 from tablelayer.client.write.conform import Data, as_rows, bare_keys, conform
 from tablelayer.client.write.lane import WriteMode
@@ -47,7 +46,6 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import filter_of_sql
 from tablelayer.model.filters.filters import FilterLike, encode_filter
-from tablelayer.model.rights import OPERATIONS, not_granted
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.partitions import Partition, check_partitioned, spec_texts
@@ -129,25 +127,6 @@ class AsyncTable:
     async def close(self) -> None:
         """Stop this table's writers; writes that are waiting fail."""
         await self._parts.close()
-
-    async def require(self, privilege: str) -> None:
-        """Make sure that this connection may do what a privilege of `GRANT` is for: SELECT, INSERT, UPDATE, DELETE, ...
-
-        A write asks for it by itself; a statement that turns out to write nothing does not. Raises KafkaError
-        TOPIC_AUTHORIZATION_FAILED, which names the privilege.
-        """
-        topic, operation = self.path.whole.topic, OPERATIONS[privilege]
-
-        async def ask(deadline: Deadline) -> MetadataResponseTopic:
-            (found,) = (await self._cluster.metadata([topic], deadline, with_operations=True)).topics
-            raise_for(found.error_code, None, doing=f"ask for the rights on {self.path.whole}")
-            return found
-
-        config = self._cluster.config
-        deadline = Deadline(config.delivery_timeout_ms)
-        found = await retrying(ask, config=config, deadline=deadline, repeatable=True)
-        if not found.topic_authorized_operations >> operation & 1:
-            raise not_granted(privilege, str(self.path.whole))
 
     # -- writing
 

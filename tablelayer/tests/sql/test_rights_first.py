@@ -11,6 +11,7 @@ import pytest
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
 from tablelayer.client import Connection, OutgoingRecord, connect
+from tablelayer.model.table.definition import TablePath
 from tablelayer.tests.client.conftest import BrokerThread
 
 TABLES = ("keyed", "logged", "parted")
@@ -106,6 +107,6 @@ def test_producing_without_the_right_names_it(reader: Connection) -> None:
 
 def test_what_is_granted_is_not_refused(reader: Connection) -> None:
     for table in TABLES:
-        reader.table(table).require("SELECT")
+        reader.security.require("SELECT", TablePath("default", table))
         with pytest.raises(KafkaError, match=f"ALTER on table default.{table} is not granted"):
-            reader.table(table).require("ALTER")
+            reader.security.require("ALTER", TablePath("default", table))
