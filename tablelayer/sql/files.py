@@ -276,7 +276,9 @@ def _named(names: Sequence[str], statement: CopyFrom, columns: Sequence[Column])
     folded = [name.lower() for name in names]
     twice = next((name for name in names if folded.count(name.lower()) > 1), None)
     if twice is not None:
-        raise SqlError(f"{statement.file} has the column '{twice}' twice; the case of letters does not matter")
+        raise SqlError(
+            f"{statement.file} has the column '{twice}' twice; the case of letters does not matter"
+        )
     if statement.columns is None:
         _must_be_known(names, by_name, statement)
         return [by_name[name.lower()] for name in names]

@@ -508,8 +508,14 @@ _ONLY_IN_FLUSS = (
     ),
     ("table.log.format", "the log is always Arrow; a choice of log formats is not in this release"),
     ("table.kv.format", "a choice of row formats is not in this release"),
-    ("table.log.tiered.", "Kafka's options do this here; 'remote.storage.enable' = 'true' copies segments away"),
-    ("table.log.local-ttl", "Kafka's options do this here; 'local.retention.ms' says what stays local as well"),
+    (
+        "table.log.tiered.",
+        "Kafka's options do this here; 'remote.storage.enable' = 'true' copies segments away",
+    ),
+    (
+        "table.log.local-ttl",
+        "Kafka's options do this here; 'local.retention.ms' says what stays local as well",
+    ),
     ("table.datalake.historical-partition.", "historical partitions are not in this release"),
 )
 """Options of Fluss, by the beginning of their names. To say what there is instead is more use than "unknown option"."""
