@@ -137,7 +137,7 @@ def _delete_behavior(options: Mapping[str, str]) -> DeleteBehavior:
 
 
 def _is_plain(options: Mapping[str, str]) -> bool:
-    """Whether values, and the keys that are JSON beside values in Avro, are rows rather than a connector's envelopes."""
+    """Whether values, and the keys in JSON beside values in Avro, are rows rather than a connector's envelopes."""
     return options.get(TableOptions.kafka_value_format.name) != KafkaValueFormat.DEBEZIUM_JSON
 
 
@@ -504,7 +504,7 @@ _ONLY_IN_FLUSS = (
     ("table.auto-partition.time-format", "a choice of time formats is not in this release"),
     (
         "table.kv.standby-replica.",
-        "each replica that does not lead is a standby here; 'table.replication.factor' says how many replicas there are",
+        "each replica that does not lead is a standby here; 'table.replication.factor' says how many there are",
     ),
     ("table.log.format", "the log is always Arrow; a choice of log formats is not in this release"),
     ("table.kv.format", "a choice of row formats is not in this release"),
