@@ -349,7 +349,8 @@ def _is_finer(data_type: DataType) -> bool:
 def _ticks(array: pa.Array) -> np.ndarray:
     """int64[n]; 0 for null."""
     whole = pa.int32() if array.type.bit_width == 32 else pa.int64()
-    return pc.fill_null(array.view(whole), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    found: np.ndarray = pc.fill_null(array.view(whole), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
 def _of_ticks(ticks: np.ndarray, array: pa.Array, target: pa.DataType) -> pa.Array:

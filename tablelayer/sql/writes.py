@@ -241,8 +241,8 @@ class Writes:
             beside = f"AS {called}, {statement.others}"
             found = self._found(table, chosen, statement.condition, beside, distinct=True)
             _must_be_one_of_each(found, len(schema.primary_key), str(table.path))
-        given = [*schema.key_columns, *(column for column in columns if column.name in computed)]
-        with Assignment(given, str(table.path)) as assignment:
+        found_columns = [*schema.key_columns, *(column for column in columns if column.name in computed)]
+        with Assignment(found_columns, str(table.path)) as assignment:
             return self._each_written(map(assignment.rows, _slices(found)), write)
 
     def delete(self, statement: Delete) -> int:

@@ -101,11 +101,11 @@ def typed(text: str, data_type: DataType) -> Value:
     if kind is TypeKind.TIME:
         _check_shape(text, _CLOCK, "a time, such as 12:00:00")
         short, nanos = _without_nanos(text, data_type)
-        value = datetime.time.fromisoformat(short)
+        clock = datetime.time.fromisoformat(short)
         if not nanos:
-            return value
-        seconds = (value.hour * 60 + value.minute) * 60 + value.second
-        return pa.scalar((seconds * 10**6 + value.microsecond) * 1000 + nanos, pa.time64("ns"))
+            return clock
+        seconds = (clock.hour * 60 + clock.minute) * 60 + clock.second
+        return pa.scalar((seconds * 10**6 + clock.microsecond) * 1000 + nanos, pa.time64("ns"))
     if kind in TIMESTAMP_KINDS:
         return _timestamp(text, data_type)
     raise ValueError(f"a text cannot be cast to {data_type} here; write bytes as X'CAFE'")
@@ -203,7 +203,7 @@ def plain_text(value: Value) -> str:
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
 
 
-def _is_finer(value: Value) -> bool:
+def _is_finer(value: Any) -> bool:
     """Whether it is a time or timestamp with nanoseconds."""
     return hasattr(value, "is_valid")  # a class of Arrow's, which need not be loaded to find that it is none
 
@@ -258,9 +258,10 @@ def scalar(text: str, data_type: DataType) -> pa.Scalar:
         if value.microsecond % 10 ** (6 - kept):
             raise ValueError(f"'{text}' has more digits than {data_type}")
     if _is_finer(value):
-        if value.value % 10 ** (9 - data_type.precision):
+        finer: Any = value
+        if finer.value % 10 ** (9 - data_type.precision):
             raise ValueError(f"'{text}' has more digits than {data_type}")
-        return value
+        return finer
     try:
         return pa.scalar(value, data_type.arrow())
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:

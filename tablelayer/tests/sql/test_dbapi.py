@@ -101,7 +101,9 @@ def test_many_rows_are_one_write(connection, monkeypatch):
     calls = []
     write = Table.partial
     monkeypatch.setattr(
-        Table, "partial", lambda self, rows, columns: calls.append(len(rows)) or write(self, rows, columns)
+        Table,
+        "partial",
+        lambda self, rows, *more, **options: calls.append(len(rows)) or write(self, rows, *more, **options),
     )
     cursor = connection.cursor()
     cursor.executemany(

@@ -155,3 +155,27 @@ def test_a_session_without_files_reads_and_writes_none(sql, tmp_path):
         with pytest.raises((SqlError, TableError)):
             _ = [answer.rows for answer in session.run(text)]
     assert file.read_text() == "a\n1\n"
+
+
+def test_types_that_arrow_does_not_have_are_texts(sql):
+    """Arrow would get the inner bytes of a BIT, and a time without its zone."""
+    sql("CREATE TABLE t AS SELECT '101'::BIT AS b, TIMETZ '12:00:00+02' AS t, 42::VARIANT AS v")
+    assert sql("SELECT * FROM t") == [{"b": "101", "t": "12:00:00+02", "v": "42"}]
+    with pytest.raises(SqlError, match="column 'b' of the query is BIT"):
+        sql("CREATE TABLE u AS SELECT ['101'::BIT] AS b")
+
+
+def test_a_json_file_s_late_and_doubled_names_are_not_lost(sql, tmp_path):
+    sql("CREATE TABLE t (a INT, b INT)")
+    file = tmp_path / "in.json"
+    file.write_text('{"a": 1}\n' * 25_000 + '{"a": 1, "b": 7}\n')
+    assert sql(f"COPY t FROM '{file}'") == "25001 rows written"
+    assert sql("SELECT count(*) AS n FROM t WHERE b = 7") == [{"n": 1}]
+    file.write_text('{"a": 1, "A": 2}\n')
+    with pytest.raises(SqlError, match="twice"):
+        sql(f"COPY t FROM '{file}'")
+    file.write_text("")
+    assert sql(f"COPY t FROM '{file}'") == "0 rows written"
+    file.write_text('{"a": 1, "c": 7}\n')
+    with pytest.raises(SqlError, match="column 'c'"):
+        sql(f"COPY t FROM '{file}'")
