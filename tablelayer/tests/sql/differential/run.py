@@ -98,7 +98,7 @@ class Run:
         for _ in range(count):
             if self.is_over:
                 return
-            condition = random_condition(rng, table)
+            condition = random_condition(rng, table, rng.choice([0, 1, 2]))
             self.report.conditions += 1
             try:
                 yield Said(condition, self.reference.truth(condition))
@@ -127,7 +127,9 @@ class Run:
         except RefusedError:
             return None
         except Exception as error:  # noqa: BLE001 - an error where there is an answer is a fault
-            told = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            words = " ".join(str(error).split())
+            cause = words[words.rfind("Caused by") :][:300] if "Caused by" in words else ""
+            told = f"{type(error).__name__}: {words[:300]} {cause}"
             texts = dict.fromkeys(each.text(HEADRACE, quoted) for each in (p, q))
             return f"{told}\n  with {' and with '.join(texts)}"
 
