@@ -185,7 +185,7 @@ class IcebergTable:
         if not self.exists():
             return None
         helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
-        return helper.loadIcebergTable(self.spark._jsparkSession, self._plain_name)
+        return helper.loadIcebergTable(self.spark._jsparkSession, self.name)
 
     # ---- a round
 
