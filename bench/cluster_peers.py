@@ -20,8 +20,7 @@ from bench import raw
 from bench.kafka_peer import format_folder, server_command
 from bench.peers import HEADRACE, KAFKA
 from bench.processes import Server, accepts, answers_metadata, start
-from broker.cluster.stores import zookeeper_server
-from broker.testing.ports import free_port
+from broker.stores import zookeeper_server
 from protocol.headers import decode_response_header
 from protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -42,6 +41,7 @@ from protocol.messages.metadata import (
     MetadataResponsePartition,
 )
 from protocol.schema import ApiMessage
+from simulator.ports import free_port
 
 NODES: Final = 3
 DEADLINE_SECONDS: Final = 180.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.maven import COMPLETE, cache_root, fetch, java
 from bench.processes import Server, accepts, start
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 
 FLUSS = "Apache Fluss"
 FLUSS_VERSION = "0.9.1-incubating"

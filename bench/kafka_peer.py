@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.maven import fetch, java
 from bench.processes import Server, start
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 
 KAFKA_VERSION = "4.3.1"
 CLUSTER_ID = "aGVhZHJhY2UtYmVuY2gtMQ"

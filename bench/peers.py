@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.kafka_peer import start_kafka
 from bench.processes import Server, start
 from bench.tls import write_certificates
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 
 KAFKA, HEADRACE = "Apache Kafka", "Headrace"
 

@@ -19,7 +19,7 @@ from bench.maven import java
 from bench.peers import HEADRACE, KAFKA
 from bench.processes import Server, start
 from bench.report import Goal, Samples
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 
 BYTES = 256 << 20
 VALUE = b"x" * 1000

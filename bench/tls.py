@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import raw
 from bench.processes import Server
-from broker.testing.certificates import identity
+from simulator.certificates import identity
 
 UNDER_WAY = 4
 

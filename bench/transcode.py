@@ -55,7 +55,7 @@ def orders(count: int) -> pa.RecordBatch:
 
 def measure(rounds: int, scale: float) -> dict[str, list[float]]:
     """Rows a second, by figure, one sample a round."""
-    from broker.malloc import keep_freed_memory
+    from broker.runtime.malloc import keep_freed_memory
     from protocol.records.decode import decode_records
     from protocol.records.header import write_base_offset_and_epoch
     from tablelayer.model.avro.schema import AvroSchema, schema_text

@@ -9,15 +9,15 @@ import signal
 import sys
 from pathlib import Path
 
-from broker.cluster.stores.configured import configured_store
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.limited_lines import LimitedLines
-from broker.listeners import parse_listener
-from broker.malloc import keep_freed_memory
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.configs.listeners import parse_listener
 from broker.net.poller import run_server
-from broker.ports import SystemClock
+from broker.runtime.limited_lines import LimitedLines
+from broker.runtime.malloc import keep_freed_memory
+from broker.runtime.ports import SystemClock
 from broker.server import Broker
+from broker.stores.configured import configured_store
 
 
 def main() -> int:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.background import BackgroundTasks
 from broker.metrics.model import Metrics
+from broker.runtime.background import BackgroundTasks
 from broker.security.rights import OPEN, Authorizer
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.backup.cut import Backups
-    from broker.cluster.identity import BrokerIdentity
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
-    from broker.config import BrokerConfig
+    from broker.cluster.topics import TopicManager
+    from broker.configs.broker_config import BrokerConfig
+    from broker.metadata.identity import BrokerIdentity
     from broker.net.peers import Peers
-    from broker.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from broker.partitions.partition import Partition
+    from broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
     from broker.security.acl.store import AclStore
 
 

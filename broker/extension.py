@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from broker.cluster.topic_policy import TopicPolicy
+from broker.replication.topic_policy import TopicPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.config_key import ConfigKey
+    from broker.configs.config_key import ConfigKey
     from broker.context import BrokerContext
     from broker.requests.declaration import ApiDeclaration
 
@@ -45,6 +45,6 @@ class Extension(TopicPolicy, Protocol):
     async def run(self, context: BrokerContext) -> None:
         """Background work, from before partitions are served until cancelled.
 
-        After an exception, which is logged, it is called again (`broker.background`). When the broker stops, this is
+        After an exception, which is logged, it is called again (`broker.runtime.background`). When the broker stops, this is
         cancelled before the hooks are closed.
         """

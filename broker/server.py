@@ -42,34 +42,19 @@ from broker.api.replicas import ReplicasApi
 from broker.api.sasl import SaslApi, SaslDoor
 from broker.api.topics import TopicsApi
 from broker.api.users import UsersApi
-from broker.background import BackgroundTasks
 from broker.backup.cut import Backups
-from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
-from broker.cluster.data_dir import (
-    FROM_REMOTE_STORAGE,
-    PARTITION_METADATA,
-    POSITIONS_PENDING,
-    DataDirectory,
-    read_properties,
-    to_base64,
-)
-from broker.cluster.deleted_files import DeletedFiles
 from broker.cluster.endpoints import address_of
-from broker.cluster.fence import Fence
 from broker.cluster.flushing import LogFlushing
-from broker.cluster.identity import BrokerIdentity
-from broker.cluster.membership import Registration, check_free, cluster_id
-from broker.cluster.metadata import TopicManager
-from broker.cluster.partition import Partition
-from broker.cluster.producer_ids import ProducerIds
+from broker.cluster.follower_fetches import FollowerFetches
+from broker.cluster.lookout import Lookout
+from broker.cluster.replication import Replication
 from broker.cluster.retention import Retention
-from broker.cluster.store import EmbeddedStore
-from broker.cluster.topic_config import TopicConfigs
-from broker.compiler_memory import INTERVAL_SECONDS, CompilerMemory
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.connection_configs import OVERRIDES, PER_ADDRESS, UNLIMITED
+from broker.cluster.topics import TopicManager
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.configs.connections import OVERRIDES, PER_ADDRESS, UNLIMITED
+from broker.configs.listeners import Listener, SecurityProtocol, inter_broker_listener
 from broker.context import BrokerContext
 from broker.extension import Extension
 from broker.groups.coordinator import GroupCoordinator
@@ -79,10 +64,14 @@ from broker.groups.journal import TOPIC as OFFSETS_TOPIC
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
 from broker.groups.offset_handlers import OffsetHandlers
-from broker.listeners import Listener, SecurityProtocol, inter_broker_listener
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
+from broker.metadata.broker_configs import BrokerConfigs
+from broker.metadata.identity import BrokerIdentity
+from broker.metadata.membership import Registration, check_free, cluster_id
+from broker.metadata.producer_ids import ProducerIds
+from broker.metadata.topic_config import TopicConfigs
 from broker.metrics.access import shown_to
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS, LoopMeter
@@ -95,7 +84,22 @@ from broker.net.listener import Network
 from broker.net.peers import Address, Peers
 from broker.net.poller import measure_turns
 from broker.net.sockets import SystemSockets
-from broker.ports import (
+from broker.partitions.data_dir import (
+    FROM_REMOTE_STORAGE,
+    PARTITION_METADATA,
+    POSITIONS_PENDING,
+    DataDirectory,
+    read_properties,
+    to_base64,
+)
+from broker.partitions.deleted_files import DeletedFiles
+from broker.partitions.fence import Fence
+from broker.partitions.partition import Partition
+from broker.replication.throttle import Throttle
+from broker.requests.declaration import ApiDeclaration
+from broker.runtime.background import BackgroundTasks
+from broker.runtime.compiler_memory import INTERVAL_SECONDS, CompilerMemory
+from broker.runtime.ports import (
     STORE_LOST,
     AgeClock,
     Clock,
@@ -108,25 +112,21 @@ from broker.ports import (
     SystemThreads,
     Threads,
 )
-from broker.replication.lookout import Lookout
-from broker.replication.replication import Replication
-from broker.replication.serving import FollowerFetches
-from broker.replication.throttle import Throttle
-from broker.requests.declaration import ApiDeclaration
+from broker.runtime.slices import Slices
+from broker.runtime.usage import ChargingExecutor
 from broker.security.acl.authorization import Authorization
 from broker.security.quotas.quotas import BURST_PART, Quotas
 from broker.security.quotas.store import QuotaStore
 from broker.security.sasl.service import SaslService
-from broker.slices import Slices
+from broker.stores.embedded import EmbeddedStore
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.handlers import TransactionHandlers
 from broker.transactions.journal import TOPIC as TRANSACTION_TOPIC
-from broker.usage import ChargingExecutor
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from broker.net.certificates import Certificates
     from broker.remote.manager import RemoteLogManager
-    from broker.security.tls.reloading import Certificates
 
 logger = logging.getLogger("headrace.server")
 
@@ -543,7 +543,7 @@ class Broker:
         threads = None
         with_tls = [listener for listener in listeners if listener.protocol.has_tls]
         if with_tls:
-            from broker.security.tls.reloading import Certificates  # and what it reads them with
+            from broker.net.certificates import Certificates  # and what it reads them with
 
             threads = self._threads.pool(HANDSHAKE_THREADS, "handshakes")
             self._undo.callback(threads.shutdown, wait=True)
@@ -580,7 +580,7 @@ class Broker:
         """How connections to other brokers show who this one is. Raises ConfigError."""
         listener = self._inter_broker_listener()
         if listener.protocol is not SecurityProtocol.PLAINTEXT:
-            from broker.security.inter_broker import InterBroker  # and what it reads certificates with
+            from broker.net.introductions import InterBroker  # and what it reads certificates with
 
             introduction = InterBroker(self.config, listener, self._entropy, executor)
             await introduction.check()

@@ -2,7 +2,7 @@
 
 Nothing of the server is imported here. `server` is shared by all tests of a run, so each test takes names of
 its own (`unique`); tests that kill take a server of their own (`own_server`). With HEADRACE_BROKERS=3 either is three
-processes and a ZooKeeper (`broker/testing/three_brokers.py`).
+processes and a ZooKeeper (`simulator/three_brokers.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from broker.testing.ports import free_port
-from broker.testing.three_brokers import BROKERS, NUMBERS, ThreeBrokers, path_in, settings_of
-from broker.testing.zookeeper import LONG_SESSIONS, running_zookeeper
+from simulator.ports import free_port
+from simulator.three_brokers import BROKERS, NUMBERS, ThreeBrokers, path_in, settings_of
+from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # what the tests share lies beside this file

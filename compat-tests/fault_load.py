@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 from waits import Said, Waits
 
-from broker.testing.histories import (
+from simulator.histories import (
     Outcome,
     Poll,
     Send,

@@ -23,10 +23,10 @@ from confluent_kafka.admin import AdminClient
 from fault_load import CONNECTION
 from relays import Relays
 
-from broker.testing.histories import read_segment
-from broker.testing.ports import free_port
-from broker.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from protocol.records.header import CRC_POSITION
+from simulator.histories import read_segment
+from simulator.ports import free_port
+from simulator.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 SESSION_MS = 5_000
 TICK_MS = 500

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 
 FRAME_HEAD = struct.Struct(">ihhih")  # size, API key, version, correlation id, length of client_id
 FIRST_BYTES_MAX = FRAME_HEAD.size + 0x7FFF

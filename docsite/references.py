@@ -13,11 +13,11 @@ import typer
 
 import headrace
 import headrace.spark
-from broker.config import BrokerConfig
-from broker.config_key import ConfigKey
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigKey
+from broker.configs.kafka import KAFKA_CONFIGS
+from broker.configs.topics import TOPIC_CONFIGS
 from broker.groups.group_configs import GROUP_CONFIGS
-from broker.kafka_configs import KAFKA_CONFIGS
-from broker.log.topic_configs import TOPIC_CONFIGS
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from broker.metrics.model import markdown_rows as metric_rows

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Slices, Work
 from broker.security.acl.model import Acl, AclFilter, checked, checked_filter
 from broker.security.requirement import whole
 from broker.security.rights import Operation
-from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import (
     AclCreation,

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from broker.api.brokers import FIXED_FEATURES
-from broker.cluster.features import METADATA_VERSION
-from broker.cluster.metadata import TopicManager
+from broker.cluster.topics import TopicManager
+from broker.metadata.features import METADATA_VERSION
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import public
 from protocol.errors import ErrorCode

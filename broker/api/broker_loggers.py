@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from broker.config_key import ConfigType
+from broker.configs.config_key import ConfigType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_configs import DescribeConfigsResourceResult
 from protocol.messages.incremental_alter_configs import AlterableConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.cluster.features import METADATA_VERSION
-from broker.cluster.metadata import TopicManager
+from broker.cluster.topics import TopicManager
+from broker.metadata.features import METADATA_VERSION
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation

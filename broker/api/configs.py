@@ -12,20 +12,20 @@ from functools import partial
 from typing import Any, Final
 
 from broker.api.broker_loggers import change_loggers, describe_loggers
-from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
-from broker.cluster.identity import BrokerIdentity
-from broker.cluster.metadata import TopicManager
-from broker.cluster.topic import TopicImage
-from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
-from broker.cluster.topic_names import check_topic_name, unknown_topic
-from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
-from broker.config_key import ConfigKey, ConfigType
+from broker.cluster.topics import TopicManager
+from broker.configs.broker_config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
+from broker.configs.config_key import ConfigKey, ConfigType
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
+from broker.metadata.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
+from broker.metadata.identity import BrokerIdentity
+from broker.metadata.topic_config import INTERNAL_DEFAULTS, TopicConfigs
+from broker.metadata.topic_names import check_topic_name, unknown_topic
+from broker.partitions.topic import TopicImage
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Slices, Work
 from broker.security.requirement import whole, within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
 from protocol.messages.alter_configs import (
@@ -54,7 +54,7 @@ from protocol.messages.list_config_resources import (
 )
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32  # ConfigResource.Type
-_TOPIC_SOURCE, _GROUP_SOURCE = 1, 8  # ConfigSource; those of the broker are in `broker.config`
+_TOPIC_SOURCE, _GROUP_SOURCE = 1, 8  # ConfigSource; those of the broker are in `broker.configs.broker_config`
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
 CHANGES_MAX = 1000
 """Of one resource in one request: many more than there are configurations."""

@@ -11,14 +11,14 @@ from collections.abc import Awaitable
 from concurrent.futures import Executor
 from typing import Any, Final
 
-from broker.ports import Clock, Entropy
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.ports import Clock, Entropy
+from broker.runtime.slices import Work
 from broker.security.principal import ANONYMOUS, Principal
 from broker.security.requirement import within
 from broker.security.rights import Operation, ResourceType
 from broker.security.sasl.scram import ScramMechanism
 from broker.security.sasl.tokens import DelegationToken, DelegationTokens
-from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_delegation_token import (
     CreateDelegationTokenRequest,

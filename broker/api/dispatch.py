@@ -14,7 +14,7 @@ asks of the cluster as a whole (`broker.security.requirement`) is checked here, 
 
 Requests that a connection sends again and again are answered by `repeats`, where the handler has a part in it.
 
-Nobody else waits for a long one. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.slices`), their answers
+Nobody else waits for a long one. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.runtime.slices`), their answers
 and those that were waited for are encoded so; a handler that loops over what a client has named is a generator,
 which is run in slices. What is over within the first slice, nearly everything, is answered in the same call.
 
@@ -37,15 +37,15 @@ import msgspec
 from broker.api.repeats import Repeats
 from broker.api.throttling import Throttling
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
-from broker.ports import SystemClock
 from broker.requests.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.requests.declaration import ApiDeclaration, Encodable, Handler, RequestContext
+from broker.runtime.ports import SystemClock
+from broker.runtime.slices import Slices, Work
+from broker.runtime.usage import charged
 from broker.security.audit import AuditLog
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.quotas.quotas import Quotas
 from broker.security.rights import CLUSTER_NAME, OPEN, Authorizer, ResourceType
-from broker.slices import Slices, Work
-from broker.usage import charged
 from protocol.budget import DecodeBudget
 from protocol.errors import DecodeError, EncodeError, EncodeTooLarge, ErrorCode, KafkaError
 from protocol.headers import decode_request_header, encode_response_header, peek_request

@@ -41,24 +41,24 @@ from broker.api.fetch_sessions import (
     SessionPartition,
 )
 from broker.cluster.endpoints import current_leader, endpoint
-from broker.cluster.hooks import FetchedRecords
-from broker.cluster.identity import BrokerIdentity
-from broker.cluster.metadata import TopicManager
-from broker.cluster.partition import Partition, PartitionChanges
-from broker.config import BrokerConfig
+from broker.cluster.follower_fetches import FollowerFetches
+from broker.cluster.topics import TopicManager
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.replication import RACK_AWARE
 from broker.log.errors import InRemoteStorage
-from broker.ports import Clock, Entropy
-from broker.replication.configs import RACK_AWARE
+from broker.metadata.identity import BrokerIdentity
+from broker.partitions.hooks import FetchedRecords
+from broker.partitions.partition import Partition, PartitionChanges
 from broker.replication.followed import FollowedPartition
 from broker.replication.leading import ReplicatedPartition
 from broker.replication.nearest import NOBODY, nearest_replica
-from broker.replication.serving import FollowerFetches
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.requests.wakeup import Wakeup
+from broker.runtime.ports import Clock, Entropy
+from broker.runtime.slices import Pace, Slices, Work
 from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import Pace, Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
     AbortedTransaction,

@@ -34,8 +34,8 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 from uuid import UUID
 
+from broker.runtime.slices import Work
 from broker.security.principal import Principal
-from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic, PartitionData
 

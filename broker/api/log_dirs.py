@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from broker.cluster.metadata import TopicManager
-from broker.cluster.partition import Partition
-from broker.ports import Disk, DiskUsage
+from broker.cluster.topics import TopicManager
+from broker.partitions.partition import Partition
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.ports import Disk, DiskUsage
+from broker.runtime.slices import Slices, Work
 from broker.security.requirement import whole, within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,

@@ -16,18 +16,18 @@ from typing import Any
 from uuid import UUID
 
 from broker.cluster.endpoints import address_of, endpoints
-from broker.cluster.identity import BrokerIdentity
-from broker.cluster.image import NO_LEADER, BrokerImage, TopicEntry
-from broker.cluster.metadata import NewTopic, TopicManager
-from broker.cluster.topic import TopicImage
-from broker.cluster.topic_names import INTERNAL_TOPICS, check_topic_name
-from broker.config import BrokerConfig
-from broker.ports import STORE_LOST
+from broker.cluster.topics import NewTopic, TopicManager
+from broker.configs.broker_config import BrokerConfig
+from broker.metadata.identity import BrokerIdentity
+from broker.metadata.image import NO_LEADER, BrokerImage, TopicEntry
+from broker.metadata.topic_names import INTERNAL_TOPICS, check_topic_name
+from broker.partitions.topic import TopicImage
 from broker.requests.answers import ANSWER_BYTES_MAX, AnswerBudget
 from broker.requests.declaration import ApiDeclaration, Encodable, RequestContext
+from broker.runtime.ports import STORE_LOST
+from broker.runtime.slices import Work, sort_in_slices
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import Work, sort_in_slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,

@@ -13,13 +13,13 @@ from concurrent.futures import Executor
 from functools import partial
 
 from broker.api.fetch import check_leader_epoch
-from broker.cluster.metadata import TopicManager
-from broker.cluster.partition import Partition
+from broker.cluster.topics import TopicManager
 from broker.log.time_lookup import BatchTakesTime, Opened
+from broker.partitions.partition import Partition
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Work
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import (
     DeleteRecordsPartitionResult,

@@ -20,17 +20,17 @@ from functools import partial
 from typing import Any
 
 from broker.cluster.endpoints import current_leader, endpoint
-from broker.cluster.identity import BrokerIdentity
-from broker.cluster.metadata import TopicManager
-from broker.cluster.partition import Partition
+from broker.cluster.topics import TopicManager
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
+from broker.metadata.identity import BrokerIdentity
 from broker.net.reply import CloseConnection
+from broker.partitions.partition import Partition
 from broker.requests.declaration import ApiDeclaration, Repeat, RequestContext
+from broker.runtime.slices import Slices, Work
 from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import Operation, ResourceType, denied
-from broker.slices import Slices, Work
 from broker.transactions.admission import admit_batch, check_guard
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.verification import Guard

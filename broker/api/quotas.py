@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Work
 from broker.security.quotas.model import CLIENT_ID, ENTITY_TYPES, IP, USER, Entity, changed
 from broker.security.quotas.store import QuotaStore
 from broker.security.requirement import whole
 from broker.security.rights import Operation
-from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import describe_client_quotas as describe
 from protocol.messages.alter_client_quotas import (

@@ -1,6 +1,6 @@
 """ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): who holds and leads what.
 
-Both are decided by any broker that is asked (`broker.cluster.controller`). A move is answered when it has begun; what
+Both are decided by any broker that is asked (`broker.metadata.controller`). A move is answered when it has begun; what
 is so already succeeds.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.cluster.image import PartitionState
-from broker.cluster.metadata import Reassignment, TopicManager
-from broker.cluster.partition import Partition
-from broker.cluster.reassignment import is_moving
+from broker.cluster.topics import Reassignment, TopicManager
+from broker.metadata.image import PartitionState
+from broker.metadata.reassignment import is_moving
+from broker.partitions.partition import Partition
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Slices, Work
 from broker.security.requirement import whole
 from broker.security.rights import Operation
-from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,

@@ -5,7 +5,7 @@ is read from the connection until the time is over, whether its client waits by 
 into the encoded answer, so that those of repeated requests, which are made from templates, are told as well.
 
 Bytes are those of whole requests and answers of APIs that declare themselves as `charged`. The time of a request is
-that in which it has the event loop's thread to itself, and what it has threads do (`broker.usage`). Who is not
+that in which it has the event loop's thread to itself, and what it has threads do (`broker.runtime.usage`). Who is not
 authenticated yet has no quotas.
 """
 
@@ -20,9 +20,9 @@ import msgspec
 
 from broker.net.reply import Answer, Answerer, Part, Peer, Pending
 from broker.requests.declaration import ApiDeclaration
+from broker.runtime.usage import USAGE, Usage
 from broker.security.quotas.model import Quota
 from broker.security.quotas.quotas import Quotas
-from broker.usage import USAGE, Usage
 from protocol.fields import FORMATS
 
 _START: Final = Struct(">hhih")

@@ -7,23 +7,23 @@ from collections import Counter
 from collections.abc import Container, Sequence
 
 from broker.api.configs import describe_topic, require_named_topics
-from broker.cluster.metadata import NewTopic, TopicManager
-from broker.cluster.topic import TopicImage
-from broker.cluster.topic_names import (
+from broker.cluster.topics import NewTopic, TopicManager
+from broker.configs.broker_config import BrokerConfig
+from broker.metadata.topic_names import (
     INTERNAL_TOPICS,
     already_exists,
     check_growth,
     check_topic_name,
     unknown_topic,
 )
-from broker.config import BrokerConfig
-from broker.ports import STORE_LOST
+from broker.partitions.topic import TopicImage
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.ports import STORE_LOST
+from broker.runtime.slices import Slices, Work
 from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
-from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Work
 from broker.security.requirement import whole
 from broker.security.rights import Operation
 from broker.security.sasl.scram import (
@@ -21,7 +22,6 @@ from broker.security.sasl.scram import (
     credential_of,
 )
 from broker.security.sasl.users import Change, ScramUsers
-from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,

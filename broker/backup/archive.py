@@ -28,7 +28,7 @@ import msgspec
 from broker.backup.cut import CUT_NAME, EXTENSIONS, STORE_NAME, Cut
 from broker.log.segment import DELETED_SUFFIX, LOG_SUFFIX
 from broker.objects.files import RemoteFiles
-from broker.ports import Disk, DiskFile
+from broker.runtime.ports import Disk, DiskFile
 
 CHUNK_BYTES: Final = 16 << 20
 THREADS: Final = 4

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from broker.cluster.data_dir import PARTITION_METADATA
 from broker.log.checkpoint import CHECKPOINT_NAME, CLEAN_NAME, Checkpoint, encode_checkpoint
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.epochs import LeaderEpochs
@@ -39,13 +38,14 @@ from broker.log.segment import (
     file_stem,
 )
 from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
+from broker.partitions.data_dir import PARTITION_METADATA
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
+    from broker.cluster.topics import TopicManager
     from broker.log.partition_log import PartitionLog
-    from broker.ports import Clock, Disk, Entropy
+    from broker.partitions.partition import Partition
+    from broker.runtime.ports import Clock, Disk, Entropy
 
 logger = logging.getLogger("headrace.backup")
 

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
-from broker.cluster import tree
-from broker.cluster.data_dir import (
+from broker.configs.config_key import ConfigError
+from broker.metadata import tree
+from broker.metadata.membership import Adoption, adoption_under_way, cluster_id, decode_adoption
+from broker.partitions.data_dir import (
     FROM_REMOTE_STORAGE,
     LAYOUT_VERSION,
     POSITIONS_PENDING,
@@ -33,13 +35,11 @@ from broker.cluster.data_dir import (
     store_of,
     write_properties,
 )
-from broker.cluster.membership import Adoption, adoption_under_way, cluster_id, decode_adoption
-from broker.cluster.store import StoreImage, read_store
-from broker.config_key import ConfigError
-from broker.ports import CoordinationStore, CreateNode, DeleteNode, NodeExistsError, SetNode
+from broker.runtime.ports import CoordinationStore, CreateNode, DeleteNode, NodeExistsError, SetNode
+from broker.stores.embedded import StoreImage, read_store
 
 if TYPE_CHECKING:
-    from broker.ports import Disk, Entropy
+    from broker.runtime.ports import Disk, Entropy
 
 NODE_BYTES_MAX: Final = 900_000
 """ZooKeeper takes requests and gives answers of 1,048,575 bytes."""

@@ -20,22 +20,22 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from broker import disk_errors
-from broker.disk_errors import is_disk_full
 from broker.log.compaction_plan import Cleanable, Step, cleanable
 from broker.log.errors import CleaningAbandoned, CleaningError, CorruptLogError
+from broker.runtime import disk_errors
+from broker.runtime.disk_errors import is_disk_full
 from protocol.errors import DecodeError, KafkaError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from broker.background import BackgroundTasks
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
-    from broker.config import BrokerConfig
+    from broker.cluster.topics import TopicManager
+    from broker.configs.broker_config import BrokerConfig
     from broker.log.compaction_run import Cleaning
-    from broker.ports import AgeClock, Disk, Entropy
+    from broker.partitions.partition import Partition
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import AgeClock, Disk, Entropy
 
 logger = logging.getLogger("headrace.cleaner")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.cluster.identity import BrokerIdentity
-from broker.cluster.image import BrokerImage
-from broker.cluster.metadata import TopicManager
+from broker.cluster.topics import TopicManager
+from broker.metadata.identity import BrokerIdentity
+from broker.metadata.image import BrokerImage
 
 
 def current_leader(metadata: TopicManager, topic: str, index: int) -> dict[str, int] | None:

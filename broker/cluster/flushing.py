@@ -14,15 +14,15 @@ import logging
 from itertools import count
 from typing import TYPE_CHECKING
 
-from broker.disk_errors import is_disk_full
+from broker.runtime.disk_errors import is_disk_full
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from broker.background import BackgroundTasks
-    from broker.cluster.partition import Partition, PartitionChanges
-    from broker.config import BrokerConfig
+    from broker.configs.broker_config import BrokerConfig
+    from broker.partitions.partition import Partition, PartitionChanges
+    from broker.runtime.background import BackgroundTasks
 
 logger = logging.getLogger("headrace.server")
 

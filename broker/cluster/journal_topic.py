@@ -29,18 +29,18 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from broker.disk_errors import DISK_LOG
-from broker.ports import STORE_LOST
+from broker.runtime.disk_errors import DISK_LOG
+from broker.runtime.ports import STORE_LOST
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from broker.background import BackgroundTasks
-    from broker.cluster.image import TopicEntry
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
-    from broker.ports import Clock
+    from broker.cluster.topics import TopicManager
+    from broker.metadata.image import TopicEntry
+    from broker.partitions.partition import Partition
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import Clock
     from protocol.records.header import BatchHeader
 
 logger = logging.getLogger("headrace.journal")

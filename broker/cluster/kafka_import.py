@@ -22,21 +22,21 @@ import msgspec
 import numpy as np
 
 from broker.cluster.cleaner import decode_checkpoint
-from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, read_topic_id
-from broker.cluster.image import PartitionState, TopicEntry, chunks_of
-from broker.cluster.store import EmbeddedStore
-from broker.cluster.topic import TopicImage
-from broker.cluster.topic_config import TopicConfigs
-from broker.cluster.topic_names import check_topic_name
-from broker.cluster.tree import creation, topic_path
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.log.checkpoint import Checkpoint, write_checkpoint
 from broker.log.disk import SystemDisk
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.producer_state import SNAPSHOT_SUFFIX
 from broker.log.scan import WalkEnd, walk
 from broker.log.segment import LOG_SUFFIX, OFFSET_DIGITS
-from broker.ports import Entropy, SystemClock
+from broker.metadata.image import PartitionState, TopicEntry, chunks_of
+from broker.metadata.topic_config import TopicConfigs
+from broker.metadata.topic_names import check_topic_name
+from broker.metadata.tree import creation, topic_path
+from broker.partitions.data_dir import PARTITION_METADATA, DataDirectory, read_topic_id
+from broker.partitions.topic import TopicImage
+from broker.runtime.ports import Entropy, SystemClock
+from broker.stores.embedded import EmbeddedStore
 
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<index>\d+)")
 _SEGMENT = re.compile(rf"\d{{{OFFSET_DIGITS}}}{re.escape(LOG_SUFFIX)}")

@@ -11,17 +11,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.disk_errors import is_disk_full
+from broker.runtime.disk_errors import is_disk_full
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from broker.background import BackgroundTasks
-    from broker.cluster.deleted_files import DeletedFiles
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
-    from broker.cluster.topic_policy import TopicPolicy
-    from broker.config import BrokerConfig
-    from broker.ports import AgeClock
+    from broker.cluster.topics import TopicManager
+    from broker.configs.broker_config import BrokerConfig
+    from broker.partitions.deleted_files import DeletedFiles
+    from broker.partitions.partition import Partition
+    from broker.replication.topic_policy import TopicPolicy
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import AgeClock
 
 logger = logging.getLogger("headrace.server")
 

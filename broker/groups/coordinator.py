@@ -51,18 +51,18 @@ from broker.groups.positions import GroupPositions, positions_of
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from broker.groups.transactional import TransactionalOffsets
-from broker.slices import Work
-from broker.sweep import Sweep
+from broker.runtime.slices import Work
+from broker.runtime.sweep import Sweep
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from broker.background import BackgroundTasks
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
-    from broker.config import BrokerConfig
-    from broker.ports import AgeClock, Clock
+    from broker.cluster.topics import TopicManager
+    from broker.configs.broker_config import BrokerConfig
+    from broker.partitions.partition import Partition
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import AgeClock, Clock
 
 logger = logging.getLogger("headrace.groups")
 

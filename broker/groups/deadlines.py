@@ -13,7 +13,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 
-from broker.ports import Clock
+from broker.runtime.ports import Clock
 
 STALL_SECONDS = 0.25
 GRACE_SECONDS = 0.1

@@ -25,7 +25,7 @@ from broker.groups.model import (
     StoredGroup,
 )
 from broker.groups.modern.model import ConsumerGroup
-from broker.invariants import invariant
+from broker.runtime.invariants import invariant
 
 _LEGAL_BEFORE: dict[Phase, frozenset[Phase]] = {
     Phase.EMPTY: frozenset({Phase.PREPARING_REBALANCE}),

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from broker.cluster.nodes import follow, modify
-from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, unknown_name
+from broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least, unknown_name
+from broker.metadata.nodes import follow, modify
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
-    from broker.ports import CoordinationStore
+    from broker.configs.broker_config import BrokerConfig
+    from broker.runtime.ports import CoordinationStore
 
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"

@@ -27,9 +27,9 @@ from broker.groups.model import CONSUMER_PROTOCOL_TYPE, Phase
 from broker.groups.requests import after_journal, of_group, refusal
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Slices, Work
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
-from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
@@ -46,11 +46,11 @@ from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGr
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 if TYPE_CHECKING:
-    from broker.cluster.identity import BrokerIdentity
     from broker.cluster.journal_topic import JournalTopic
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
-    from broker.ports import Entropy
+    from broker.metadata.identity import BrokerIdentity
+    from broker.runtime.ports import Entropy
 
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1

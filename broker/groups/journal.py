@@ -26,7 +26,7 @@ from broker.groups.model import (
 )
 from broker.groups.modern.records import decode_modern, encode_modern
 from broker.groups.transactional import InTransaction, TransactionEnd
-from broker.slices import Work, finish
+from broker.runtime.slices import Work, finish
 from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.messages.consumer_offsets import (
     GroupMetadataKey,
@@ -42,7 +42,7 @@ from protocol.messages.consumer_offsets import (
 from protocol.records.header import TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
 
 TOPIC = "__consumer_offsets"
 _OFFSET_KEY_VERSION = 1

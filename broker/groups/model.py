@@ -11,7 +11,7 @@ from enum import Enum
 import msgspec
 
 from broker.groups.modern.model import ModernRecord
-from broker.invariants import InvariantError
+from broker.runtime.invariants import InvariantError
 
 NEVER = math.inf
 CONSUMER_PROTOCOL_TYPE = "consumer"

@@ -21,9 +21,9 @@ from broker.groups.offsets import is_too_long
 from broker.groups.requests import after_journal, of_group, refusal
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.slices import Slices, Work
 from broker.security.requirement import within
 from broker.security.rights import Operation, ResourceType
-from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -49,9 +49,9 @@ from protocol.messages.offset_fetch import (
 )
 
 if TYPE_CHECKING:
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
-    from broker.ports import Clock
+    from broker.runtime.ports import Clock
 
 PREPARED_FROM = 64
 """Offsets of one commit: below they are encoded in a few milliseconds, where they are stored."""

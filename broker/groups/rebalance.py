@@ -46,7 +46,7 @@ from broker.groups.events import (
 from broker.groups.group import Group
 from broker.groups.model import NEVER, Limits, Member, Now, Phase, PutGroup
 from broker.groups.modern.model import Topics
-from broker.invariants import invariant
+from broker.runtime.invariants import invariant
 from protocol.errors import ErrorCode
 
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from broker.requests.declaration import RequestContext
+from broker.runtime.slices import Slices
 from broker.security.rights import Operation, ResourceType
-from broker.slices import Slices
 from protocol.errors import ErrorCode
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.log.segment import LOG_SUFFIX, SWAP_SUFFIX, Segment, file_stem
-from broker.ports import Disk
+from broker.runtime.ports import Disk
 
 CHECKPOINT_NAME: Final = "recovery-checkpoint"
 CLEAN_NAME: Final = "clean-shutdown"

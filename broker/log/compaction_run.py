@@ -32,7 +32,7 @@ from broker.log.compaction_plan import Cleanable, Step, groups
 from broker.log.errors import CleaningAbandoned, CleaningError
 from broker.log.scan import IndexBuilder, WalkEnd, walk
 from broker.log.segment import CLEANED_SUFFIX, POSITION_MAX, Segment
-from broker.ports import Disk, DiskFile
+from broker.runtime.ports import Disk, DiskFile
 from protocol.errors import DecodeError
 from protocol.records.decode import decode_records
 from protocol.records.header import MAGIC_V2, BatchHeader, iter_headers

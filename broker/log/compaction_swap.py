@@ -17,7 +17,7 @@ from broker.log.segment import (
     TIME_INDEX_SUFFIX,
 )
 from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
-from broker.ports import Disk
+from broker.runtime.ports import Disk
 
 logger = logging.getLogger("headrace.log")
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
-from broker.config_key import ConfigError, unknown_name
-from broker.log.topic_configs import LONG_MAX, PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
+from broker.configs.config_key import ConfigError, unknown_name
+from broker.configs.topics import LONG_MAX, PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from protocol.records.compression import MAX_DECOMPRESSED_BYTES
 
 DECOMPRESSED_BYTES = 64 * 1024 * 1024

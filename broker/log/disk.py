@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct, calcsize
 
-from broker.ports import DiskUsage, LockedError
+from broker.runtime.ports import DiskUsage, LockedError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)

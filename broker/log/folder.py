@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from broker import disk_errors
 from broker.log import checkpoint as checkpoints
 from broker.log import recovery
 from broker.log.checkpoint import Checkpoint
@@ -20,7 +19,8 @@ from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.epochs import LeaderEpochs
 from broker.log.producer_state import ProducerState
 from broker.log.segment import DELETED_SUFFIX, Segment
-from broker.ports import Disk
+from broker.runtime import disk_errors
+from broker.runtime.ports import Disk
 
 logger = logging.getLogger("headrace.log")
 

@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import crc32c
 import msgspec
 
-from broker import disk_errors
 from broker.log import recovery, time_lookup
 from broker.log.checkpoint import Checkpoint
 from broker.log.config import LogConfig
@@ -53,7 +52,8 @@ from broker.log.stamp import stamp, stamp_with_time
 from broker.log.time_lookup import Opened
 from broker.log.transaction_index import AbortedTransaction
 from broker.log.validation import AppendOrigin, validate_batch
-from broker.ports import Clock, Disk
+from broker.runtime import disk_errors
+from broker.runtime.ports import Clock, Disk
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.check import Effort
 from protocol.records.control import read_end_marker
@@ -67,7 +67,7 @@ from protocol.records.header import (
 )
 
 if TYPE_CHECKING:
-    from broker.slices import Work
+    from broker.runtime.slices import Work
 
 __all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
 

@@ -14,9 +14,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Final
 
+from broker.configs.topics import LONG_MAX
 from broker.log.config import LogConfig
 from broker.log.errors import RecordErrors
-from broker.log.topic_configs import LONG_MAX
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.lazy import lazy_module
 from protocol.records.check import Effort, TakesTime, check_batch, columns_within

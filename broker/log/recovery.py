@@ -33,7 +33,7 @@ from broker.log.producer_state import SNAPSHOT_SUFFIX, ProducerState
 from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_bounds, find_batch, replay_producers, walk
 from broker.log.segment import LOG_SUFFIX, Segment, file_stem
 from broker.log.transaction_index import AbortedTransaction, TransactionIndex
-from broker.ports import Clock, Disk
+from broker.runtime.ports import Clock, Disk
 from protocol.records.header import CONTROL_BIT
 
 logger = logging.getLogger("headrace.log")

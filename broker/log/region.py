@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.ports import DiskFile
+from broker.runtime.ports import DiskFile
 
 
 class FileRegion:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from broker import disk_errors
 from broker.log.errors import CorruptLogError
 from broker.log.index import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from broker.log.scan import IndexBuilder, WalkEnd, walk
 from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
 from broker.log.transaction_index import TransactionIndex
-from broker.ports import Disk, DiskFile
+from broker.runtime import disk_errors
+from broker.runtime.ports import Disk, DiskFile
 from protocol.errors import DecodeError
 from protocol.records.header import (
     ARROW_HEADER_SIZE,
@@ -260,7 +260,7 @@ class Segment:
 
     def remove(self, discard: Callable[[Path], object] | None = None) -> None:
         """Take its files away. The log file is left to `discard` if given: until that has removed it, it is there under
-        a name that nothing but `broker.cluster.deleted_files` looks at. Raises OSError.
+        a name that nothing but `broker.partitions.deleted_files` looks at. Raises OSError.
         """
         self.release()
         if discard is None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from broker.config_key import ConfigError
-from broker.listeners import Listener, SecurityProtocol
+from broker.configs.config_key import ConfigError
+from broker.configs.listeners import Listener, SecurityProtocol
+from broker.configs.metrics import METRICS_LISTENER
 from broker.metrics.model import OTHERS, Shown
-from broker.metrics_configs import METRICS_LISTENER
 from broker.security.principal import Principal, Session
 from broker.security.rights import Authorizer, Operation, ResourceType
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
+    from broker.configs.broker_config import BrokerConfig
 
 logger = logging.getLogger("headrace.metrics")
 

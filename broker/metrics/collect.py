@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from broker.background import BackgroundTasks
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
     from broker.net.listener import Network
-    from broker.ports import Disk
+    from broker.partitions.partition import Partition
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import Disk
     from broker.transactions.coordinator import TransactionCoordinator
 
 GROUP_LAGS_MAX: Final = 500

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.metrics.access import Access
 from broker.metrics.health import Health, Stage, paths
 from broker.metrics.model import HistogramValue, Metric, MetricKind, Metrics, Values

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from broker.config_key import ConfigError
-from broker.connection_configs import OVERRIDES, UNLIMITED, overrides
-from broker.ports import Sockets
+from broker.configs.config_key import ConfigError
+from broker.configs.connections import OVERRIDES, UNLIMITED, overrides
+from broker.runtime.ports import Sockets
 from broker.security.quotas.model import same_address
 
 

@@ -21,7 +21,7 @@ from broker.net.faults import LEVELS, Fault
 from broker.net.limits import Limits
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, CloseConnection, Part, Peer, Pending
-from broker.ports import Poller, Sockets, Stream
+from broker.runtime.ports import Poller, Sockets, Stream
 
 logger = logging.getLogger("headrace.net")
 

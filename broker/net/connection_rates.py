@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from broker.security.quotas.bucket import TokenBucket
+from broker.runtime.token_bucket import TokenBucket
 
 _SHORTEST_SECONDS: Final = 1e-6
 """What is left of a wait after it, by the arithmetic of floats, is none."""

@@ -17,12 +17,12 @@ too: an answer would go to the wrong request.
 
 from __future__ import annotations
 
-from broker.invariants import InvariantError, invariant
 from broker.net.frame_receiver import FrameReceiver
 from broker.net.limits import Limits
 from broker.net.pool import FramePool
 from broker.net.reply import Part
 from broker.net.send_queue import SendQueue
+from broker.runtime.invariants import InvariantError, invariant
 
 
 class Exchange:

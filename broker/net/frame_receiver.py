@@ -10,10 +10,10 @@ from __future__ import annotations
 import struct
 from collections import deque
 
-from broker.invariants import invariant
 from broker.net.faults import Fault
 from broker.net.pool import SMALLEST, FramePool
 from broker.net.reply import CloseConnection
+from broker.runtime.invariants import invariant
 
 _LENGTH = struct.Struct(">i")
 _TLS_HANDSHAKE = 0x1603

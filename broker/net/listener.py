@@ -33,7 +33,7 @@ from broker.net.reply import Answerer, Peer
 from broker.net.sockets import SystemSockets
 from broker.net.tls import TlsStream
 from broker.net.tls_connection import Encryption, TlsConnection
-from broker.ports import ListeningSocket, Sockets, Stream
+from broker.runtime.ports import ListeningSocket, Sockets, Stream
 from broker.security.principal import ANONYMOUS, Session
 
 logger = logging.getLogger("headrace.net")

@@ -22,7 +22,7 @@ from broker.net.pool import FramePool
 from broker.net.reply import Buffer, CloseConnection
 from broker.net.send_queue import SendQueue
 from broker.net.tls import TlsError, TlsStream
-from broker.ports import Poller, Stream
+from broker.runtime.ports import Poller, Stream
 
 logger = logging.getLogger("headrace.net")
 

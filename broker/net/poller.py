@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from broker.ports import Poller, Watcher
+from broker.runtime.ports import Poller, Watcher
 
 logger = logging.getLogger("headrace.net")
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from broker.net.faults import Fault
-from broker.ports import Region
+from broker.runtime.ports import Region
 from broker.security.principal import Session
 from protocol.one_line import one_line
 

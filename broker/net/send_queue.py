@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from broker.invariants import invariant
 from broker.net.reply import Buffer, Part
-from broker.ports import Region
+from broker.runtime.invariants import invariant
+from broker.runtime.ports import Region
 
 
 class SendQueue:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from broker.net.poller import make_poller
-from broker.ports import Poller, Region, Stream
+from broker.runtime.ports import Poller, Region, Stream
 
 _SHORT = "a log file is shorter than the records that were read from it"
 

@@ -19,7 +19,7 @@ from broker.net.connection import Connection, Owner
 from broker.net.faults import Fault
 from broker.net.reply import Peer
 from broker.net.tls import TlsError, TlsStream
-from broker.ports import Stream
+from broker.runtime.ports import Stream
 from broker.security.principal import Principal, Session
 
 logger = logging.getLogger("headrace.net")

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from broker.log.disk import SystemDisk
-from broker.ports import Disk, DiskFile, Entropy, SystemEntropy
+from broker.runtime.ports import Disk, DiskFile, Entropy, SystemEntropy
 from protocol.one_line import one_line
 
 PIECE_BYTES = 1 << 20

@@ -26,26 +26,26 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from broker.cluster import tree
-from broker.cluster.data_dir import FROM_REMOTE_STORAGE, POSITIONS_PENDING, found_directory
-from broker.cluster.store import write_store
+from broker.configs.remote_log import is_enabled
 from broker.log.checkpoint import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.epochs import LeaderEpochs
 from broker.log.recovery import snapshot_name
+from broker.metadata import tree
+from broker.partitions.data_dir import FROM_REMOTE_STORAGE, POSITIONS_PENDING, found_directory
 from broker.remote.cluster_copy import OF_SEVERAL, ClusterCopyError, ClusterImage, clusters, read_newest
-from broker.remote.configs import is_enabled
 from broker.remote.entering import Entered, Range, encode_pending, fitted
 from broker.remote.group_positions import NewerError, decode
 from broker.remote.group_positions import read_newest as read_newest_positions
 from broker.remote.log import newest_manifest
 from broker.remote.manifest import Manifest, ManifestError, partition_folder
 from broker.remote.shared_copy import made_single
+from broker.stores.embedded import write_store
 
 if TYPE_CHECKING:
-    from broker.cluster.topic import TopicImage
     from broker.objects.files import RemoteFiles
-    from broker.ports import Disk
+    from broker.partitions.topic import TopicImage
+    from broker.runtime.ports import Disk
 
 NODES: Final = "/remote-log"
 """Below it a node for each topic that has something in remote storage, by its id."""

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from broker.cluster.data_dir import LAYOUT_VERSION
-from broker.cluster.store import StoreImage
+from broker.partitions.data_dir import LAYOUT_VERSION
+from broker.stores.embedded import StoreImage
 
 if TYPE_CHECKING:
     from broker.objects.files import RemoteFiles

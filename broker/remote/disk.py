@@ -15,9 +15,9 @@ from broker.log.segment import INDEX_SUFFIX, LOG_SUFFIX, OFFSET_DIGITS, TIME_IND
 from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
 
 if TYPE_CHECKING:
-    from broker.ports import DiskUsage
     from broker.remote.chunks import Chunks
     from broker.remote.manifest import RemoteSegment
+    from broker.runtime.ports import DiskUsage
 
 
 class RemoteFile:

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
-from broker.cluster.data_dir import POSITIONS_PENDING
 from broker.groups import journal
 from broker.groups.model import CommittedOffset, JournalRecord, PutOffset
 from broker.groups.positions import at, group_of
+from broker.partitions.data_dir import POSITIONS_PENDING
 from broker.remote.group_positions import BATCH_RECORDS, decode
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
-    from broker.ports import Clock, Disk
+    from broker.runtime.ports import Clock, Disk
 
 _NAMED_MAX: Final = 10
 

@@ -25,12 +25,12 @@ from broker.remote.cluster_copy import ClusterCopyError
 from broker.remote.group_positions import Head, NewerError, body_of, decode_head, encode, listed, name_of
 
 if TYPE_CHECKING:
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
     from broker.groups.positions import GroupPositions
     from broker.remote.cluster_copy import Place
     from broker.remote.quotas import RemoteQuota
-    from broker.slices import Slices
+    from broker.runtime.slices import Slices
 
 logger = logging.getLogger("headrace.remote")
 

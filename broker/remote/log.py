@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from broker import disk_errors
 from broker.log.errors import CorruptLogError
 from broker.log.reader import Reader
 from broker.log.region import RemoteRegion
@@ -36,16 +35,17 @@ from broker.log.slice import LogSlice
 from broker.log.time_lookup import OffsetAtTime, Opened, first_at_or_after, latest
 from broker.remote.disk import RemoteDisk
 from broker.remote.manifest import Manifest, ManifestError, manifest_number
+from broker.runtime import disk_errors
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.log.transaction_index import AbortedTransaction
     from broker.objects.files import RemoteFiles
-    from broker.ports import Disk
     from broker.remote.chunks import Chunks
     from broker.remote.counts import Counts
     from broker.remote.manifest import RemoteSegment
     from broker.remote.quotas import RemoteQuota
+    from broker.runtime.ports import Disk
 
 logger = logging.getLogger("headrace.remote")
 

@@ -48,18 +48,15 @@ from uuid import UUID
 
 import msgspec
 
-from broker import disk_errors
 from broker.backup.archive import RESTORED_NAME
-from broker.cluster.data_dir import FROM_REMOTE_STORAGE
-from broker.cluster.nodes import OwnedNodes
-from broker.cluster.store import EmbeddedStore
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
+from broker.configs.remote_log import is_enabled
 from broker.log.recovery import snapshot_name
-from broker.ports import STORE_LOST, CreateNode, NodeExistsError, StoreError
+from broker.metadata.nodes import OwnedNodes
+from broker.partitions.data_dir import FROM_REMOTE_STORAGE
 from broker.remote.bootstrap import NODES, partition_files
 from broker.remote.chunks import Chunks
 from broker.remote.cluster_copy import ClusterCopy, Place, ReplacedError
-from broker.remote.configs import is_enabled
 from broker.remote.counts import Counts
 from broker.remote.group_copy import GroupCopy
 from broker.remote.log import RemoteLog, newest_manifest, read_producers
@@ -73,25 +70,28 @@ from broker.remote.manifest import (
 )
 from broker.remote.quotas import RemoteQuota
 from broker.remote.shared_copy import SharedCopy
+from broker.runtime import disk_errors
+from broker.runtime.ports import STORE_LOST, CreateNode, NodeExistsError, StoreError
 from broker.security.quotas.quotas import BURST_PART
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from broker.background import BackgroundTasks
-    from broker.cluster.data_dir import DataDirectory
-    from broker.cluster.image import TopicEntry
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
-    from broker.cluster.topic import TopicImage
-    from broker.cluster.topic_policy import TopicPolicy
-    from broker.config import BrokerConfig
+    from broker.cluster.topics import TopicManager
+    from broker.configs.broker_config import BrokerConfig
     from broker.groups.coordinator import GroupCoordinator
     from broker.log.partition_log import PartitionLog
     from broker.log.segment import Segment
+    from broker.metadata.image import TopicEntry
     from broker.objects.files import RemoteFiles
-    from broker.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from broker.partitions.data_dir import DataDirectory
+    from broker.partitions.partition import Partition
+    from broker.partitions.topic import TopicImage
     from broker.replication.following import Follower
-    from broker.slices import Slices
+    from broker.replication.topic_policy import TopicPolicy
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from broker.runtime.slices import Slices
 
 logger = logging.getLogger("headrace.remote")
 

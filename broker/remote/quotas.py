@@ -6,11 +6,9 @@ Who wants to go on asks how long to wait, and says afterwards how much it was. A
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
-from broker.security.quotas.bucket import TokenBucket
-
-UNLIMITED: Final = (1 << 63) - 1
+from broker.configs.remote_log import UNLIMITED
+from broker.runtime.token_bucket import TokenBucket
 
 
 class RemoteQuota:

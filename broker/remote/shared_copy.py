@@ -25,10 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from broker.cluster import tree
-from broker.cluster.image import NO_LEADER, STATES_PER_CHUNK, PartitionState, StatesChunk, TopicEntry
-from broker.cluster.store import StoreImage
-from broker.ports import CreateNode, NodeExistsError
+from broker.metadata import tree
+from broker.metadata.image import NO_LEADER, STATES_PER_CHUNK, PartitionState, StatesChunk, TopicEntry
 from broker.remote.cluster_copy import (
     OF_ONE,
     OF_SEVERAL,
@@ -39,10 +37,12 @@ from broker.remote.cluster_copy import (
     claim_name,
     name_of,
 )
+from broker.runtime.ports import CreateNode, NodeExistsError
+from broker.stores.embedded import StoreImage
 
 if TYPE_CHECKING:
-    from broker.cluster.image import ClusterImage as TopicsImage
-    from broker.ports import CoordinationStore
+    from broker.metadata.image import ClusterImage as TopicsImage
+    from broker.runtime.ports import CoordinationStore
 
 CLAIM: Final = "/remote-claim"
 _LEFT_OUT: Final = frozenset(

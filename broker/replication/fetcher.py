@@ -35,9 +35,9 @@ from protocol.messages.fetch import (
 )
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
+    from broker.configs.broker_config import BrokerConfig
     from broker.replication.throttle import Throttle
-    from broker.slices import Slices
+    from broker.runtime.slices import Slices
 
 logger = logging.getLogger("headrace.replication")
 

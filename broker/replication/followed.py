@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from broker.cluster.partition import Partition
+from broker.partitions.partition import Partition
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.cluster.image import PartitionState
     from broker.log.partition_log import PartitionLog
+    from broker.metadata.image import PartitionState
 
 
 class Followed(Protocol):

@@ -18,24 +18,24 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from broker import disk_errors
-from broker.cluster.image import NO_LEADER
-from broker.cluster.log_closing import close_log, delete_with
-from broker.disk_errors import is_disk_full, is_out_of_descriptors
 from broker.log.errors import CorruptLogError
+from broker.metadata.image import NO_LEADER
+from broker.partitions.log_closing import close_log, delete_with
 from broker.replication.followed import FollowedPartition
 from broker.replication.safe_time import SafeTime
+from broker.runtime import disk_errors
+from broker.runtime.disk_errors import is_disk_full, is_out_of_descriptors
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import Buffer, iter_headers
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from broker.cluster.hooks import ReplicaHooks
-    from broker.cluster.image import PartitionState
-    from broker.cluster.partition import Partition
     from broker.log.partition_log import PartitionLog
-    from broker.slices import Slices, Work
+    from broker.metadata.image import PartitionState
+    from broker.partitions.hooks import ReplicaHooks
+    from broker.partitions.partition import Partition
+    from broker.runtime.slices import Slices, Work
     from protocol.messages.fetch import PartitionData
 
 logger = logging.getLogger("headrace.replication")

@@ -18,16 +18,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.cluster.controller import ChangeIsr
-from broker.cluster.partition import Partition
+from broker.metadata.controller import ChangeIsr
+from broker.partitions.partition import Partition
 from broker.replication.progress import UNKNOWN, Progress
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.cluster.image import PartitionState
-    from broker.cluster.topic import TopicImage
     from broker.log.config import LogConfig
     from broker.log.partition_log import PartitionLog
+    from broker.metadata.image import PartitionState
+    from broker.partitions.topic import TopicImage
     from broker.replication.following import Follower
 
 

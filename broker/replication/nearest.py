@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from broker.cluster.image import BrokerImage
+    from broker.metadata.image import BrokerImage
     from broker.replication.leading import ReplicatedPartition
 
 NOBODY = -1

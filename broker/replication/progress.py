@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from broker.cluster.image import PartitionState
+from broker.metadata.image import PartitionState
 
 UNKNOWN = -1
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from broker.security.quotas.bucket import TokenBucket
+from broker.runtime.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
-    from broker.cluster.topic import TopicImage
-    from broker.config import BrokerConfig
+    from broker.configs.broker_config import BrokerConfig
+    from broker.partitions.topic import TopicImage
 
 UNLIMITED: Final = 2**63 - 1
 BURST_SECONDS: Final = 1.0

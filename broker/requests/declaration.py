@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from broker.runtime.slices import Work
+from broker.runtime.usage import USAGE
 from broker.security.principal import Principal, Session
 from broker.security.quotas.model import Quota
 from broker.security.requirement import Requirement
 from broker.security.rights import OPERATIONS, Authorizer, Operation, ResourceType, denied
-from broker.slices import Work
-from broker.usage import USAGE
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ Handler = Callable[
     "Encodable | Awaitable[Encodable | Work[Encodable] | None] | Work[Encodable | Awaitable[Any] | None] | None",
 ]
 """Gives the response (None: there is none), or an awaitable of it, or work in slices whose result that is
-(`broker.slices`): whatever loops over what a client has named has to be that.
+(`broker.runtime.slices`): whatever loops over what a client has named has to be that.
 """
 
 

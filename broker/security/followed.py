@@ -11,7 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from broker.ports import (
+from broker.runtime.ports import (
     BadVersionError,
     CreateNode,
     NodeExistsError,
@@ -23,7 +23,7 @@ from broker.ports import (
 )
 
 if TYPE_CHECKING:
-    from broker.ports import CoordinationStore
+    from broker.runtime.ports import CoordinationStore
 
 OVERTAKEN: Final = (BadVersionError, NodeExistsError, NoNodeError, StoreOutcomeUnknownError)
 """What a transaction raises when others have changed something, or when nobody knows: read, and decide again."""

@@ -12,13 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.cluster import tree
-from broker.cluster.image import PartitionState
-from broker.ports import SetNode, StoreOperation
-from broker.testing.direct import values_of
-from broker.testing.disk import Tear
-from broker.testing.simulation import CONFIG
-from broker.testing.world import LinkLostError, Member, World
+from broker.metadata import tree
+from broker.metadata.image import PartitionState
+from broker.runtime.ports import SetNode, StoreOperation
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -30,6 +26,10 @@ from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records.encode import Record, build_batch
+from simulator.direct import values_of
+from simulator.disk import Tear
+from simulator.simulation import CONFIG
+from simulator.world import LinkLostError, Member, World
 
 TOPIC = "t"
 PATIENCE_SECONDS = 30.0

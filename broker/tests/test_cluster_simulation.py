@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.cluster_simulation import simulate_cluster
-from broker.testing.histories import told
-from broker.testing.simulation import Report
+from simulator.cluster_simulation import simulate_cluster
+from simulator.histories import told
+from simulator.simulation import Report
 
 SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "22"))
 PARTS = 3

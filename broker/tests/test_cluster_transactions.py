@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.cluster_simulation import ClusterSimulation, simulate_cluster
-from broker.testing.cluster_transactions import SpreadTransactions
-from broker.testing.histories import Outcome, told
-from broker.testing.replicated_simulation import ReplicatedSimulation
+from simulator.cluster_simulation import ClusterSimulation, simulate_cluster
+from simulator.cluster_transactions import SpreadTransactions
+from simulator.histories import Outcome, told
+from simulator.replicated_simulation import ReplicatedSimulation
 
 SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "8"))
 SOAK_FIRST_SEED = 7_000_000

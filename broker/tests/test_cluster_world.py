@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster import tree
-from broker.ports import CreateNode, SetNode
-from broker.testing.controllers import ControllerWatch
-from broker.testing.coordination import SimulatedEnsemble
-from broker.testing.direct import values_of
-from broker.testing.loop import SimulatedClock, SimulatedLoop
-from broker.testing.world import LinkLostError, Member, World
+from broker.metadata import tree
+from broker.runtime.ports import CreateNode, SetNode
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records.encode import Record, build_batch
+from simulator.controllers import ControllerWatch
+from simulator.coordination import SimulatedEnsemble
+from simulator.direct import values_of
+from simulator.loop import SimulatedClock, SimulatedLoop
+from simulator.world import LinkLostError, Member, World
 
 Scenario = Callable[[World, ControllerWatch], Awaitable[None]]
 SESSION_SECONDS = 6.0

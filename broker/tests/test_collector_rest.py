@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker import slices
-from broker.cluster.metadata import MANY_TOPICS, NewTopic
-from broker.cluster.partition import Partition
-from broker.slices import Slices
-from broker.testing.direct import direct_broker
+from broker.cluster.topics import MANY_TOPICS, NewTopic
+from broker.partitions.partition import Partition
+from broker.runtime import slices
+from broker.runtime.slices import Slices
+from simulator.direct import direct_broker
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from broker import server
-from broker.compiler_memory import WORTH_BYTES, CompilerMemory
-from broker.testing.direct import direct_broker
+from broker.runtime.compiler_memory import WORTH_BYTES, CompilerMemory
+from simulator.direct import direct_broker
 
 LOAD = """
 import json
-from broker.compiler_memory import CompilerMemory, _shared_bytes
+from broker.runtime.compiler_memory import CompilerMemory, _shared_bytes
 compiler = CompilerMemory()
 told = [compiler.give_back()]
 from protocol.records import check

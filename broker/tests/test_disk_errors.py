@@ -10,13 +10,13 @@ import sqlite3
 
 import pytest
 
-from broker import disk_errors
-from broker.cluster.partition import Partition
-from broker.disk_errors import RateLimitedLog, is_disk_full
 from broker.log.checkpoint import CLEAN_NAME
 from broker.log.disk import SystemDisk
-from broker.testing.direct import direct_broker
+from broker.partitions.partition import Partition
+from broker.runtime import disk_errors
+from broker.runtime.disk_errors import RateLimitedLog, is_disk_full
 from protocol.errors import ErrorCode, KafkaError
+from simulator.direct import direct_broker
 
 
 def no_space(*_: object, **__: object) -> None:
@@ -84,8 +84,8 @@ async def test_changes_of_the_metadata_go_on_after_a_commit_without_room(tmp_pat
 
 
 def test_a_failed_commit_leaves_no_transaction_open() -> None:
-    from broker.cluster.store import _transact
-    from broker.ports import CreateNode
+    from broker.runtime.ports import CreateNode
+    from broker.stores.embedded import _transact
 
     class Connection:
         in_transaction = True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.limited_lines import TEXT_LENGTH_MAX, LimitedLines
+from broker.runtime.limited_lines import TEXT_LENGTH_MAX, LimitedLines
 
 
 class Kept(logging.Handler):

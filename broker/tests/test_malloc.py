@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from broker.malloc import keep_freed_memory
+from broker.runtime.malloc import keep_freed_memory
 
 ROUNDS = 50
 COUNT_FAULTS = f"""
@@ -35,4 +35,4 @@ def test_batches_that_come_and_go_cost_no_page_faults() -> None:
     if not keep_freed_memory():
         pytest.skip("the C library is not glibc")
     assert faults("") > ROUNDS * 100, "glibc gives two of them back by itself: the test shows something"
-    assert faults("from broker.malloc import keep_freed_memory; keep_freed_memory()") < ROUNDS
+    assert faults("from broker.runtime.malloc import keep_freed_memory; keep_freed_memory()") < ROUNDS

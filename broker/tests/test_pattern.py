@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.pattern import PATTERN_BYTES_MAX, PatternError, compile_pattern, matching
-from broker.ports import SystemClock
+from broker.runtime.pattern import PATTERN_BYTES_MAX, PatternError, compile_pattern, matching
+from broker.runtime.ports import SystemClock
 
 ATOMS = st.sampled_from(
     [

@@ -12,35 +12,35 @@ import pytest
 
 import broker
 import protocol
-from broker.testing.port_rules import touched
+from simulator.port_rules import touched
 
 ROOT = Path(broker.__path__[0]).parent
 ROOMS = [Path(protocol.__path__[0]), Path(broker.__path__[0])]
 
 PORTS = {
-    "broker/ports.py": "the system's clock, chance and threads",
+    "broker/runtime/ports.py": "the system's clock, chance and threads",
     "broker/log/disk.py": "the system's disk",
     "broker/net/sockets.py": "the system's sockets",
     "broker/net/poller.py": "which of them are ready",
     "broker/cluster/stores": "a client of ZooKeeper, which has sockets and threads of its own",
-    "broker/testing": "what takes the place of the system, and what looks at it from outside",
+    "simulator": "what takes the place of the system, and what looks at it from outside",
 }
 LEFT_OUT = {
     "broker/cluster/kafka_import.py": "a command of its own, which reads another program's files; no broker runs",
     "broker/objects/files.py": "object stores, by pyarrow; what is on a disk goes by the port",
-    "broker/config.py": "the file that an operator names, read before there is a broker",
+    "broker/configs/broker_config.py": "the file that an operator names, read before there is a broker",
     "broker/security/sasl/jwks.py": "keys that an operator names, read again when they have changed",
     "broker/security/tls/stores.py": "keystores that an operator names",
     "broker/security/tls/kernel.py": "asks what the system offers, for a line of the log",
     "broker/security/tls/listener_tls.py": "keys and certificates that an operator names, given to OpenSSL in a file",
-    "broker/disk_errors.py": "one log of complaints for all of a process; how often it speaks decides nothing",
+    "broker/runtime/disk_errors.py": "one log of complaints for all of a process; how often it speaks decides nothing",
     "protocol/kernel_cache.py": "where compiled kernels are kept; decides how fast a start is, and nothing else",
     "broker/metrics/endpoint.py": "an HTTP server beside the broker, which reads and changes nothing",
     "broker/metrics/event_loop.py": "how long turns of the loop take, for metrics alone",
     "broker/metrics/model.py": "rests between two parts of a scrape, which changes nothing",
     "broker/metrics/requests.py": "how long requests take, for metrics alone",
-    "broker/compiler_memory.py": "asks what of this process is in memory, which decides nothing else",
-    "broker/slices.py": "a default for what has no broker; `broker.server` hands its clock in",
+    "broker/runtime/compiler_memory.py": "asks what of this process is in memory, which decides nothing else",
+    "broker/runtime/slices.py": "a default for what has no broker; `broker.server` hands its clock in",
 }
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.histories import told
-from broker.testing.replicated_simulation import MODES, simulate_replication
-from broker.testing.simulation import Report
+from simulator.histories import told
+from simulator.replicated_simulation import MODES, simulate_replication
+from simulator.simulation import Report
 
 SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "9"))
 FIRST_SEED = 8  # those by which the mutants of this test are found

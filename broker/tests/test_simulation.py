@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.histories import told
-from broker.testing.simulation import Report, simulate
+from simulator.histories import told
+from simulator.simulation import Report, simulate
 
 SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "22"))
 PARTS = 4
@@ -72,7 +72,7 @@ def test_the_same_seed_is_the_same_run(mode: str, tmp_path: Path) -> None:
 def test_the_same_seed_is_the_same_run_in_another_process(tmp_path: Path) -> None:
     """Whatever the order of its sets."""
     code = (
-        "import sys, pathlib; from broker.testing.simulation import simulate; "
+        "import sys, pathlib; from simulator.simulation import simulate; "
         "print(simulate(5, pathlib.Path(sys.argv[1]), operations=60).trace)"
     )
     traces = {

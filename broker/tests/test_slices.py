@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker.slices import Slices
-from broker.testing.call_clock import CallClock
+from broker.runtime.slices import Slices
+from simulator.call_clock import CallClock
 
 OF_A_TURN_MAX = 600
 """A quarter of a millisecond at a microsecond for each call, twice, and what the loop does beside."""

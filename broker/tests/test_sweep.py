@@ -2,8 +2,8 @@
 
 import asyncio
 
-from broker.background import BackgroundTasks
-from broker.sweep import KEYS_PER_TURN, Sweep
+from broker.runtime.background import BackgroundTasks
+from broker.runtime.sweep import KEYS_PER_TURN, Sweep
 
 
 async def test_a_key_that_fails_is_told_and_holds_up_nobody_now_or_the_next_time():

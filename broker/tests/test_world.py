@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from broker.testing.direct import values_of
-from broker.testing.histories import Outcome, Send, check_delivery, check_offsets
-from broker.testing.loop import DeadlockError, SimulatedLoop
-from broker.testing.world import LinkLostError, World
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records.encode import Record, build_batch
+from simulator.direct import values_of
+from simulator.histories import Outcome, Send, check_delivery, check_offsets
+from simulator.loop import DeadlockError, SimulatedLoop
+from simulator.world import LinkLostError, World
 
 TOPIC = "t"
 PARTITIONS = 2

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
-from broker.cluster.partition import Partition
+from broker.partitions.partition import Partition
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import AddPartitions
 from broker.transactions.model import TopicPartition

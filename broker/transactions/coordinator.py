@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.cluster.journal_topic import JournalTopic
 from broker.groups.deadlines import Deadlines
-from broker.sweep import Sweep
+from broker.runtime.sweep import Sweep
 from broker.transactions import journal
 from broker.transactions.events import (
     Append,
@@ -61,13 +61,13 @@ from protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from broker.background import BackgroundTasks
-    from broker.cluster.metadata import TopicManager
-    from broker.cluster.partition import Partition
-    from broker.config import BrokerConfig
+    from broker.cluster.topics import TopicManager
+    from broker.configs.broker_config import BrokerConfig
     from broker.groups.coordinator import GroupCoordinator
     from broker.net.peers import Peers
-    from broker.ports import AgeClock, Clock
+    from broker.partitions.partition import Partition
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import AgeClock, Clock
 
 logger = logging.getLogger("headrace.transactions")
 

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from broker.groups.model import CommittedOffset
 from broker.groups.offset_handlers import prepared
-from broker.pattern import PatternError, matching
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.pattern import PatternError, matching
+from broker.runtime.slices import Slices, Work, sort_in_slices
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import Slices, Work, sort_in_slices
 from broker.transactions.admission import (
     FIRST_OFFSET_COMMIT_OF_VERSION_2,
     by_other_coordinator,
@@ -73,8 +73,8 @@ from protocol.messages.write_txn_markers import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from broker.cluster.metadata import TopicManager
-    from broker.ports import Clock
+    from broker.cluster.topics import TopicManager
+    from broker.runtime.ports import Clock
     from broker.transactions.coordinator import TransactionCoordinator
 
 _FIRST_ADD_OF_BROKERS = 4

@@ -17,7 +17,7 @@ from protocol.messages.consumer_offsets import decode_versioned, encode_versione
 from protocol.messages.transaction_state import PartitionsSchema, TransactionLogKey, TransactionLogValue
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
 
 TOPIC = "__transaction_state"
 _KEY_VERSION = 0

@@ -18,7 +18,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records.control import build_end_marker
 
 if TYPE_CHECKING:
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
 
 RAISES_EPOCH = 2

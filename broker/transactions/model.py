@@ -15,7 +15,7 @@ from enum import Enum
 import msgspec
 
 from broker.groups.model import Now
-from broker.invariants import invariant
+from broker.runtime.invariants import invariant
 
 __all__ = [
     "EPOCH_LAST_USABLE",

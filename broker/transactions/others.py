@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from broker.cluster.image import NO_LEADER
 from broker.cluster.journal_topic import Later
+from broker.metadata.image import NO_LEADER
 from broker.net.peers import PeerLostError, Peers
 from broker.transactions.markers import Marker
 from broker.transactions.model import TopicPartition
@@ -35,8 +35,8 @@ from protocol.messages.write_txn_markers import (
 )
 
 if TYPE_CHECKING:
-    from broker.background import BackgroundTasks
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
+    from broker.runtime.background import BackgroundTasks
 
 MARKERS_PER_REQUEST: Final = 1000
 MARKER_SECONDS: Final = 10.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from broker.cluster.partition import Partition
+from broker.partitions.partition import Partition
 
 _Key = tuple[str, int, int]
 """Topic, partition, producer id."""

@@ -11,7 +11,7 @@ from apps.loads import Attempt
 from apps.programs import UnavailableError
 from apps.report import write_applications
 
-from broker.testing.three_brokers import BROKERS
+from simulator.three_brokers import BROKERS
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.kafka_peer import KAFKA_VERSION
 from bench.maven import fetch, java
-from broker.testing.three_brokers import REPLICAS
 from examples.server import free_port
+from simulator.three_brokers import REPLICAS
 
 LOG4J_VERSION = "2.25.1"
 READY_SECONDS = 180.0

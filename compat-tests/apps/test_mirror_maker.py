@@ -21,8 +21,8 @@ from apps.loads import Attempt, consumed, produce, until
 
 from bench.kafka_peer import KAFKA_VERSION, start_kafka
 from bench.maven import fetch
-from broker.testing.three_brokers import MIN_IN_SYNC, REPLICAS
 from headrace import connect
+from simulator.three_brokers import MIN_IN_SYNC, REPLICAS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 

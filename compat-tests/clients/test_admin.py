@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 from kafka.admin import KafkaAdminClient
 from kafka.admin import NewTopic as PythonNewTopic
 
-from broker.testing.three_brokers import REPLICAS
+from simulator.three_brokers import REPLICAS
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from broker.testing.three_brokers import REPLICAS
+from simulator.three_brokers import REPLICAS
 
 PART = 500
 KILLS = 2

@@ -4,7 +4,7 @@ import foreign_clients as adapters
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from broker.testing.three_brokers import REPLICAS
+from simulator.three_brokers import REPLICAS
 
 pytestmark = pytest.mark.xdist_group("records")  # what is written once is read by all
 Record = adapters.Record

@@ -34,8 +34,8 @@ from nemesis import (
 from table_load import TableLoad
 from waits import Chronicle, Waits, report
 
-from broker.testing.histories import check_log, read_segment, told
-from broker.testing.zookeeper import ZooKeeperEnsemble
+from simulator.histories import check_log, read_segment, told
+from simulator.zookeeper import ZooKeeperEnsemble
 from tablelayer.client import ClientConfig, connect
 
 SEED = int(os.environ.get("HEADRACE_NEMESIS_SEED", "1"))

@@ -14,10 +14,10 @@ from joserfc import jwk, jwt
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from broker.testing.certificates import identity
-from broker.testing.ports import free_port
-from broker.testing.zookeeper import running_zookeeper
 from conftest import ServerProcess
+from simulator.certificates import identity
+from simulator.ports import free_port
+from simulator.zookeeper import running_zookeeper
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 DEADLINE_SECONDS = 60

@@ -23,7 +23,7 @@ from foreign.programs import PROGRAMS, Program, ToolMissingError, command
 from foreign.report import PATH, render
 from foreign.tap import Tap, advertised_by
 
-from broker.testing.three_brokers import BROKERS
+from simulator.three_brokers import BROKERS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(180)]
 COUNT = 40

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.kafka_peer import jars
 from bench.maven import java
-from broker.testing.three_brokers import REPLICAS
+from simulator.three_brokers import REPLICAS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.needs.with_args(jars)]
 

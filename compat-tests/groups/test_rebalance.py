@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from broker.testing.three_brokers import REPLICAS
+from simulator.three_brokers import REPLICAS
 
 CLIENTS = ["confluent", "kafka-python", "aiokafka"]
 MOSTLY_IN_SOAK = ["confluent", *(pytest.param(each, marks=pytest.mark.soak) for each in CLIENTS[1:])]

@@ -43,9 +43,9 @@ from confluent_kafka.admin import (
 from prometheus_client.parser import text_string_to_metric_families
 from robust import attackers
 
-from broker.testing.certificates import identity
-from broker.testing.ports import free_port
 from conftest import ROOT, ServerProcess, _environment
+from simulator.certificates import identity
+from simulator.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attackers come from 127.0.0.2 and so on")
 

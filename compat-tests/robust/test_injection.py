@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from fault_load import CONNECTION, Load, create_topic, read_all
 
-from broker.testing.histories import told
+from simulator.histories import told
 
 STRACE = shutil.which("strace")
 WRITES = "pwritev,pwritev2,pwrite64"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fault_load import Load, create_topic
 
-from broker.testing.histories import check_log, read_segment, told
+from simulator.histories import check_log, read_segment, told
 
 SOAK_SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "6000"))
 SOAK_SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))

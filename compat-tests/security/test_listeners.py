@@ -23,9 +23,9 @@ from foreign.programs import PROGRAMS, ToolMissingError, command, needed
 from java_tools import NEEDED, JavaTools
 from kafka import KafkaConsumer, KafkaProducer
 
-from broker.testing.certificates import identity, trusted_pkcs12
-from broker.testing.ports import free_port
 from conftest import ServerProcess
+from simulator.certificates import identity, trusted_pkcs12
+from simulator.ports import free_port
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("listeners")]  # they share a server
 

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from java_tools import NEEDED, JavaTools
 
-from broker.testing.three_brokers import NODE_IDS, REPLICAS
+from simulator.three_brokers import NODE_IDS, REPLICAS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from java_tools import NEEDED, JavaTools
 
-from broker.testing.ports import free_port
 from conftest import ServerProcess
+from simulator.ports import free_port
 
 pytestmark = [pytest.mark.timeout(300), NEEDED]
 CONFIGS = "kafka.admin.ConfigCommand"

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from java_tools import OPTIONS, JavaTools
 from late_proxy import END, LateProxy
 
-from broker.testing.three_brokers import REPLICAS
+from simulator.three_brokers import REPLICAS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
 from late_proxy import ADD_PARTITIONS, LateProxy
 
-from broker.testing.three_brokers import REPLICAS
+from simulator.three_brokers import REPLICAS
 
 COPIER = Path(__file__).with_name("copier.py")
 RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "600"))

@@ -12,17 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 import headrace
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.topics import TOPIC_CONFIGS
 from broker.groups.group_configs import GROUP_CONFIGS
-from broker.log.topic_configs import TOPIC_CONFIGS
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
 from broker.metrics.remote_log import REMOTE_METRICS
-from broker.testing.ports import free_port
 from docsite import links, pictures, references
 from docsite.blocks import Block, blocks_of, is_like
 from docsite.links import dead_links, markdown_files, slug
 from docsite.pages import DOCS, ROOT, assemble, written
+from simulator.ports import free_port
 from tablelayer.cli.main import app
 from tablelayer.client import blocking
 from tablelayer.model.options.table_options import DECLARED

@@ -31,7 +31,7 @@ UNWRITTEN = frozenset(
         "broker/replication",
         "broker/requests",
         "broker/security",
-        "broker/testing",
+        "simulator",
         "broker/tests",
         "broker/transactions",
         "compat-tests",

@@ -8,10 +8,10 @@ from pathlib import Path
 import typer
 
 from broker.cluster.adoption import Adopted, adopt
-from broker.cluster.stores.configured import configured_store
-from broker.config import STATIC_SOURCE, BrokerConfig
+from broker.configs.broker_config import STATIC_SOURCE, BrokerConfig
 from broker.log.disk import SystemDisk
-from broker.ports import STORE_LOST, StoreError, SystemClock, SystemEntropy
+from broker.runtime.ports import STORE_LOST, StoreError, SystemClock, SystemEntropy
+from broker.stores.configured import configured_store
 from tablelayer.cli.errors import CommandError
 from tablelayer.cli.output import size_text
 from tablelayer.cli.serve import parse_sets

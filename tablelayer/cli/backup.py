@@ -31,7 +31,7 @@ from broker.backup.archive import (
 )
 from broker.log.disk import SystemDisk
 from broker.objects.files import RemoteFiles, open_files
-from broker.ports import SystemThreads
+from broker.runtime.ports import SystemThreads
 from tablelayer.cli.connect import open_connection
 from tablelayer.cli.errors import CommandError
 from tablelayer.cli.options import Format

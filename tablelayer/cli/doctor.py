@@ -210,8 +210,8 @@ def data_directory(path: Path, running: Running | None = None) -> Iterator[Findi
         yield Finding(name, Verdict.PROBLEM, f"{there} cannot be written", f"chmod u+rwx {there}")
     elif path.exists():
         yield Finding(name, Verdict.OK, f"{path} belongs to {_user(owner)}")
-    from broker.cluster.data_dir import holder
     from broker.log.disk import SystemDisk
+    from broker.partitions.data_dir import holder
 
     user_of_it = holder(SystemDisk(), path)
     ours = {str(number): server for number, server in (running.processes if running else {}).items()}
@@ -250,8 +250,8 @@ def _user(number: int) -> str:
 
 def free_address(listen: str, running: Running | None = None) -> Iterator[Finding]:
     """Whether a server could listen there, or the one that was asked does."""
-    from broker.config_key import ConfigError
-    from broker.listeners import parse_listener
+    from broker.configs.config_key import ConfigError
+    from broker.configs.listeners import parse_listener
 
     try:
         host, port = parse_listener(listen)

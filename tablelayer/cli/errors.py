@@ -71,6 +71,6 @@ _EXPECTED = frozenset(
         "tablelayer.client.errors.ClientError",
         "tablelayer.model.errors.TableError",
         "protocol.errors.KafkaError",
-        "broker.config_key.ConfigError",
+        "broker.configs.config_key.ConfigError",
     }
 )

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from broker.disk_errors import SECONDS_BETWEEN_LINES
-from broker.limited_lines import LimitedLines
+from broker.runtime.disk_errors import SECONDS_BETWEEN_LINES
+from broker.runtime.limited_lines import LimitedLines
 from tablelayer.cli.options import LogFormat
 
 LOG_FILE: Final = "headrace.log"

@@ -4,7 +4,7 @@ Signals: SIGTERM and SIGINT stop it; SIGHUP never does: it opens the log file an
 
 Logging: warnings and errors on stderr (`-v`: information too); everything from information up also in
 DIR/headrace.log, which is rotated at 10 MB, five files kept (`log_output.py`). Of what others can have written, so many
-lines a minute of each kind are (`broker/limited_lines.py`). What is logged before the data directory is ours is kept in
+lines a minute of each kind are (`broker/runtime/limited_lines.py`). What is logged before the data directory is ours is kept in
 memory until then, so that nothing is written into a directory that another process uses.
 """
 
@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from broker.cluster.data_dir import read_properties
-from broker.cluster.stores.configured import configured_store
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.listeners import parse_listener
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.configs.listeners import parse_listener
 from broker.log.disk import SystemDisk
-from broker.malloc import keep_freed_memory
 from broker.metrics.health import Health, Stage
 from broker.net.poller import run_server
-from broker.ports import SystemClock
+from broker.partitions.data_dir import read_properties
+from broker.runtime.malloc import keep_freed_memory
+from broker.runtime.ports import SystemClock
 from broker.server import Broker
+from broker.stores.configured import configured_store
 from protocol.kernel_cache import FOLDER, keep_kernels
 from tablelayer.cli.log_output import ServerLog
 from tablelayer.cli.notify import Supervisor

@@ -99,9 +99,9 @@ def import_from_kafka(
     import asyncio
 
     from broker.cluster.kafka_import import import_topics
-    from broker.cluster.topic_config import TopicConfigs
-    from broker.config_key import ConfigError
-    from broker.ports import SystemEntropy
+    from broker.configs.config_key import ConfigError
+    from broker.metadata.topic_config import TopicConfigs
+    from broker.runtime.ports import SystemEntropy
     from protocol.errors import KafkaError
     from tablelayer.cli.serve import parse_sets
 

@@ -111,7 +111,7 @@ def format_directory(data: Path, added: list[str], node_id: int) -> None:
     """Make a data directory, and users in it. Raises CommandError, ConfigError."""
     import asyncio
 
-    from broker.security.sasl.first_users import add_users
+    from broker.stores.first_users import add_users
 
     wanted = [parse_scram(text) for text in added]
     passwords = {name: read_password(name) for name in dict.fromkeys(name for name, _, _ in wanted)}

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from broker.cluster.stores.zookeeper_server import answers, server_command, server_settings
-from broker.listeners import parse_listener
+from broker.configs.listeners import parse_listener
+from broker.stores.zookeeper_server import answers, server_command, server_settings
 from tablelayer.cli.errors import CommandError
 
 TICK_MS: Final = 500

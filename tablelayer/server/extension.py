@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.config_key import ConfigKey, ConfigType, at_least
+from broker.configs.config_key import ConfigKey, ConfigType, at_least
 from broker.requests.declaration import ApiDeclaration
 from protocol.errors import KafkaError
 from tablelayer.model.errors import TableError
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
-    from broker.cluster.hooks import PartitionHooks, ReplicaHooks
-    from broker.cluster.image import TopicEntry
-    from broker.cluster.partition import Partition
-    from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
+    from broker.metadata.image import TopicEntry
+    from broker.partitions.hooks import PartitionHooks, ReplicaHooks
+    from broker.partitions.partition import Partition
+    from broker.partitions.topic import TopicImage
     from broker.replication.following import Follower
     from tablelayer.server.api.handlers import Handlers
     from tablelayer.server.read.snapshot_scans import SnapshotScans

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from broker.config_key import ConfigKey, ConfigType
+from broker.configs.config_key import ConfigKey, ConfigType
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
+from broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from broker.log.disk import SystemDisk
 from broker.log.region import RemoteRegion
 from broker.objects.files import RemoteFiles, open_files
@@ -26,11 +26,11 @@ from tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from tablelayer.server.merge.auto_increment import AutoIncrement
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
-    from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
     from broker.log.region import FileRegion
-    from broker.ports import Clock, Disk, Threads
+    from broker.partitions.partition import Partition
+    from broker.partitions.topic import TopicImage
+    from broker.runtime.ports import Clock, Disk, Threads
     from tablelayer.model.rows.versions import SchemaVersions
     from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.store.kv import KeyValueStore, SharedMemory

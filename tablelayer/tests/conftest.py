@@ -49,8 +49,8 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     """`make_server(folder, settings, properties)`: a server process that is not started yet, with settings in place of
     those of its lakes. With HEADRACE_BROKERS=3 three brokers, which a client with these properties may ask.
     """
-    from broker.testing.three_brokers import BROKERS, path_in
-    from broker.testing.zookeeper import LONG_SESSIONS, running_zookeeper
+    from simulator.three_brokers import BROKERS, path_in
+    from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
     from tablelayer.tests.spark.spark_tables import Server, Servers
 
     if BROKERS == 1:

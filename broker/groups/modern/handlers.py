@@ -18,12 +18,12 @@ from broker.groups.modern.model import (
     ResolvedPattern,
 )
 from broker.groups.modern.reconcile import without_epochs
-from broker.invariants import invariant
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.runtime.invariants import invariant
+from broker.runtime.slices import Work
 from broker.security.requirement import within
 from broker.security.rights import Operation, ResourceType
-from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as describe_messages
 from protocol.messages.consumer_group_describe import (
@@ -40,10 +40,10 @@ from protocol.messages.consumer_group_heartbeat import (
 )
 
 if TYPE_CHECKING:
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
     from broker.groups.modern.patterns import PatternResolver
-    from broker.ports import Entropy
+    from broker.runtime.ports import Entropy
 
 SUBSCRIBED_TOPICS_MAX = 10_000
 """By one member, by name; a pattern may match any number."""

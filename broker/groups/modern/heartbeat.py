@@ -63,7 +63,7 @@ from broker.groups.modern.model import (
     metadata_hash,
 )
 from broker.groups.modern.reconcile import reconcile, without_epochs
-from broker.pattern import PatternError, compile_pattern
+from broker.runtime.pattern import PatternError, compile_pattern
 from protocol.errors import ErrorCode
 
 if TYPE_CHECKING:

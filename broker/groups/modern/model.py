@@ -21,7 +21,7 @@ from uuid import UUID
 import msgspec
 
 if TYPE_CHECKING:
-    from broker.cluster.topic import TopicImage
+    from broker.partitions.topic import TopicImage
 
 JOINING_EPOCH = 0
 LEAVING_EPOCH = -1

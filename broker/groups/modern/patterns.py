@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from broker.groups.events import PatternsResolved
 from broker.groups.modern.model import ResolvedPattern
-from broker.pattern import PatternError, matching
+from broker.runtime.pattern import PatternError, matching
 from broker.security.rights import Operation, ResourceType
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from broker.background import BackgroundTasks
-    from broker.cluster.metadata import TopicManager
+    from broker.cluster.topics import TopicManager
     from broker.groups.coordinator import GroupCoordinator
-    from broker.ports import Clock
     from broker.requests.declaration import RequestContext
+    from broker.runtime.background import BackgroundTasks
+    from broker.runtime.ports import Clock
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_FACTOR = 100.0

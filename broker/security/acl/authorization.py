@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.config_key import ConfigError
+from broker.configs.authorization import super_users
+from broker.configs.config_key import ConfigError
 from broker.security.acl.authorizer import AclAuthorizer
-from broker.security.acl.configs import super_users
 from broker.security.acl.rules import AclRules
 from broker.security.acl.store import AclStore
 from broker.security.audit import AuditLog
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
-    from broker.ports import Clock, CoordinationStore
-    from broker.slices import Slices
+    from broker.configs.broker_config import BrokerConfig
+    from broker.runtime.ports import Clock, CoordinationStore
+    from broker.runtime.slices import Slices
 
 
 class Authorization(msgspec.Struct, frozen=True):

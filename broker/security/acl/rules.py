@@ -18,9 +18,9 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from broker.runtime.slices import Work
 from broker.security.acl.model import EVERYBODY, WILDCARD, Acl, AclFilter, PatternType, Permission
 from broker.security.rights import Operation
-from broker.slices import Work
 
 _NOBODYS_NAME: Final = "\0"
 _ALL: Final = int(Operation.ALL)

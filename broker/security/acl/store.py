@@ -15,15 +15,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from broker.ports import CreateNode, DeleteNode, SetNode, StoreOperation
+from broker.runtime.ports import CreateNode, DeleteNode, SetNode, StoreOperation
 from broker.security.acl.model import Acl, AclFilter
 from broker.security.followed import OVERTAKEN, Followed
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.ports import CoordinationStore
+    from broker.runtime.ports import CoordinationStore
+    from broker.runtime.slices import Slices, Work
     from broker.security.acl.rules import AclRules
-    from broker.slices import Slices, Work
 
 ROOT: Final = "/security/acls"
 ACLS_MAX: Final = 100_000

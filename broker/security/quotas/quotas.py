@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.security.quotas.bucket import TokenBucket
+from broker.runtime.token_bucket import TokenBucket
 from broker.security.quotas.model import DEFAULT, Entity, Limits, Quota, same_address
 
 _BUCKETS_MAX: Final = 10_000

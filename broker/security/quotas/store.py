@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from broker.ports import CreateNode, DeleteNode, SetNode, StoreOperation
+from broker.runtime.ports import CreateNode, DeleteNode, SetNode, StoreOperation
 from broker.security.followed import OVERTAKEN, Followed
 from broker.security.quotas.model import Entity, Limits, Quota
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.ports import CoordinationStore
+    from broker.runtime.ports import CoordinationStore
     from broker.security.quotas.quotas import Quotas
 
 ROOT: Final = "/security/quotas"

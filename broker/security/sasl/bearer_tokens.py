@@ -9,7 +9,7 @@ from __future__ import annotations
 from http.client import HTTPException
 from typing import TYPE_CHECKING
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.security.sasl.jwks import read_document
 from protocol.oauth import FRESH_FOR, bearer_token, credentials_answer, credentials_request
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.security.sasl.jwt import Keys
 
 logger = logging.getLogger("headrace.security")

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from broker.background import BackgroundTasks
-from broker.ports import Clock, CoordinationStore, Entropy
+from broker.runtime.background import BackgroundTasks
+from broker.runtime.ports import Clock, CoordinationStore, Entropy
 from broker.security.sasl.authentication import Mechanism
 from broker.security.sasl.settings import SaslParts, sasl_of_listener
 from broker.security.sasl.tokens import DelegationTokens
 from broker.security.sasl.users import ScramUsers
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
+    from broker.configs.broker_config import BrokerConfig
 
 
 class SaslService:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
-from broker.config_key import ConfigError
-from broker.ports import Clock, Entropy
+from broker.configs.config_key import ConfigError
+from broker.configs.sasl import OFFERED
+from broker.runtime.ports import Clock, Entropy
 from broker.security.sasl import plain
 from broker.security.sasl.authentication import Mechanism
-from broker.security.sasl.configs import OFFERED
 from broker.security.sasl.exchange import Identity
 from broker.security.sasl.oauthbearer import OAuthBearerExchange, Validator
 from broker.security.sasl.plain import PlainExchange, PlainUsers

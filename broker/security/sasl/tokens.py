@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from broker.ports import CoordinationStore, CreateNode, DeleteNode, SetNode, StoreOperation
+from broker.runtime.ports import CoordinationStore, CreateNode, DeleteNode, SetNode, StoreOperation
 from broker.security.followed import OVERTAKEN, Followed
 from broker.security.principal import Principal
 from broker.security.sasl.scram import (

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from broker.ports import (
+from broker.runtime.ports import (
     BadVersionError,
     CoordinationStore,
     CreateNode,

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 from cryptography.hazmat.primitives import serialization
 
-from broker.config_key import ConfigError, unknown_name
-from broker.security.tls.configs import STORE_TYPES, TLS_CONFIGS
+from broker.configs.config_key import ConfigError, unknown_name
+from broker.configs.tls import STORE_TYPES, TLS_CONFIGS
 from broker.security.tls.listener_tls import load_pair
 from broker.security.tls.stores import Store, read_certificates, read_key_pair
 

@@ -17,12 +17,12 @@ import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from broker.config_key import ConfigError
-from broker.listeners import Listener
+from broker.configs.ciphers import PROTOCOLS, choose_suites
+from broker.configs.config_key import ConfigError
+from broker.configs.listeners import Listener
+from broker.configs.principal_rules import PrincipalRules
 from broker.security.principal import ANONYMOUS, Principal
-from broker.security.tls.ciphers import PROTOCOLS, choose_suites
 from broker.security.tls.names import distinguished_name, subject_of
-from broker.security.tls.rules import PrincipalRules
 from broker.security.tls.stores import KeyPair, Store, read_certificates, read_key_pair
 
 _CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from protocol import jks
 
 _STORE_BYTES_MAX: Final = 16 << 20

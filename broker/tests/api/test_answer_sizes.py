@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from broker.requests import answers
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -19,6 +18,7 @@ from protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from simulator.direct import direct_broker
 
 
 def run(tmp_path, scenario, **config):

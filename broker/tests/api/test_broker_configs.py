@@ -5,9 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.config import BROKER_CONFIGS
-from broker.config_key import ConfigType
-from broker.testing.direct import direct_broker
+from broker.configs.broker_config import BROKER_CONFIGS
+from broker.configs.config_key import ConfigType
 from protocol.errors import ErrorCode
 from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
 from protocol.messages.alter_configs import AlterConfigsRequest
@@ -19,6 +18,7 @@ from protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from simulator.direct import direct_broker
 
 TOPIC, BROKER, GROUP = 2, 4, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.direct import DirectBroker, direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.alter_configs import AlterConfigsRequest
 from protocol.messages.alter_configs import AlterConfigsResource as ReplacedResource
@@ -18,6 +17,7 @@ from protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from simulator.direct import DirectBroker, direct_broker
 
 LOGGER = "headrace.test-of-levels"
 SET, DELETE, APPEND = 0, 1, 2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.list_config_resources import ListConfigResourcesRequest
+from simulator.direct import direct_broker
 
 
 @pytest.mark.parametrize(

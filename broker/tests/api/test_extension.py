@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from broker import background
 from broker.api.produce import _hand_over
-from broker.cluster.hooks import FetchedRecords
-from broker.cluster.partition import Partition
-from broker.cluster.topic import TopicImage
-from broker.config_key import ConfigKey, ConfigType
+from broker.configs.config_key import ConfigKey, ConfigType
 from broker.context import BrokerContext
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
+from broker.partitions.hooks import FetchedRecords
+from broker.partitions.partition import Partition
+from broker.partitions.topic import TopicImage
 from broker.replication.following import Follower
 from broker.requests.declaration import ApiDeclaration
+from broker.runtime import background
 from broker.security.requirement import public
-from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.api_versions import ApiVersionsRequest
@@ -31,6 +30,7 @@ from protocol.messages.produce import PartitionProduceResponse
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage, int32, string
+from simulator.direct import direct_broker, values_of
 
 SOON = 60.0  # seconds in which something that should happen at once has happened, on a busy machine
 

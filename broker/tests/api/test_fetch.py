@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.testing.direct import DirectBroker, direct_broker, values_of
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.records.header import iter_headers
+from simulator.direct import DirectBroker, direct_broker, values_of
 
 SOON = 60.0  # seconds in which something that should happen at once has happened, on a busy machine
 LONG_MS = 600_000

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from broker.api import fetch_sessions
 from broker.api.fetch_sessions import FetchSessions, SessionPartition
-from broker.slices import finish
-from broker.testing.direct import direct_broker, encode_request, values_of
+from broker.runtime.slices import finish
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
     EpochEndOffset,
@@ -25,6 +24,7 @@ from protocol.messages.fetch import (
     ForgottenTopic,
     PartitionData,
 )
+from simulator.direct import direct_broker, encode_request, values_of
 
 LONG_MS = 600_000
 SOON = 60.0  # seconds in which something that should happen at once has happened, on a busy machine

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker.api.configs import _describe_broker
-from broker.config import BROKER_CONFIGS, BrokerConfig
-from broker.config_key import ConfigError, ConfigKey, ConfigType
-from broker.kafka_configs import KAFKA_CONFIGS
-from broker.testing.direct import direct_broker
+from broker.configs.broker_config import BROKER_CONFIGS, BrokerConfig
+from broker.configs.config_key import ConfigError, ConfigKey, ConfigType
+from broker.configs.kafka import KAFKA_CONFIGS
 from broker.tests.api.test_broker_configs import (
     BROKER,
     DELETE,
@@ -23,6 +22,7 @@ from broker.tests.api.test_broker_configs import (
     described,
 )
 from protocol.errors import ErrorCode
+from simulator.direct import direct_broker
 
 
 async def test_what_apache_kafka_lists_is_listed_here(tmp_path) -> None:

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -14,6 +13,7 @@ from protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirTopic,
 )
 from protocol.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+from simulator.direct import direct_broker
 
 
 def sizes_of(response) -> dict[tuple[str, int], int]:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_topic_partitions import (
@@ -19,6 +18,7 @@ from protocol.messages.describe_topic_partitions import (
 )
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from simulator.direct import direct_broker
 
 NO_OPERATIONS = -2147483648
 

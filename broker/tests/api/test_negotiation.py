@@ -12,7 +12,6 @@ import time
 import pytest
 
 from broker.net.reply import CloseConnection
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -24,6 +23,7 @@ from protocol.messages.offset_fetch import OffsetFetchRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage
+from simulator.direct import direct_broker
 
 NAMED = {"client_software_name": "tester", "client_software_version": "1.0"}
 

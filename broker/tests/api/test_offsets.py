@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from broker.log.partition_log import AppendOrigin
-from broker.testing.direct import DirectBroker, direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -20,6 +19,7 @@ from protocol.messages.offset_for_leader_epoch import (
 from protocol.records import check
 from protocol.records.check import Effort
 from protocol.records.encode import Record, build_batch
+from simulator.direct import DirectBroker, direct_broker
 
 START = 1_750_000_000_000
 

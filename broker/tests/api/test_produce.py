@@ -9,16 +9,16 @@ import uuid
 
 import pytest
 
-from broker.disk_errors import DISK_LOG
 from broker.log.partition_log import PartitionLog
 from broker.net.reply import CloseConnection
-from broker.testing.direct import direct_broker, values_of
-from broker.testing.log import StillClock
+from broker.runtime.disk_errors import DISK_LOG
 from protocol.errors import ErrorCode
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records import check
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import write_crc
+from simulator.direct import direct_broker, values_of
+from simulator.log import StillClock
 
 NOW = 1_750_000_000_000
 BATCH = build_batch([Record(None, b"v", (), NOW)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
+from simulator.direct import direct_broker
 
 
 @pytest.mark.parametrize("version", range(2))

@@ -9,9 +9,9 @@ import pytest
 from broker.api.repeats import FORMS_MAX
 from broker.net.reply import CloseConnection, Peer
 from broker.security.principal import ANONYMOUS, Session
-from broker.testing.direct import DirectBroker, direct_broker, values_of
 from protocol.errors import ErrorCode
 from protocol.records.encode import Record, build_batch
+from simulator.direct import DirectBroker, direct_broker, values_of
 
 NOW = 1_750_000_000_000
 BATCH = build_batch([Record(None, b"v", (), NOW)])

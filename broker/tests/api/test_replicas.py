@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -16,6 +15,7 @@ from protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
+from simulator.direct import direct_broker
 
 
 def results_of(response) -> dict[tuple[str, int], int]:

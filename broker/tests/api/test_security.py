@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.create_delegation_token import CreateDelegationTokenRequest
@@ -19,6 +18,7 @@ from protocol.messages.expire_delegation_token import ExpireDelegationTokenReque
 from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
+from simulator.direct import direct_broker
 
 
 def answers(tmp_path, *requests):

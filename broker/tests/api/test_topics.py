@@ -7,7 +7,6 @@ import uuid
 
 import pytest
 
-from broker.testing.direct import DirectBroker, direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
 from protocol.messages.alter_configs import AlterConfigsRequest
@@ -31,6 +30,7 @@ from protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from simulator.direct import DirectBroker, direct_broker
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)

@@ -13,7 +13,6 @@ from broker.net.reply import CloseConnection, Peer
 from broker.requests.declaration import ApiDeclaration
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.requirement import public
-from broker.testing.direct import direct_broker, response_type
 from protocol.errors import ErrorCode, KafkaError
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -23,6 +22,7 @@ from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.list_offsets import ListOffsetsRequest
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.produce import ProduceRequest
+from simulator.direct import direct_broker, response_type
 
 PUBLIC = public()
 PEER = Peer(1, "h", 1, "L", Session(ANONYMOUS, "L"))

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from broker.backup.cut import CUT_NAME, STORE_NAME, Backups, Cut
-from broker.cluster.store import EmbeddedStore
-from broker.testing.direct import DirectBroker, direct_broker
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import ErrorCode, KafkaError
+from simulator.direct import DirectBroker, direct_broker
 
 
 async def _nothing(_: Path) -> None:

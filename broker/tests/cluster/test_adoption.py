@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.cluster import tree
 from broker.cluster.adoption import NODE_BYTES_MAX, Adopted, adopt
-from broker.cluster.data_dir import FROM_REMOTE_STORAGE, read_properties
-from broker.cluster.metadata import Reassignment
-from broker.cluster.store import EmbeddedStore
-from broker.config_key import ConfigError
+from broker.cluster.topics import Reassignment
+from broker.configs.config_key import ConfigError
 from broker.log.disk import SystemDisk
-from broker.ports import CoordinationStore, CreateNode, StoreOperation, SystemClock, SystemEntropy
-from broker.testing.cluster import DirectCluster, direct_cluster
-from broker.testing.coordination import SimulatedEnsemble
-from broker.testing.direct import DirectBroker, direct_broker, values_of
+from broker.metadata import tree
+from broker.partitions.data_dir import FROM_REMOTE_STORAGE, read_properties
+from broker.runtime.ports import CoordinationStore, CreateNode, StoreOperation, SystemClock, SystemEntropy
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import ErrorCode
 from protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -38,6 +35,9 @@ from protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
+from simulator.cluster import DirectCluster, direct_cluster
+from simulator.coordination import SimulatedEnsemble
+from simulator.direct import DirectBroker, direct_broker, values_of
 
 ONE = {"node.id": "1", "offsets.topic.num.partitions": "2"}
 PARTITIONS = 120  # more than one chunk of states

@@ -13,10 +13,10 @@ import pytest
 from broker.cluster.cleaner import CHECKPOINT_NAME, LogCleaner, decode_checkpoint, encode_checkpoint
 from broker.log.validation import AppendOrigin
 from broker.replication.following import Follower
-from broker.testing.cluster import direct_cluster
-from broker.testing.direct import DirectBroker, direct_broker
-from broker.testing.log import records_of
 from protocol.records.encode import Record, build_batch
+from simulator.cluster import direct_cluster
+from simulator.direct import DirectBroker, direct_broker
+from simulator.log import records_of
 
 NOW = 1_750_000_000_000
 CONFIG = {"log.cleaner.enable": "false", "log.retention.check.interval.ms": "3600000"}

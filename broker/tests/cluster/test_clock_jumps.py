@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.ports import AgeClock
-from broker.testing.direct import direct_broker, values_of
-from broker.testing.log import StillClock
+from broker.runtime.ports import AgeClock
+from simulator.direct import direct_broker, values_of
+from simulator.log import StillClock
 
 HOUR_MS = 3_600_000
 YEARS_MS = 10 * 365 * 24 * HOUR_MS

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.background import BackgroundTasks
-from broker.cluster import tree
-from broker.cluster.image import NO_LEADER
-from broker.cluster.metadata import NewTopic, Reassignment
-from broker.cluster.topic import TopicImage
-from broker.config_key import ConfigError
-from broker.ports import StoreUnavailableError
-from broker.testing.cluster import JOURNAL_FACTORS, DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker, direct_broker, values_of
+from broker.cluster.topics import NewTopic, Reassignment
+from broker.configs.config_key import ConfigError
+from broker.metadata import tree
+from broker.metadata.image import NO_LEADER
+from broker.partitions.topic import TopicImage
+from broker.runtime.background import BackgroundTasks
+from broker.runtime.ports import StoreUnavailableError
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -29,6 +27,8 @@ from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.join_group import JoinGroupRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponseTopic
+from simulator.cluster import JOURNAL_FACTORS, DirectCluster, direct_cluster
+from simulator.direct import DirectBroker, direct_broker, values_of
 
 
 def leaders(broker: DirectBroker, topic: str) -> list[int]:
@@ -510,8 +510,8 @@ async def test_a_directory_goes_with_its_cluster(tmp_path) -> None:
 
 
 async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("broker.cluster.metadata.WAIT_SECONDS", 0.2)
-    monkeypatch.setattr("broker.cluster.membership.check_free.__kwdefaults__", {"wait_seconds": 0.2})
+    monkeypatch.setattr("broker.cluster.topics.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("broker.metadata.membership.check_free.__kwdefaults__", {"wait_seconds": 0.2})
     async with direct_cluster(tmp_path, 1) as cluster:
         twin = DirectCluster(tmp_path / "twin")
         twin.ensemble = cluster.ensemble

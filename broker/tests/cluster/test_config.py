@@ -4,11 +4,11 @@ import uuid
 
 import pytest
 
-from broker.cluster.topic import TopicImage
-from broker.cluster.topic_config import TopicConfigs
-from broker.config import BROKER_CONFIGS, BrokerConfig
-from broker.config_key import ConfigError, ConfigKey, ConfigType
-from broker.listeners import parse_listener
+from broker.configs.broker_config import BROKER_CONFIGS, BrokerConfig
+from broker.configs.config_key import ConfigError, ConfigKey, ConfigType
+from broker.configs.listeners import parse_listener
+from broker.metadata.topic_config import TopicConfigs
+from broker.partitions.topic import TopicImage
 
 
 def test_every_declared_default_is_legal_and_documented() -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from broker.cluster import tree
-from broker.cluster.controller import (
+from broker.metadata import tree
+from broker.metadata.controller import (
     CHUNKS_PER_TRANSACTION,
     AdoptStates,
     BrokerGone,
@@ -30,7 +30,7 @@ from broker.cluster.controller import (
     ReplicasLost,
     step,
 )
-from broker.cluster.image import (
+from broker.metadata.image import (
     NO_LEADER,
     STATES_PER_CHUNK,
     BrokerImage,
@@ -39,10 +39,10 @@ from broker.cluster.image import (
     PartitionState,
     TopicEntry,
 )
-from broker.cluster.topic import TopicImage
-from broker.ports import BadVersionError, CreateNode, SetNode, SystemClock
-from broker.testing.coordination import SimulatedEnsemble
+from broker.partitions.topic import TopicImage
+from broker.runtime.ports import BadVersionError, CreateNode, SetNode, SystemClock
 from protocol.errors import ErrorCode, KafkaError
+from simulator.coordination import SimulatedEnsemble
 
 SEEDS = range(int(os.environ.get("HEADRACE_CONTROLLER_SEEDS", "60")))
 NAMES = ("a", "b", "c", "d")

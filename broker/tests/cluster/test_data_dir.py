@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.data_dir import DataDirectory, lock_directory
-from broker.cluster.topic import TopicImage
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.log.disk import SystemDisk
-from broker.ports import DiskLock, SystemClock
-from broker.testing.disk import SimulatedDisk, Tear
-from broker.testing.fsyncs import recorded_fsyncs
+from broker.partitions.data_dir import DataDirectory, lock_directory
+from broker.partitions.topic import TopicImage
+from broker.runtime.ports import DiskLock, SystemClock
+from simulator.disk import SimulatedDisk, Tear
+from simulator.fsyncs import recorded_fsyncs
 
 NEW = uuid.UUID(int=7)
 

@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.cluster.deleted_files import DeletedFiles
 from broker.log.checkpoint import CLEAN_NAME
 from broker.log.disk import SystemDisk
-from broker.ports import SystemClock
-from broker.testing.direct import direct_broker
-from broker.testing.loop import InlineExecutor, SimulatedLoop
+from broker.partitions.deleted_files import DeletedFiles
+from broker.runtime.ports import SystemClock
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from simulator.direct import direct_broker
+from simulator.loop import InlineExecutor, SimulatedLoop
 
 HOUR_MS = 3_600_000
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.partition import Partition
-from broker.cluster.topic import TopicImage
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
 from broker.log.config import LogConfig
 from broker.log.errors import CorruptLogError
 from broker.log.partition_log import AppendOrigin, PartitionLog
 from broker.log.segment import Segment
-from broker.testing.direct import direct_broker, values_of
-from broker.testing.disk import Fault, SimulatedDisk, Tear
-from broker.testing.log import LogWorld, batches_of
+from broker.partitions.partition import Partition
+from broker.partitions.topic import TopicImage
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.check import Effort
+from simulator.direct import direct_broker, values_of
+from simulator.disk import Fault, SimulatedDisk, Tear
+from simulator.log import LogWorld, batches_of
 
 
 class PowerWorld(LogWorld):
@@ -350,7 +350,7 @@ async def test_d4_a_failed_fsync_fails_its_partition_and_no_other(tmp_path) -> N
 
 
 def test_the_brokers_default_reaches_its_own_topics(tmp_path) -> None:
-    from broker.cluster.topic_config import TopicConfigs
+    from broker.metadata.topic_config import TopicConfigs
 
     config = BrokerConfig.load({"log.durability": "power"})
     configs = TopicConfigs(config.topic_defaults())

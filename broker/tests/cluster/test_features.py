@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster import tree
-from broker.cluster.features import METADATA_VERSION
-from broker.cluster.membership import Registration
-from broker.config_key import ConfigError
-from broker.ports import SetNode
-from broker.testing.cluster import DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker, direct_broker
+from broker.configs.config_key import ConfigError
+from broker.metadata import tree
+from broker.metadata.features import METADATA_VERSION
+from broker.metadata.membership import Registration
+from broker.runtime.ports import SetNode
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.unregister_broker import UnregisterBrokerRequest
 from protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from simulator.cluster import DirectCluster, direct_cluster
+from simulator.direct import DirectBroker, direct_broker
 
 UPGRADE, SAFE_DOWNGRADE = 1, 2
 

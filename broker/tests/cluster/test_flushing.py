@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker.cluster import flushing
-from broker.cluster.partition import Partition
-from broker.testing.direct import direct_broker
-from broker.testing.files import copy_as_killed
+from broker.partitions.partition import Partition
 from protocol.errors import ErrorCode, KafkaError
+from simulator.direct import direct_broker
+from simulator.files import copy_as_killed
 
 SOON = 0.02
 

@@ -9,11 +9,11 @@ from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any
 
-from broker.background import BackgroundTasks
-from broker.cluster.image import PartitionState, TopicEntry, chunks_of
 from broker.cluster.journal_topic import JournalTopic
-from broker.cluster.topic import TopicImage
-from broker.ports import SystemClock
+from broker.metadata.image import PartitionState, TopicEntry, chunks_of
+from broker.partitions.topic import TopicImage
+from broker.runtime.background import BackgroundTasks
+from broker.runtime.ports import SystemClock
 from protocol.errors import ErrorCode
 
 NAME = "journal"

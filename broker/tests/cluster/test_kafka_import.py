@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from broker.cluster.kafka_import import import_topics
-from broker.cluster.store import EmbeddedStore
-from broker.cluster.topic_config import TopicConfigs
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
-from broker.ports import SystemClock, SystemEntropy
-from broker.testing.direct import direct_broker, values_of
-from broker.testing.fsyncs import recorded_fsyncs
-from broker.testing.log import LogWorld, clean_log
+from broker.metadata.topic_config import TopicConfigs
+from broker.runtime.ports import SystemClock, SystemEntropy
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import KafkaError
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import iter_headers
+from simulator.direct import direct_broker, values_of
+from simulator.fsyncs import recorded_fsyncs
+from simulator.log import LogWorld, clean_log
 
 TOPIC_ID = uuid.UUID(int=77)
 OURS = {"recovery-checkpoint", "clean-shutdown"}

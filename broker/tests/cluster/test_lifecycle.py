@@ -10,9 +10,9 @@ import uuid
 
 import pytest
 
-from broker.config_key import ConfigError
-from broker.testing.direct import direct_broker, values_of
+from broker.configs.config_key import ConfigError
 from protocol.errors import ErrorCode, KafkaError
+from simulator.direct import direct_broker, values_of
 
 
 def crash(data) -> None:
@@ -129,7 +129,7 @@ async def test_a_broker_that_cannot_start_leaves_the_directory_as_it_was(tmp_pat
         await broker.create_topic("t")
         await broker.produce("t", [b"x"])
         port = broker.broker.port
-        from broker.config import BrokerConfig
+        from broker.configs.broker_config import BrokerConfig
         from broker.server import Broker
 
         second = Broker(BrokerConfig(), data_dir=tmp_path, port=0)

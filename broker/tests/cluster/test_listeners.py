@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.listeners import Listener, SecurityProtocol
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.configs.listeners import Listener, SecurityProtocol
 
 LISTEN = ("127.0.0.1", 9092)
 

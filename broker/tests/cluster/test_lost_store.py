@@ -12,18 +12,14 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.store import EmbeddedStore
-from broker.cluster.stores.zookeeper import ZooKeeperStore
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.ports import StoreOperation, StoreOutcomeUnknownError, StoreUnavailableError, SystemClock
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.runtime.ports import StoreOperation, StoreOutcomeUnknownError, StoreUnavailableError, SystemClock
 from broker.security.rights import Operation, ResourceType
 from broker.security.sasl.scram import ScramMechanism, salted_password
 from broker.server import Broker
-from broker.testing.coordination import SimulatedEnsemble
-from broker.testing.direct import DirectBroker, direct_broker
-from broker.testing.stores import eventually
-from broker.testing.zookeeper import LONG_SESSIONS, running_zookeeper
+from broker.stores.embedded import EmbeddedStore
+from broker.stores.zookeeper import ZooKeeperStore
 from broker.tests.security.people import SECURED, client, creation
 from protocol.errors import ErrorCode
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
@@ -46,6 +42,10 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.schema import ApiMessage
+from simulator.coordination import SimulatedEnsemble
+from simulator.direct import DirectBroker, direct_broker
+from simulator.stores import eventually
+from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
 
 CONFIG = {
     **SECURED,

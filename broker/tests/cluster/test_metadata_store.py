@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from broker.cluster import tree
-from broker.cluster.controller import BrokerGone
-from broker.cluster.image import BrokerImage, PartitionState, Registered, TopicEntry, chunks_of
-from broker.cluster.member import Member
-from broker.cluster.membership import Claim, Registration, become_controller, read_registrations, register
-from broker.cluster.store import EmbeddedStore
-from broker.cluster.topic import TopicImage
-from broker.config_key import ConfigError
-from broker.ports import (
+from broker.configs.config_key import ConfigError
+from broker.metadata import tree
+from broker.metadata.controller import BrokerGone
+from broker.metadata.image import BrokerImage, PartitionState, Registered, TopicEntry, chunks_of
+from broker.metadata.member import Member
+from broker.metadata.membership import Claim, Registration, become_controller, read_registrations, register
+from broker.partitions.topic import TopicImage
+from broker.runtime.ports import (
     CoordinationStore,
     CreateNode,
     DeleteNode,
@@ -25,10 +24,11 @@ from broker.ports import (
     StoreOutcomeUnknownError,
     SystemClock,
 )
-from broker.testing.coordination import SimulatedEnsemble
-from broker.testing.direct import direct_broker, values_of
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from simulator.coordination import SimulatedEnsemble
+from simulator.direct import direct_broker, values_of
 
 
 def crash(data: Path) -> None:

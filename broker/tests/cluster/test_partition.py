@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.cluster.partition import Partition
-from broker.cluster.topic import TopicImage
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin, PartitionLog
-from broker.ports import SystemClock
+from broker.partitions.partition import Partition
+from broker.partitions.topic import TopicImage
+from broker.runtime.ports import SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.partition import Partition
 from broker.groups.deadlines import Deadlines
 from broker.log.partition_log import PartitionLog
-from broker.testing.direct import direct_broker
-from broker.testing.disk import Fault, SimulatedDisk, Tear
-from broker.testing.transactional_client import TV1, TV2, Client, committed_values, loaded, position, until
+from broker.partitions.partition import Partition
 from protocol.errors import ErrorCode
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
@@ -30,6 +27,9 @@ from protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from simulator.direct import direct_broker
+from simulator.disk import Fault, SimulatedDisk, Tear
+from simulator.transactional_client import TV1, TV2, Client, committed_values, loaded, position, until
 
 POWER = {
     "log.durability": "power",

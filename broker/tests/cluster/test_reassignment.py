@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.cluster.controller import (
+from broker.metadata.controller import (
     BrokerGone,
     BrokerLeaving,
     ChangeIsr,
@@ -13,9 +13,9 @@ from broker.cluster.controller import (
     ReplaceTopic,
     reassigned,
 )
-from broker.cluster.image import NO_LEADER, PartitionState
-from broker.cluster.reassignment import begun, cancelled, completed
-from broker.cluster.topic import TopicImage
+from broker.metadata.image import NO_LEADER, PartitionState
+from broker.metadata.reassignment import begun, cancelled, completed
+from broker.partitions.topic import TopicImage
 from broker.tests.cluster.test_controller import Controller, elected, state_of, topic
 from protocol.errors import ErrorCode, KafkaError
 

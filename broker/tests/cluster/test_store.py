@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs
-from broker.cluster.nodes import OwnedNodes, modify, modify_all
-from broker.cluster.producer_ids import BLOCK_SIZE, ProducerIds
-from broker.cluster.store import EmbeddedStore
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
 from broker.groups.group_configs import GroupConfigs
-from broker.ports import (
+from broker.metadata.broker_configs import ALL_BROKERS, BrokerConfigs
+from broker.metadata.nodes import OwnedNodes, modify, modify_all
+from broker.metadata.producer_ids import BLOCK_SIZE, ProducerIds
+from broker.runtime.ports import (
     BadVersionError,
     CheckNode,
     CreateNode,
@@ -32,6 +31,7 @@ from broker.ports import (
     SetNode,
     StoreError,
 )
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import ErrorCode, KafkaError
 
 
@@ -132,8 +132,8 @@ def test_bad_paths_are_refused(path, tmp_path) -> None:
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from broker.cluster.store import EmbeddedStore
-from broker.ports import CreateNode, SetNode
+from broker.stores.embedded import EmbeddedStore
+from broker.runtime.ports import CreateNode, SetNode
 async def main():
     store = EmbeddedStore(Path(sys.argv[1]))
     await store.transact([CreateNode("/n", b"0"), CreateNode("/m", b"0")])

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.store import EmbeddedStore
-from broker.cluster.stores.zookeeper import REQUEST_BYTES_MAX, ZooKeeperStore
-from broker.ports import (
+from broker.runtime.ports import (
     CreateNode,
     StoreError,
     StoreOutcomeUnknownError,
     StoreUnavailableError,
     SystemClock,
 )
-from broker.testing.coordination import SimulatedEnsemble
-from broker.testing.stores import DEADLINE, SharedStoreConformance, StoreConformance, eventually
-from broker.testing.zookeeper import LONG_SESSIONS, ZooKeeperServer, running_zookeeper
+from broker.stores.embedded import EmbeddedStore
+from broker.stores.zookeeper import REQUEST_BYTES_MAX, ZooKeeperStore
+from simulator.coordination import SimulatedEnsemble
+from simulator.stores import DEADLINE, SharedStoreConformance, StoreConformance, eventually
+from simulator.zookeeper import LONG_SESSIONS, ZooKeeperServer, running_zookeeper
 
 CLOCK = SystemClock()
 SESSION_MS = 30_000

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.stores import zookeeper
-from broker.ports import StoreUnavailableError
+from broker.runtime.ports import StoreUnavailableError
+from broker.stores import zookeeper
 
 
 async def test_a_watch_whose_answer_was_late_is_set_again_and_told_of(

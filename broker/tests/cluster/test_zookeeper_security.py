@@ -18,15 +18,15 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionClosedError, NoAuthError
 from kazoo.protocol.states import KeeperState
 
-from broker.cluster.stores.configured import configured_store
-from broker.cluster.stores.zookeeper import ZooKeeperStore
-from broker.cluster.stores.zookeeper_access import TlsHandler, ZooKeeperAccess, ZooKeeperUser, access_of
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.ports import CreateNode, SetNode, StoreUnavailableError, SystemClock
-from broker.testing.certificates import Identity, identity
-from broker.testing.ports import free_port
-from broker.testing.zookeeper import LONG_SESSIONS, ZooKeeperServer, running_zookeeper
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.runtime.ports import CreateNode, SetNode, StoreUnavailableError, SystemClock
+from broker.stores.configured import configured_store
+from broker.stores.zookeeper import ZooKeeperStore
+from broker.stores.zookeeper_access import TlsHandler, ZooKeeperAccess, ZooKeeperUser, access_of
+from simulator.certificates import Identity, identity
+from simulator.ports import free_port
+from simulator.zookeeper import LONG_SESSIONS, ZooKeeperServer, running_zookeeper
 
 USER, PASSWORD, STORE_PASSWORD = "headrace", "zk-secret", "store-secret"
 SESSION_MS = 10_000

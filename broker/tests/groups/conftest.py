@@ -1,6 +1,6 @@
 import pytest
 
-from broker.testing.groups import GroupHarness
+from simulator.groups import GroupHarness
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 from itertools import islice
 
 from broker.groups.offset_handlers import _commit_response
-from broker.slices import finish
+from broker.runtime.slices import finish
 from protocol.errors import ErrorCode
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,

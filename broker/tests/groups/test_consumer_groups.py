@@ -7,8 +7,8 @@ from broker.groups.events import DeleteGroup, ExpireOffsets, Leaver, PatternsRes
 from broker.groups.model import Limits, Phase
 from broker.groups.modern.model import ResolvedPattern
 from broker.groups.modern.positions import fetch_error
-from broker.testing.groups import GroupHarness, durable
 from protocol.errors import ErrorCode
+from simulator.groups import GroupHarness, durable
 
 LIMITS = Limits(initial_rebalance_delay_ms=0, consumer_group_size_max=3)
 

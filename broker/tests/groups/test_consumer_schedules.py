@@ -27,10 +27,10 @@ from broker.groups.modern import heartbeat as modern
 from broker.groups.modern import model, reconcile
 from broker.groups.modern.assignors import ASSIGNORS
 from broker.groups.modern.model import ResolvedPattern
-from broker.invariants import InvariantError
-from broker.pattern import compile_pattern
-from broker.testing.groups import CrashAt, CrashError, GroupHarness, durable
+from broker.runtime.invariants import InvariantError
+from broker.runtime.pattern import compile_pattern
 from protocol.errors import ErrorCode
+from simulator.groups import CrashAt, CrashError, GroupHarness, durable
 
 CLIENTS = 5
 TOPICS = ("apples", "apricots", "berries")

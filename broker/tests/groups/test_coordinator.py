@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.cluster.identity import BrokerIdentity
-from broker.cluster.image import BrokerImage
 from broker.cluster.journal_topic import partition_of
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.group_configs import GroupConfigs
@@ -20,11 +18,13 @@ from broker.groups.model import Limits
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
 from broker.groups.offset_handlers import OffsetHandlers
-from broker.ports import AgeClock
+from broker.metadata.identity import BrokerIdentity
+from broker.metadata.image import BrokerImage
 from broker.requests.declaration import RequestContext
+from broker.runtime.ports import AgeClock
+from broker.runtime.slices import Slices, finish
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.rights import OPEN
-from broker.slices import Slices, finish
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.describe_groups import DescribeGroupsRequest

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.cluster.journal_topic import JournalTopic
-from broker.config import BrokerConfig
-from broker.testing.direct import direct_broker
+from broker.configs.broker_config import BrokerConfig
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -35,6 +34,7 @@ from protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from simulator.direct import direct_broker
 
 
 def subscription(*topics):

@@ -4,8 +4,8 @@ import pytest
 
 from broker.groups.events import Abandoned, Leaver
 from broker.groups.model import Limits, Phase
-from broker.testing.groups import GroupHarness
 from protocol.errors import ErrorCode
+from simulator.groups import GroupHarness
 
 
 def test_first_member_leads_generation_one(group):

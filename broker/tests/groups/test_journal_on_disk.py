@@ -5,13 +5,13 @@ import uuid
 import pytest
 
 from broker.cluster import journal_topic
-from broker.cluster.partition import Partition
-from broker.cluster.topic import TopicImage
 from broker.groups import journal
 from broker.groups.model import CommittedOffset, PutOffset
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin, PartitionLog
-from broker.ports import SystemClock
+from broker.partitions.partition import Partition
+from broker.partitions.topic import TopicImage
+from broker.runtime.ports import SystemClock
 from protocol.errors import ErrorCode, KafkaError
 
 

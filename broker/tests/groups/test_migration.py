@@ -13,8 +13,8 @@ from broker.groups.events import Leaver
 from broker.groups.model import DropGroup, Limits, Phase, PutGroup
 from broker.groups.modern import model
 from broker.groups.modern.model import MemberState
-from broker.testing.groups import GroupHarness, durable
 from protocol.errors import ErrorCode
+from simulator.groups import GroupHarness, durable
 
 LIMITS = Limits(initial_rebalance_delay_ms=0)
 

@@ -29,9 +29,9 @@ from broker.groups.model import Limits, Phase
 from broker.groups.modern import classic_members, conversion
 from broker.groups.modern import heartbeat as modern
 from broker.groups.rebalance import Rebalance
-from broker.invariants import InvariantError
-from broker.testing.groups import CrashAt, CrashError, GroupHarness, durable
+from broker.runtime.invariants import InvariantError
 from protocol.errors import ErrorCode
+from simulator.groups import CrashAt, CrashError, GroupHarness, durable
 
 CLIENTS = 5
 TOPICS = {"apples": 5, "berries": 2}

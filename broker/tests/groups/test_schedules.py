@@ -32,9 +32,9 @@ from broker.groups.model import (
     PutOffset,
 )
 from broker.groups.rebalance import Rebalance
-from broker.invariants import InvariantError
-from broker.testing.groups import CrashAt, CrashError, GroupHarness
+from broker.runtime.invariants import InvariantError
 from protocol.errors import ErrorCode
+from simulator.groups import CrashAt, CrashError, GroupHarness
 
 CLIENTS = 5
 PARTITIONS = 3

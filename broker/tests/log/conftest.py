@@ -1,6 +1,6 @@
 import pytest
 
-from broker.testing.log import LogWorld
+from simulator.log import LogWorld
 
 
 @pytest.fixture

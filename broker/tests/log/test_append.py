@@ -2,14 +2,14 @@
 
 import pytest
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
+from broker.configs.topics import TOPIC_CONFIGS
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin
-from broker.log.topic_configs import TOPIC_CONFIGS
-from broker.testing.log import batches_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import read_header, verify_crc, write_crc
+from simulator.log import batches_of
 
 
 def changed(batch: bytes, position: int, data: bytes) -> bytes:

@@ -8,10 +8,10 @@ import crc32c
 import pytest
 
 from broker.log.errors import CorruptLogError
-from broker.testing.disk import Tear
-from broker.testing.log import batches_of
 from protocol.errors import DecodeError, KafkaError
 from protocol.records.header import iter_headers
+from simulator.disk import Tear
+from simulator.log import batches_of
 
 BATCHES = 4
 EPOCH_BYTES = range(12, 16)

@@ -15,11 +15,11 @@ from broker.log.compaction_plan import Step, cleanable, groups
 from broker.log.compaction_run import Cleaning
 from broker.log.errors import CleaningAbandoned, CleaningError, CorruptLogError
 from broker.log.partition_log import AppendOrigin
-from broker.testing.disk import Fault, SimulatedCrash, SimulatedDisk, Tear
-from broker.testing.log import LogWorld, clean_log, records_of
 from protocol.records.control import build_end_marker
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import TRANSACTIONAL_BIT, BatchHeader, iter_headers, verify_crc
+from simulator.disk import Fault, SimulatedCrash, SimulatedDisk, Tear
+from simulator.log import LogWorld, clean_log, records_of
 
 CONFIG = {"cleanup_policy": ("compact",), "segment_bytes": 400, "index_interval_bytes": 100}
 DAY_MS = 86_400_000

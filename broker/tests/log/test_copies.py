@@ -10,12 +10,12 @@ import pytest
 from broker.log.config import LogConfig
 from broker.log.epochs import LeaderEpochs
 from broker.log.partition_log import AppendOrigin, PartitionLog
-from broker.slices import finish
-from broker.testing.disk import SimulatedDisk, Tear
-from broker.testing.log import LogWorld, clean_log, records_of
+from broker.runtime.slices import finish
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.control import build_end_marker
 from protocol.records.header import TRANSACTIONAL_BIT
+from simulator.disk import SimulatedDisk, Tear
+from simulator.log import LogWorld, clean_log, records_of
 
 FOLLOWER = Path("/data/copy-0")
 

@@ -9,9 +9,9 @@ import pytest
 
 from broker.log.errors import CorruptLogError
 from broker.log.partition_log import PartitionLog
-from broker.testing.disk import SimulatedCrash, SimulatedDisk, Tear
-from broker.testing.log import LogWorld, batches_of
 from protocol.records.header import read_header
+from simulator.disk import SimulatedCrash, SimulatedDisk, Tear
+from simulator.log import LogWorld, batches_of
 
 DIRECTORY_OPERATIONS = LogWorld().disk.operations
 """What it takes to prepare a disk, before the log does anything."""

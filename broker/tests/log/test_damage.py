@@ -6,10 +6,10 @@ import pytest
 
 from broker.log.errors import CorruptLogError
 from broker.log.scan import find_batch
-from broker.testing.disk import Fault, Tear
-from broker.testing.log import batches_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import HEADER_SIZE, iter_headers
+from simulator.disk import Fault, Tear
+from simulator.log import batches_of
 
 SEGMENTS = {"segment_bytes": 1000, "index_interval_bytes": 150}
 

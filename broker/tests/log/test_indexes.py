@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from broker.testing.disk import Fault, Tear
-from broker.testing.log import batches_of
+from simulator.disk import Fault, Tear
+from simulator.log import batches_of
 
 INTERVAL = 4096
 BATCHES = 120

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin, PartitionLog
-from broker.testing.disk import Tear
-from broker.testing.log import LogWorld
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import iter_headers, read_header
+from simulator.disk import Tear
+from simulator.log import LogWorld
 
 SEGMENT_BYTES = 2000
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from broker.log.partition_log import AppendOrigin
 from broker.log.producer_state import AppendedBatch, ProducerState
-from broker.testing.disk import Fault, Tear
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE, write_crc
+from simulator.disk import Fault, Tear
 
 DAY_SECONDS = 86_400
 

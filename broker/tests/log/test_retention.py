@@ -11,12 +11,12 @@ import pytest
 from broker.log.config import LogConfig
 from broker.log.epochs import LeaderEpochs
 from broker.log.partition_log import AppendOrigin, PartitionLog
-from broker.ports import SystemClock
-from broker.testing.disk import Fault, SimulatedCrash, Tear
-from broker.testing.log import batches_of
+from broker.runtime.ports import SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import read_header
+from simulator.disk import Fault, SimulatedCrash, Tear
+from simulator.log import batches_of
 
 HOUR_MS = 3_600_000
 

@@ -13,9 +13,9 @@ from broker.log import scan_kernels
 from broker.log.index import OffsetIndex, TimeIndex
 from broker.log.producer_state import AppendedBatch, ProducerState
 from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_bounds, replay_producers, walk
-from broker.testing.log import LogWorld
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import iter_headers, write_base_offset_and_epoch, write_crc
+from simulator.log import LogWorld
 
 
 def log_bytes(seed: int, count: int = 40, first_offset: int = 0) -> bytearray:

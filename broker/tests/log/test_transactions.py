@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from broker.log.partition_log import AppendOrigin
 from broker.log.producer_state import ProducerState
 from broker.log.transaction_index import AbortedTransaction, TransactionIndex
-from broker.testing.disk import Fault, Tear
-from broker.testing.log import LogWorld
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.control import EndMarker, build_end_marker
+from simulator.disk import Fault, Tear
+from simulator.log import LogWorld
 
 TRANSACTIONAL = 0x10
 

@@ -11,8 +11,8 @@ from time import perf_counter, thread_time
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
 from broker.metrics.access import Access
 from broker.metrics.endpoint import MetricsEndpoint
 from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind, Metrics
@@ -21,10 +21,10 @@ from broker.net.reply import CloseConnection, Peer, Pending
 from broker.requests.declaration import ApiDeclaration
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.requirement import public
-from broker.testing.certificates import identity
-from broker.testing.direct import direct_broker
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
 from protocol.messages.produce import ProduceRequest, ProduceResponse
+from simulator.certificates import identity
+from simulator.direct import direct_broker
 
 PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
 

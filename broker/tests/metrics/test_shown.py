@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
 from broker.metrics.access import shown_to
 from broker.metrics.model import OTHERS, Gathering, Metric, MetricKind
 from broker.security.rights import OPEN, Operation, ResourceType

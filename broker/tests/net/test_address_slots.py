@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from broker.api.configs import BROKER
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.connection_configs import OVERRIDES, PER_ADDRESS, overrides
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.configs.connections import OVERRIDES, PER_ADDRESS, overrides
 from broker.net.address_slots import AddressSlots
-from broker.testing.direct import direct_broker
 from broker.tests.api.test_broker_configs import SET, alter
 from broker.tests.net.test_connection import close, echo, frame, network, read_frame, run
 from protocol.errors import ErrorCode
+from simulator.direct import direct_broker
 
 
 def test_each_address_has_its_own_number_or_that_of_all() -> None:

@@ -16,7 +16,6 @@ import time
 import pytest
 
 from broker.log.partition_log import PartitionLog
-from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode
 from protocol.records.compression import (
     MAX_DECOMPRESSED_BYTES,
@@ -27,6 +26,7 @@ from protocol.records.compression import (
 )
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import HEADER_SIZE, write_crc
+from simulator.direct import direct_broker, values_of
 
 MIB = 1 << 20
 SEED = 1

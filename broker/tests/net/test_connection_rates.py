@@ -13,8 +13,8 @@ from broker.api.configs import BROKER
 from broker.net.connection_rates import ConnectionRates
 from broker.net.limits import Limits
 from broker.net.listener import Network
-from broker.testing.direct import direct_broker
 from broker.tests.api.test_broker_configs import SET, alter
+from simulator.direct import direct_broker
 
 
 def accepted(rates: ConnectionRates, listener: str, seconds: float, now: float = 0.0) -> int:

@@ -10,9 +10,9 @@ from broker.api.configs import BROKER
 from broker.net.connection_slots import ConnectionSlots
 from broker.net.limits import Limits
 from broker.net.listener import Network
-from broker.testing.direct import direct_broker
 from broker.tests.api.test_broker_configs import SET, alter
 from broker.tests.net.test_connection import close, echo, frame, read_frame, run, until
+from simulator.direct import direct_broker
 
 
 def test_a_listener_is_full_by_its_own_number_or_by_that_of_all() -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.invariants import InvariantError
 from broker.net.exchange import Exchange
 from broker.net.frame_receiver import FrameReceiver
 from broker.net.limits import Limits
 from broker.net.pool import SMALLEST, FramePool
 from broker.net.reply import CloseConnection
 from broker.net.send_queue import SendQueue
+from broker.runtime.invariants import InvariantError
 from protocol.framing import FrameSplitter
 
 CONTENT = random.Random(7).randbytes(5000)

@@ -20,8 +20,6 @@ import pytest
 from broker.api import dispatch
 from broker.net.reply import CloseConnection, Peer, Pending
 from broker.security.principal import ANONYMOUS, Session
-from broker.testing.call_clock import counted_calls
-from broker.testing.direct import direct_broker
 from broker.tests.net.test_connection import Stood
 from protocol.budget import BudgetExceeded, DecodeBudget
 from protocol.compile import struct_minimum_size
@@ -34,6 +32,8 @@ from protocol.messages.produce import ProduceRequest
 from protocol.schema import ApiMessage
 from protocol.tests.wire.values import full
 from protocol.varint import encode_unsigned_varint
+from simulator.call_clock import counted_calls
+from simulator.direct import direct_broker
 
 SEED = int(os.environ.get("HEADRACE_HOSTILE_SEED", "1"))
 FRAMES = int(os.environ.get("HEADRACE_HOSTILE_FRAMES", "150000"))

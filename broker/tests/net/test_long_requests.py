@@ -1,6 +1,6 @@
 """One request, however much it names, does not hold up the event loop: every array of every API, of thousands.
 
-Time is counted in calls (`broker.testing.call_clock`), so nothing here depends on the machine.
+Time is counted in calls (`simulator.call_clock`), so nothing here depends on the machine.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from uuid import UUID
 import pytest
 
 from broker.net.reply import CloseConnection
-from broker.testing.call_clock import CallClock
-from broker.testing.direct import direct_broker
 from protocol.headers import RequestHeader, encode_request_header
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.schema import ApiMessage, Field, Struct
+from simulator.call_clock import CallClock
+from simulator.direct import direct_broker
 
 ELEMENTS = 3000
 CALLS_MAX = 5000

@@ -11,10 +11,10 @@ import pytest
 
 from broker.net.outgoing import OutgoingConnection
 from broker.net.tls import TlsStream
-from broker.testing.certificates import identity
 from broker.tests.net import test_connection as plain
 from broker.tests.net.test_connection import run, until
 from broker.tests.net.test_tls_connection import Encryption, client_context, echo, encryption, network
+from simulator.certificates import identity
 
 __all__ = ["encryption"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from broker.net.peers import Address, PeerLostError, Peers
-from broker.testing.certificates import identity
-from broker.testing.cluster import direct_cluster
-from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
+from simulator.certificates import identity
+from simulator.cluster import direct_cluster
+from simulator.direct import direct_broker
 
 
 def peers_of(broker, address) -> Peers:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.net.handshakes import HandshakeQueue
 from broker.net.limits import Limits
 from broker.net.tls import TlsError, TlsStream
-from broker.testing.certificates import Identity, identity
+from simulator.certificates import Identity, identity
 
 AUTHORITY = identity("authority")
 SERVER = identity("localhost", AUTHORITY)

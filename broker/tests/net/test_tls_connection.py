@@ -17,8 +17,8 @@ from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.net.tls import TlsError
 from broker.security.principal import ANONYMOUS, Principal, Session
-from broker.testing.certificates import identity
 from broker.tests.net.test_connection import Stood, close, frame, read_frame, run, until
+from simulator.certificates import identity
 
 AUTHORITY = identity("authority")
 SERVER = identity("localhost", AUTHORITY, rsa_bits=2048)

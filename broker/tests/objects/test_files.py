@@ -17,7 +17,7 @@ from pyarrow.fs import _MockFileSystem
 
 from broker.log.disk import SystemDisk
 from broker.objects.files import ArrowFiles, LocalFiles, ObjectFiles, RemoteFiles, open_files
-from broker.testing.fsyncs import recorded_fsyncs
+from simulator.fsyncs import recorded_fsyncs
 
 
 @pytest.fixture(params=["directory", "arrow", "objects"])

@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.data_dir import POSITIONS_PENDING
-from broker.cluster.partition import Partition
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.groups.model import CommittedOffset, PutGroup, PutOffset, StoredGroup
 from broker.groups.modern.model import PutEpoch, PutTargetEpoch
 from broker.groups.positions import GroupPositions, at
 from broker.log.disk import SystemDisk
 from broker.objects.files import LocalFiles
+from broker.partitions.data_dir import POSITIONS_PENDING
+from broker.partitions.partition import Partition
 from broker.remote import bootstrap, cluster_copy, group_positions
 from broker.remote.entering import Clamped, Entered, fitted
-from broker.testing.direct import DirectBroker
 from broker.tests.groups.test_coordinator import commit_request, join_request, sync_request
 from broker.tests.remote.test_remote_log import (
     TOPIC,
@@ -38,6 +37,7 @@ from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatReq
 from protocol.messages.describe_groups import DescribeGroupsRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from simulator.direct import DirectBroker
 
 WAIT_SECONDS = 60
 NOT_YET = {

@@ -10,25 +10,26 @@ from typing import Any
 import pytest
 
 from broker.backup.archive import RESTORED_NAME
-from broker.cluster.partition import Partition
-from broker.cluster.store import StoreImage
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
+from broker.configs.remote_log import UNLIMITED
 from broker.log.disk import SystemDisk
 from broker.metrics import remote_log
 from broker.metrics.model import Gathering, HistogramValue
 from broker.objects.files import LocalFiles
+from broker.partitions.partition import Partition
 from broker.remote import bootstrap, cluster_copy
 from broker.remote.log import newest_manifest
 from broker.remote.manager import RemoteLogManager
 from broker.remote.manifest import RemoteSegment
-from broker.remote.quotas import UNLIMITED, RemoteQuota
-from broker.testing.direct import DirectBroker, direct_broker, values_of
-from broker.testing.transactional_client import Client, committed_values
+from broker.remote.quotas import RemoteQuota
+from broker.stores.embedded import StoreImage
 from broker.tests.api.test_broker_configs import change
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.records.encode import Record, build_batch
+from simulator.direct import DirectBroker, direct_broker, values_of
+from simulator.transactional_client import Client, committed_values
 
 TOPIC = {
     "remote_storage_enable": "true",

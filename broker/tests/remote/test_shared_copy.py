@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.cluster import tree
-from broker.cluster.image import PartitionState
-from broker.cluster.store import StoreImage
 from broker.log.disk import SystemDisk
+from broker.metadata import tree
+from broker.metadata.image import PartitionState
 from broker.objects.files import LocalFiles
-from broker.ports import SetNode
 from broker.remote import bootstrap, cluster_copy
 from broker.remote.cluster_copy import ClusterImage, ReplacedError, newest_numbers, read_newest
 from broker.remote.shared_copy import CLAIM, made_single
-from broker.testing.cluster import DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker
+from broker.runtime.ports import SetNode
+from broker.stores.embedded import StoreImage
 from broker.tests.remote import test_group_positions as group_tests
 from broker.tests.remote.test_remote_log import tiered as alone
 from broker.tests.replication.test_remote_replicas import CONFIG, numbers, tend, write
 from broker.tests.replication.test_replication import TOPIC, create, led, log_of, until
+from simulator.cluster import DirectCluster, direct_cluster
+from simulator.direct import DirectBroker
 
 SETTINGS = {
     "remote.log.storage.system.enable": "true",

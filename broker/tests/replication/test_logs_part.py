@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.image import PartitionState
+from broker.cluster.follower_fetches import where_logs_part
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
+from broker.metadata.image import PartitionState
 from broker.replication.following import Follower
-from broker.replication.serving import where_logs_part
-from broker.slices import Slices
-from broker.testing.log import LogWorld
+from broker.runtime.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import FetchPartition, PartitionData
+from simulator.log import LogWorld
 
 Records = list[tuple[int, bytes]]
 """Epoch and value, by their offsets."""

@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from broker.background import BackgroundTasks
+from broker.cluster.lookout import Lookout
 from broker.net.peers import PeerLostError
-from broker.replication.lookout import Lookout
+from broker.runtime.background import BackgroundTasks
 
 
 class Conversation:

@@ -13,10 +13,10 @@ import pytest
 
 from broker.log.checkpoint import CLEAN_NAME
 from broker.log.partition_log import PartitionLog
-from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
-from broker.testing.direct import values_of
 from broker.tests.replication.test_replication import TOPIC, create, described, led, log_of, produce, until
 from protocol.errors import ErrorCode
+from simulator.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
+from simulator.direct import values_of
 
 BATCHES = 6
 STARTED = {"replica.lag.time.max.ms": "1000"}

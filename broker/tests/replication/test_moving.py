@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from broker.replication.throttle import Throttle
-from broker.testing.cluster import DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker, values_of
 from broker.tests.replication.test_replication import TOPIC, create, described, led, log_of, produce, until
 from protocol.errors import ErrorCode
 from protocol.messages.alter_partition_reassignments import (
@@ -25,6 +23,8 @@ from protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
+from simulator.cluster import DirectCluster, direct_cluster
+from simulator.direct import DirectBroker, values_of
 
 TOPICS, BROKERS = 2, 4
 SLOW = "65536"
@@ -190,8 +190,8 @@ async def test_what_is_throttled_is_listed_and_can_be_cancelled_or_go_on(tmp_pat
 
 
 def throttle(rate: str | None, replicas: str) -> tuple[Throttle, Any, list[float]]:
-    from broker.cluster.topic import TopicImage
-    from broker.config import BrokerConfig
+    from broker.configs.broker_config import BrokerConfig
+    from broker.partitions.topic import TopicImage
 
     now = [0.0]
     config = BrokerConfig({} if rate is None else {"follower.replication.throttled.rate": rate})

@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.image import BrokerImage, PartitionState
+from broker.configs.replication import RACK_AWARE
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin, PartitionLog
-from broker.replication.configs import RACK_AWARE
+from broker.metadata.image import BrokerImage, PartitionState
 from broker.replication.following import Follower
 from broker.replication.nearest import NOBODY, nearest_replica
 from broker.replication.progress import Replica
-from broker.slices import Slices
-from broker.testing.cluster import DirectCluster
-from broker.testing.direct import values_of
-from broker.testing.log import LogWorld
+from broker.runtime.slices import Slices
 from broker.tests.replication.test_logs_part import at_once
 from broker.tests.replication.test_replication import TOPIC, create, described, led, log_of, produce, until
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import PartitionData
 from protocol.records.control import build_end_marker
 from protocol.records.header import TRANSACTIONAL_BIT
+from simulator.cluster import DirectCluster
+from simulator.direct import values_of
+from simulator.log import LogWorld
 
 SELECTOR = {"replica.selector.class": RACK_AWARE}
 
@@ -85,7 +85,7 @@ async def test_a_consumer_is_sent_to_the_replica_on_its_rack_and_reads_there_wha
 
 
 def _away(near: int, own: int) -> Any:
-    from broker.cluster.metadata import Reassignment
+    from broker.cluster.topics import Reassignment
 
     return Reassignment(TOPIC, 0, [own, *({1, 2, 3} - {near, own})])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.cluster.image import PartitionState
+from broker.metadata.image import PartitionState
 from broker.replication.progress import Progress
 
 LAG = 10.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from broker.replication.replication import Replication
+from broker.cluster.replication import Replication
 
 TURNS = 10
 

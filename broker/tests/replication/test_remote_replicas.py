@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.cluster.metadata import Reassignment
+from broker.cluster.topics import Reassignment
 from broker.objects.files import LocalFiles
-from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker, values_of
 from broker.tests.replication.test_replication import TOPIC, create, led, log_of, produce, until
 from protocol.errors import ErrorCode
+from simulator.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
+from simulator.direct import DirectBroker, values_of
 
 CONFIG = {
     "remote_storage_enable": "true",

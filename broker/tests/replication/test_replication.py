@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from broker.testing.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker, values_of
 from broker.tests.api.test_broker_configs import change
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
@@ -20,6 +18,8 @@ from protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from simulator.cluster import DEADLINE_SECONDS, DirectCluster, direct_cluster
+from simulator.direct import DirectBroker, values_of
 
 TOPIC = "orders"
 

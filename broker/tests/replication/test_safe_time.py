@@ -14,18 +14,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.cluster.image import PartitionState
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
+from broker.metadata.image import PartitionState
 from broker.replication import sessions
 from broker.replication.fetcher import Fetcher
 from broker.replication.following import Follower
 from broker.replication.leading import ReplicatedPartition
 from broker.replication.safe_time import FACTS_MAX, SafeTime, Vouched
-from broker.slices import Slices
-from broker.testing.cluster import DirectCluster, direct_cluster
-from broker.testing.log import LogWorld
+from broker.runtime.slices import Slices
 from broker.tests.replication.test_replication import TOPIC, create, led, produce, until
 from protocol.messages.fetch import (
     EpochEndOffset,
@@ -35,6 +33,8 @@ from protocol.messages.fetch import (
     PartitionData,
     ReplicaFetchResponse,
 )
+from simulator.cluster import DirectCluster, direct_cluster
+from simulator.log import LogWorld
 
 LEADER, SELF = 1, 2
 OFTEN = {"replica.fetch.wait.max.ms": "20"}

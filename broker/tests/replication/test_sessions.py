@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from broker.cluster.follower_fetches import FollowerFetches
 from broker.log.validation import AppendOrigin
-from broker.replication.serving import FollowerFetches
 from broker.replication.sessions import NAMED_MAX, NO_SESSION, Asking, Told
-from broker.testing.cluster import DirectCluster, direct_cluster
-from broker.testing.direct import DirectBroker, values_of
 from broker.tests.replication.test_replication import TOPIC, create, described, led, produce, until
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from protocol.records.encode import Record, build_batch
+from simulator.cluster import DirectCluster, direct_cluster
+from simulator.direct import DirectBroker, values_of
 
 PARTITIONS = 12
 

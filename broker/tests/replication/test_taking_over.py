@@ -10,20 +10,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from broker.background import BackgroundTasks
-from broker.cluster.image import PartitionState
-from broker.config import BrokerConfig
+from broker.cluster.replication import Replication
+from broker.configs.broker_config import BrokerConfig
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
-from broker.ports import SystemClock
+from broker.metadata.image import PartitionState
 from broker.replication.following import Follower
-from broker.replication.replication import Replication
-from broker.slices import Slices
-from broker.testing.call_clock import CallClock
-from broker.testing.cluster import direct_cluster
-from broker.testing.log import LogWorld
+from broker.runtime.background import BackgroundTasks
+from broker.runtime.ports import SystemClock
+from broker.runtime.slices import Slices
 from broker.tests.replication.test_replication import TOPIC, create, described, led, produce, until
 from protocol.messages.fetch import PartitionData
+from simulator.call_clock import CallClock
+from simulator.cluster import direct_cluster
+from simulator.log import LogWorld
 
 STATE = PartitionState((1, 2), 1, 9, (1, 2))
 SMALL, LARGE_BYTES = 300, 1_000_000

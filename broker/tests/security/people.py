@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from broker.configs.authorization import AUTHORIZERS
 from broker.net.reply import Peer
-from broker.security.acl.configs import AUTHORIZERS
 from broker.security.acl.model import PatternType, Permission
 from broker.security.principal import Principal, Session
 from broker.security.rights import Operation, ResourceType
-from broker.testing.direct import DirectBroker, direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
+from simulator.direct import DirectBroker, direct_broker
 
 SECURED = {"authorizer.class.name": AUTHORIZERS[0], "super.users": "User:admin"}
 HOST = "10.0.0.7"

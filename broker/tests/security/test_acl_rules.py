@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from broker.runtime.slices import finish
 from broker.security.acl.authorizer import AclAuthorizer
 from broker.security.acl.model import Acl, AclFilter, PatternType, Permission, checked, checked_filter
 from broker.security.acl.rules import AclRules
 from broker.security.principal import Principal, Session
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import finish
 from protocol.errors import ErrorCode, KafkaError
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.GROUP

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.cluster.store import EmbeddedStore
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.ports import StoreUnavailableError, SystemClock
-from broker.security.acl.configs import AUTHORIZERS
+from broker.configs.authorization import AUTHORIZERS
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
+from broker.runtime.ports import StoreUnavailableError, SystemClock
+from broker.runtime.slices import Slices
 from broker.security.acl.model import Acl, AclFilter, PatternType, Permission
 from broker.security.acl.rules import AclRules
 from broker.security.acl.store import ROOT, AclStore
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.slices import Slices
-from broker.testing.coordination import SimulatedEnsemble
-from broker.testing.direct import direct_broker
-from broker.testing.world import World
+from broker.stores.embedded import EmbeddedStore
 from broker.tests.security.people import SECURED, allow, client, creation, grant, revoke_all, secured_broker
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from protocol.messages.describe_acls import DescribeAclsRequest
+from simulator.coordination import SimulatedEnsemble
+from simulator.direct import direct_broker
+from simulator.world import World
 
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 PREFIXED, LITERAL = PatternType.PREFIXED, PatternType.LITERAL

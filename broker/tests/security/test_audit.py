@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.security.audit import ALL_LINES_MAX, LINES_MAX, LOGGER, AuditLog
 from broker.security.principal import Principal, Session
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.testing.direct import direct_broker
 from broker.tests.security.people import SECURED, allow, client, creation, secured_broker
 from protocol.messages.create_acls import CreateAclsRequest
+from simulator.direct import direct_broker
 
 ANN = Session(Principal("User", "ann"), "SASL", "PLAIN")
 

@@ -18,7 +18,6 @@ from broker.security.principal import Principal
 from broker.security.sasl.authentication import Authentication, Mechanism, Refusal, State
 from broker.security.sasl.exchange import Identity
 from broker.security.sasl.plain import PlainExchange, PlainUsers
-from broker.testing.direct import direct_broker
 from broker.tests.security.sasl_clients import ScramClient, credential, exchange
 from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
@@ -28,6 +27,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataResponse
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from protocol.schema import ApiMessage
+from simulator.direct import direct_broker
 
 ANN = b"\0ann\0secret-1"
 PLAIN_USERS = PlainUsers({"ann": "secret-1", "bob": "secret-2"})

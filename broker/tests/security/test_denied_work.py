@@ -14,14 +14,14 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from broker.ports import Clock
+from broker.runtime.ports import Clock
 from broker.security.rights import Operation, ResourceType
-from broker.testing.call_clock import counted_calls
-from broker.testing.direct import DirectBroker, direct_broker
 from broker.tests.security.people import SECURED, client, creation, grant, revoke_all
 from broker.tests.security.test_matrix import BATCH, CASES, DESCRIBE, Case, Names, commit
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from simulator.call_clock import counted_calls
+from simulator.direct import DirectBroker, direct_broker
 
 TOPIC, GROUP, TRANSACTION = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 PARTITIONS = 60

@@ -14,23 +14,23 @@ import pytest
 from cryptography import x509
 from joserfc import jwt
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
+from broker.net import introductions as inter_broker
+from broker.net.introductions import InterBroker
 from broker.net.outgoing import OutgoingConnection
-from broker.security import inter_broker
-from broker.security.inter_broker import InterBroker
 from broker.security.sasl.bearer_tokens import BearerTokens
 from broker.security.sasl.scram import ScramMechanism, credential_of, salted_password
 from broker.security.sasl.settings import TokenLogin
 from broker.security.sasl.users import Change
 from broker.security.tls.client_tls import client_tls
-from broker.testing.certificates import Identity, identity
-from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.tests.security.people import SECURED
 from broker.tests.security.test_jwks import DOCUMENT, KEY, issuer
 from broker.tests.security.test_jwks import MODULE as OAUTHBEARER
 from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from simulator.certificates import Identity, identity
+from simulator.cluster import DirectCluster, direct_cluster
 
 AUTHORITY = identity("authority")
 PASSWORD, STORE_PASSWORD = "broker-secret", "store-secret"

@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 from joserfc import jwk, jwt
 
-from broker.config_key import ConfigError
+from broker.configs.config_key import ConfigError
 from broker.security.sasl.jwks import read_document
 from broker.security.tls.client_tls import client_tls
-from broker.testing.certificates import Identity, identity, trusted_pkcs12
-from broker.testing.stores import eventually
 from broker.tests.security.test_sasl_listener import broker
 from protocol.errors import ErrorCode
 from protocol.messages.incremental_alter_configs import (
@@ -28,6 +26,8 @@ from protocol.messages.incremental_alter_configs import (
 )
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
+from simulator.certificates import Identity, identity, trusted_pkcs12
+from simulator.stores import eventually
 
 AUTHORITY = identity("authority")
 ISSUER = identity("issuer", AUTHORITY)

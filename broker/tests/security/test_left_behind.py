@@ -10,15 +10,15 @@ import struct
 import warnings
 from pathlib import Path
 
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
 from broker.net.tls_connection import TlsConnection
 from broker.security.sasl.authentication import Authentication
 from broker.server import Broker
-from broker.testing.certificates import identity
 from protocol.headers import RequestHeader, encode_request_header
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
 from protocol.schema import ApiMessage
+from simulator.certificates import identity
 
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

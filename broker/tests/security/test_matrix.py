@@ -19,7 +19,6 @@ import pytest
 
 from broker.security.acl.model import PatternType, Permission
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, Right
-from broker.testing.direct import DirectBroker
 from broker.tests.security.people import HOST, allow, client, creation, grant, revoke_all, secured_broker
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -68,6 +67,7 @@ from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.sync_group import SyncGroupRequest
 from protocol.records.encode import Record, build_batch
 from protocol.schema import NIL_UUID, ApiMessage, Struct
+from simulator.direct import DirectBroker
 
 TOPIC, GROUP, CLUSTER, TRANSACTION = (
     ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID,

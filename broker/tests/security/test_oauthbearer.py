@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from joserfc import jwk, jwt
 from joserfc.errors import SecurityWarning
 
-from broker.config_key import ConfigError
-from broker.ports import SystemClock, SystemEntropy
+from broker.configs.config_key import ConfigError
+from broker.runtime.ports import SystemClock, SystemEntropy
 from broker.security.sasl.exchange import AuthenticationError, Identity
 from broker.security.sasl.jwks import JwksSource, Pauses
 from broker.security.sasl.jwt import Expectations, Keys, SignedValidator, UnsecuredValidator

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from broker.api.throttling import Throttling
-from broker.cluster.store import EmbeddedStore
 from broker.net.reply import Peer, Pending
+from broker.runtime.slices import Slices, Work
+from broker.runtime.usage import USAGE, ChargingExecutor, Usage, charged
 from broker.security.principal import Principal, Session
 from broker.security.quotas.model import Entity, Quota, changed
 from broker.security.quotas.quotas import Quotas
 from broker.security.quotas.store import ROOT, QuotaStore
-from broker.slices import Slices, Work
-from broker.testing.direct import direct_broker
-from broker.usage import USAGE, ChargingExecutor, Usage, charged
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import ErrorCode, KafkaError
 from protocol.headers import RequestHeader, encode_request_header, encode_response_header
 from protocol.messages.alter_client_quotas import (
@@ -34,6 +33,7 @@ from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.messages.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from protocol.messages.produce import ProduceRequest
+from simulator.direct import direct_broker
 from tablelayer.server.extension import TableExtension
 
 LEVELS: list[dict[str, str]] = [

@@ -12,12 +12,12 @@ from broker.net.reply import CloseConnection
 from broker.security.acl.model import Permission
 from broker.security.principal import Principal, Session
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.testing.direct import DirectBroker, values_of
 from broker.tests.security.people import allow, client, creation, grant, revoke_all, secured_broker
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records.encode import Record, build_batch
+from simulator.direct import DirectBroker, values_of
 
 TOPIC, CLUSTER, TRANSACTION = ResourceType.TOPIC, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
 from broker.metrics.endpoint import MetricsEndpoint
-from broker.ports import Clock
+from broker.runtime.ports import Clock
 from broker.security.sasl.scram import ScramMechanism, salted_password
 from broker.server import Broker
-from broker.testing.direct import response_type
 from broker.tests.security.sasl_clients import ScramClient
 from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
@@ -41,6 +40,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
 from protocol.schema import ApiMessage
+from simulator.direct import response_type
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 JAAS = "listener.name.client.plain.sasl.jaas.config"

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.config_key import ConfigError
-from broker.ports import SystemClock, SystemEntropy
+from broker.configs.config_key import ConfigError
+from broker.runtime.ports import SystemClock, SystemEntropy
 from broker.security.sasl.settings import SaslParts, sasl_of_listener
 
 

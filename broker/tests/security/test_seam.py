@@ -9,13 +9,13 @@ import pytest
 from broker.api.dispatch import Dispatcher, failed_response
 from broker.net.reply import CloseConnection, Peer
 from broker.requests.declaration import ApiDeclaration
+from broker.runtime.slices import finish
 from broker.security.principal import ANONYMOUS, Principal, Session
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
-from broker.slices import finish
-from broker.testing.direct import DirectBroker, direct_broker
 from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, encode_request_header
+from simulator.direct import DirectBroker, direct_broker
 from tablelayer.server.extension import TableExtension
 
 PUBLIC_KEYS = {17, 18, 36}

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.testing.direct import DirectBroker, direct_broker
 from broker.tests.security.people import allow, client, creation, grant, revoke_all, secured_broker
 from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
@@ -19,6 +18,7 @@ from protocol.messages.describe_topic_partitions import TopicRequest as Partitio
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from simulator.direct import DirectBroker, direct_broker
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 

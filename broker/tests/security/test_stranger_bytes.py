@@ -25,8 +25,6 @@ from broker.net.reply import Answer, CloseConnection, Peer, Pending
 from broker.net.tls import TlsError, TlsStream
 from broker.security.sasl.authentication import Mechanism
 from broker.security.sasl.plain import PlainExchange, PlainUsers
-from broker.testing.certificates import identity
-from broker.testing.direct import direct_broker
 from broker.tests.security.sasl_clients import ScramClient, credential, exchange
 from protocol.headers import RequestHeader, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest
@@ -34,6 +32,8 @@ from protocol.messages.metadata import MetadataRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from protocol.messages.sasl_handshake import SaslHandshakeRequest
 from protocol.schema import ApiMessage
+from simulator.certificates import identity
+from simulator.direct import direct_broker
 
 SEED = int(os.environ.get("HEADRACE_STRANGER_SEED", "1"))
 ROUNDS = int(os.environ.get("HEADRACE_STRANGER_ROUNDS", "200000"))

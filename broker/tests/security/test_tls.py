@@ -13,20 +13,21 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
-from broker.security.tls import kernel, reloading
-from broker.security.tls.ciphers import choose_suites
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.ciphers import choose_suites
+from broker.configs.config_key import ConfigError
+from broker.configs.principal_rules import PrincipalRules
+from broker.net import certificates as reloading
+from broker.security.tls import kernel
 from broker.security.tls.listener_tls import load_tls, settings_of
 from broker.security.tls.names import subject_of
-from broker.security.tls.rules import PrincipalRules
 from broker.security.tls.stores import Store, read_certificates
 from broker.server import Broker
-from broker.testing.certificates import identity, trusted_pkcs12
-from broker.testing.direct import DirectBroker
 from broker.tests.api.test_broker_configs import BROKER, SET, alter
 from protocol.errors import ErrorCode
 from protocol.tests import jks_files
+from simulator.certificates import identity, trusted_pkcs12
+from simulator.direct import DirectBroker
 
 AUTHORITY = identity("authority")
 SERVER = identity("localhost", AUTHORITY)

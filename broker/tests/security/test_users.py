@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.cluster.store import EmbeddedStore
-from broker.ports import CoordinationStore, SystemEntropy
+from broker.runtime.ports import CoordinationStore, SystemEntropy
 from broker.security.principal import Principal, Session
 from broker.security.sasl.exchange import AuthenticationError
 from broker.security.sasl.scram import ScramMechanism, salted_password
 from broker.security.sasl.settings import sasl_of_listener
 from broker.security.sasl.tokens import DelegationTokens
 from broker.security.sasl.users import Change, ScramUsers
-from broker.testing.direct import DirectBroker, direct_broker
-from broker.testing.stores import eventually
+from broker.stores.embedded import EmbeddedStore
 from broker.tests.security.sasl_clients import ScramClient, credential
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_user_scram_credentials import (
@@ -36,6 +34,8 @@ from protocol.messages.describe_delegation_token import (
 from protocol.messages.describe_user_scram_credentials import DescribeUserScramCredentialsRequest, UserName
 from protocol.messages.expire_delegation_token import ExpireDelegationTokenRequest
 from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
+from simulator.direct import DirectBroker, direct_broker
+from simulator.stores import eventually
 
 SHA_256, SHA_512 = ScramMechanism.SHA_256, ScramMechanism.SHA_512
 SALT = b"1234567890abcdefghijklmno"

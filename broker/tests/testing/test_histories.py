@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from broker.testing.histories import (
+from simulator.histories import (
     Log,
     LoggedBatch,
     Outcome,
@@ -22,7 +22,7 @@ from broker.testing.histories import (
     check_transactions,
     read_segment,
 )
-from broker.testing.log import LogWorld
+from simulator.log import LogWorld
 
 PLACES: list[Place] = [("t", 0), ("t", 1)]
 SEEDS = range(20)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.loop import DeadlockError, LivelockError, SimulatedLoop
-from broker.testing.world import World
+from simulator.loop import DeadlockError, LivelockError, SimulatedLoop
+from simulator.world import World
 
 
 def run(loop: SimulatedLoop, begin: Callable[[], object]) -> None:

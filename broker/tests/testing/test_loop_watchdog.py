@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from broker.testing.loop_watchdog import LoopWatchdog
+from simulator.loop_watchdog import LoopWatchdog
 
 
 def hold_up_the_loop(seconds: float) -> None:

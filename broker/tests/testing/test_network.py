@@ -12,8 +12,8 @@ from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.net.outgoing import OutgoingConnection
 from broker.net.reply import Pending
-from broker.testing.loop import OWNER, SimulatedLoop
-from broker.testing.network import WINDOW_BYTES, SimulatedNetwork
+from simulator.loop import OWNER, SimulatedLoop
+from simulator.network import WINDOW_BYTES, SimulatedNetwork
 
 Test = Callable[["Pair"], Awaitable[None]]
 

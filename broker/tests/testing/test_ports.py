@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 
 
 def test_a_kept_port_is_given_to_nobody_and_a_server_may_listen_at_it_again_and_again():

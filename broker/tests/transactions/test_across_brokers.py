@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.cluster import DirectCluster, Routed, direct_cluster
-from broker.testing.transactional_client import TV1, TV2, Client, committed_values, position, until
 from broker.transactions import journal
 from broker.transactions.others import SendersOfMarkers
 from protocol.errors import ErrorCode, KafkaError
@@ -20,6 +18,8 @@ from protocol.messages.add_partitions_to_txn import (
 )
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
+from simulator.cluster import DirectCluster, Routed, direct_cluster
+from simulator.transactional_client import TV1, TV2, Client, committed_values, position, until
 
 CONFIG = {"offsets.topic.num.partitions": "3", "transaction.state.log.num.partitions": "3"}
 PLACES = [("t", 0), ("t", 1), ("t", 2)]

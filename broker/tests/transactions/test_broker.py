@@ -8,18 +8,6 @@ import pytest
 from broker.cluster.journal_topic import JournalTopic
 from broker.groups.coordinator import GroupCoordinator
 from broker.log.partition_log import AppendOrigin
-from broker.testing.direct import direct_broker
-from broker.testing.log import StillClock
-from broker.testing.transactional_client import (
-    PRODUCE,
-    TV1,
-    TV2,
-    Client,
-    committed_values,
-    loaded,
-    position,
-    until,
-)
 from broker.transactions.coordinator import MARKERS_PER_TURN
 from broker.transactions.markers import write_marker
 from protocol.errors import ErrorCode
@@ -47,6 +35,18 @@ from protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
 )
 from protocol.records.encode import Record, build_batch
+from simulator.direct import direct_broker
+from simulator.log import StillClock
+from simulator.transactional_client import (
+    PRODUCE,
+    TV1,
+    TV2,
+    Client,
+    committed_values,
+    loaded,
+    position,
+    until,
+)
 
 
 async def latest(broker, isolation_level, topic="a", timestamp=-1):

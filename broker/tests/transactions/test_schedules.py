@@ -9,17 +9,17 @@ import random
 
 import pytest
 
-from broker.invariants import InvariantError
-from broker.testing.transactions import (
+from broker.runtime.invariants import InvariantError
+from broker.transactions import state as machine
+from broker.transactions.model import EPOCH_LAST_USABLE
+from protocol.errors import ErrorCode, KafkaError
+from simulator.transactions import (
     CrashError,
     History,
     SimulatedProducer,
     TransactionWorld,
     check_atomicity,
 )
-from broker.transactions import state as machine
-from broker.transactions.model import EPOCH_LAST_USABLE
-from protocol.errors import ErrorCode, KafkaError
 
 SCHEDULES = int(os.environ.get("HEADRACE_TXN_SCHEDULES", "1000"))
 FIRST_SEED = int(os.environ.get("HEADRACE_TXN_SEED", "0"))
@@ -93,7 +93,7 @@ def mutant_forgets_the_decision(monkeypatch):
             stored = machine.replace(stored, state=machine.State.PREPARE_ABORT)
         return original(transactional_id, stored, now)
 
-    monkeypatch.setattr("broker.testing.transactions.restore", restore)
+    monkeypatch.setattr("simulator.transactions.restore", restore)
 
 
 def mutant_never_fences(monkeypatch):
@@ -119,7 +119,7 @@ def mutant_completes_without_markers(monkeypatch):
 
 def mutant_lets_everything_in(monkeypatch):
     """No check that a write is part of the open transaction (T2)."""
-    monkeypatch.setattr("broker.testing.transactions.partition_error", lambda *_: ErrorCode.NONE)
+    monkeypatch.setattr("simulator.transactions.partition_error", lambda *_: ErrorCode.NONE)
 
 
 def mutant_takes_late_ends(monkeypatch):
@@ -142,7 +142,7 @@ def mutant_loses_partitions_in_a_restart(monkeypatch):
         kept = frozenset(sorted(stored.partitions)[:1])
         return original(transactional_id, machine.replace(stored, partitions=kept), now)
 
-    monkeypatch.setattr("broker.testing.transactions.restore", restore)
+    monkeypatch.setattr("simulator.transactions.restore", restore)
 
 
 def mutant_acknowledges_an_end_that_is_not_stored(monkeypatch):

@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from broker.testing.transactions import TIMEOUT_MS, TransactionWorld
 from broker.transactions.events import EndTransaction, Expire, InitProducer, Tick
 from broker.transactions.model import EPOCH_LAST_USABLE, Limits, State, Transaction
 from broker.transactions.state import needs_producer_id
 from protocol.errors import ErrorCode
+from simulator.transactions import TIMEOUT_MS, TransactionWorld
 
 A, B = ("topic", 0), ("topic", 1)
 DAY_MS = 86_400_000

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from broker.cluster.hooks import FetchedRecords
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo
+from broker.partitions.hooks import FetchedRecords
 from protocol.errors import ErrorCode, KafkaError
 from protocol.one_line import one_line
 from protocol.records.header import BatchHeader
@@ -44,7 +44,7 @@ from tablelayer.server.merge.writes import ClientWrite, OperationSource, Writer,
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
 
 logger = logging.getLogger("headrace.tables")
 

@@ -12,8 +12,8 @@ from tablelayer.model.messages.between import KeepDeadLettersRequest, KeepDeadLe
 from tablelayer.server.catalog.catalog import is_partition, is_table
 
 if TYPE_CHECKING:
-    from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
+    from broker.partitions.topic import TopicImage
 
 _MESSAGE_BYTES_MAX: Final = 100 << 20
 """Of a topic that is made: tables take whatever a request can hold, and so must the place of what they refuse."""

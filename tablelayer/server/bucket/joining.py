@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from broker.replication.leading import ReplicatedPartition
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
     from tablelayer.server.services import Services
 
 logger = logging.getLogger("headrace.tables")

@@ -27,7 +27,7 @@ from tablelayer.model.errors import RowError
 from tablelayer.server.merge.writes import OperationSource, Writer
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
     from tablelayer.server.services import WriteBudget
 
 logger = logging.getLogger("headrace.tables")

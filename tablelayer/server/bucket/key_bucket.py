@@ -26,8 +26,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker import disk_errors
 from broker.log.partition_log import AppendInfo, AppendOrigin
+from broker.runtime import disk_errors
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.batches.batch import opened_size_of
 from tablelayer.model.rows.versions import SchemaVersions
@@ -56,9 +56,9 @@ from tablelayer.server.store.tablet import PreparedWrite, Tablet
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from broker.cluster.partition import Partition
     from broker.log.partition_log import PartitionLog
-    from broker.ports import Disk
+    from broker.partitions.partition import Partition
+    from broker.runtime.ports import Disk
     from tablelayer.server.store.kv import KeyValueStore
 
 logger = logging.getLogger("headrace.tables")

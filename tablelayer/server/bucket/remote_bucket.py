@@ -30,7 +30,7 @@ from tablelayer.server.merge.engines import Operations
 from tablelayer.server.merge.writes import OperationSource, Writer
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
     from tablelayer.server.services import Services
 
 Response = TypeVar("Response", bound=m.TableResponse)

@@ -60,7 +60,7 @@ class Staleness(NamedTuple):
 
 
 class Standby:
-    """`broker.cluster.hooks.ReplicaHooks` of a primary-key table. See the module's contract."""
+    """`broker.partitions.hooks.ReplicaHooks` of a primary-key table. See the module's contract."""
 
     def __init__(self, services: Services, follower: Follower, before: KeptStore | None = None) -> None:
         """`before`: of the same bucket, whose store nobody has taken; it is closed first."""

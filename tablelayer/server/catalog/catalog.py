@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from broker.cluster.nodes import follow, modify
+from broker.metadata.nodes import follow, modify
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import (
@@ -43,8 +43,8 @@ from tablelayer.server.catalog.definition_reading import (
 )
 
 if TYPE_CHECKING:
-    from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
+    from broker.partitions.topic import TopicImage
 
 
 logger = logging.getLogger("headrace.tables")

@@ -15,7 +15,7 @@ from tablelayer.model.table.lake_shape import lake_complaint
 from tablelayer.model.topic_config import changed_table, from_topic_config
 
 if TYPE_CHECKING:
-    from broker.ports import Threads
+    from broker.runtime.ports import Threads
 
 DEFINITION_BYTES_MAX = 1_000_000
 """Of a table's configuration, its earlier schemas too, and of a statement in JSON: what a node of ZooKeeper holds."""

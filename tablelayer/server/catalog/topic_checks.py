@@ -32,14 +32,14 @@ from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryH
 from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
 
 if TYPE_CHECKING:
-    from broker.cluster.topic import TopicImage
+    from broker.partitions.topic import TopicImage
 
 PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
 """A topic with more than one dot in its name: its table would be the first group."""
 
 
 class TopicChecks:
-    """What a `broker.cluster.topic_policy.TopicPolicy` says of configurations."""
+    """What a `broker.replication.topic_policy.TopicPolicy` says of configurations."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog

@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
+from broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from protocol.errors import ErrorCode, KafkaError
 from protocol.one_line import one_line
 from tablelayer.model.options.kafka_formats import parse_registry_url
@@ -35,8 +35,8 @@ from tablelayer.model.options.kafka_formats import parse_registry_url
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from broker.config import BrokerConfig
-    from broker.ports import Clock, Threads
+    from broker.configs.broker_config import BrokerConfig
+    from broker.runtime.ports import Clock, Threads
     from tablelayer.model.avro.schema import AvroSchema
 
 logger = logging.getLogger("headrace.tables")

@@ -11,8 +11,8 @@ import hmac
 import re
 from urllib.parse import urlsplit
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigKey, ConfigType
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigKey, ConfigType
 from tablelayer.model.messages.lake import LakeProperty
 
 TIERING_TOKEN = "datalake.tiering.token"

@@ -27,8 +27,8 @@ from tablelayer.server.catalog.catalog import Catalog, is_partition, is_table
 from tablelayer.server.lake.catalogs import has_catalog
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
-    from broker.cluster.topic import TopicImage
+    from broker.partitions.partition import Partition
+    from broker.partitions.topic import TopicImage
     from tablelayer.server.lake.tiering import LakeRounds
 
 _ENDS_SECONDS = 5.0

@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 from uuid import UUID
 
-from broker.cluster.nodes import OwnedNodes, follow
-from broker.ports import Clock, CoordinationStore
+from broker.metadata.nodes import OwnedNodes, follow
+from broker.runtime.ports import Clock, CoordinationStore
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.lake.offsets import Offsets, Place
 from tablelayer.server.lake.machine import Candidate, LakeMachine, LakeState, Now, Round, Timing, Trouble

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from broker.cluster.nodes import modify
-from broker.ports import CoordinationStore
+from broker.metadata.nodes import modify
+from broker.runtime.ports import CoordinationStore
 from protocol.lazy import lazy_module
 from tablelayer.model.errors import TableError, TableErrorCode
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from broker.cluster.hooks import FetchedRecords
 from broker.log.partition_log import AppendInfo
+from broker.partitions.hooks import FetchedRecords
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import BatchHeader
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
@@ -32,7 +32,7 @@ from tablelayer.server.merge.writes import Writer, made_for
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
 
 _ATTEMPTS = 3
 """A partition may be dropped between its creation and the write; nothing is logged by then."""

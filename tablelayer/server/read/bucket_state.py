@@ -38,8 +38,8 @@ from tablelayer.server.store.keys import key_rows
 from tablelayer.server.store.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
     from broker.log.region import FileRegion
+    from broker.partitions.partition import Partition
     from tablelayer.server.bucket.key_bucket import KeyBucket
     from tablelayer.server.services import Services
 

@@ -40,8 +40,8 @@ from tablelayer.server.regions import headers_of
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
     from broker.log.region import FileRegion
+    from broker.partitions.partition import Partition
 
 logger = logging.getLogger("headrace.tables")
 

@@ -29,8 +29,8 @@ from tablelayer.server.store.kv import KeyValueStore
 from tablelayer.server.store.tablet import Tablet
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
     from broker.log.region import FileRegion
+    from broker.partitions.partition import Partition
     from tablelayer.model.rows.versions import SchemaVersions
     from tablelayer.server.bucket.key_bucket import KeyBucket
     from tablelayer.server.services import Services

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from broker.cluster.nodes import follow, modify
+from broker.metadata.nodes import follow, modify
 
 if TYPE_CHECKING:
-    from broker.ports import CoordinationStore
+    from broker.runtime.ports import CoordinationStore
     from broker.security.principal import Principal
 
 ROOT = "/security/columns"

@@ -50,7 +50,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import asdict, replace
 
-from broker.cluster.nodes import OwnedNodes
+from broker.metadata.nodes import OwnedNodes
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE
 from tablelayer.model import messages as m
@@ -74,7 +74,7 @@ from tablelayer.server.staged.staging import (
 )
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.partitions.partition import Partition
     from tablelayer.server.services import Services
 
 logger = logging.getLogger("headrace.tables")

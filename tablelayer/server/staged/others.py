@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from broker.cluster.image import NO_LEADER
+from broker.metadata.image import NO_LEADER
 from broker.net.peers import PeerLostError
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.ports import Clock, Disk
+from broker.runtime.ports import Clock, Disk
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.server.limits import Limits
 from tablelayer.server.staged.staging import batch_folders

@@ -29,7 +29,7 @@ import crc32c
 import msgspec
 
 from broker.log.disk import SystemDisk
-from broker.ports import Clock, Disk, DiskFile, SystemClock
+from broker.runtime.ports import Clock, Disk, DiskFile, SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.server.merge.writes import ClientWrite

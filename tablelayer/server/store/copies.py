@@ -22,9 +22,9 @@ from tablelayer.server.store import recovery
 from tablelayer.server.store.kv import DamagedStoreError, KeyValueStore
 
 if TYPE_CHECKING:
-    from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
-    from broker.ports import Disk
+    from broker.partitions.topic import TopicImage
+    from broker.runtime.ports import Disk
 
 PIECE_BYTES: Final = 1 << 20
 IDLE_SECONDS: Final = 60.0

@@ -42,7 +42,7 @@ from rocksdict import (
 )
 
 from broker.log.disk import SystemDisk
-from broker.ports import Clock, Disk, SystemClock, SystemThreads, Threads
+from broker.runtime.ports import Clock, Disk, SystemClock, SystemThreads, Threads
 from tablelayer.model.types.sizes import RowCost
 from tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
 from tablelayer.server.room import Room

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from broker.ports import Disk
+from broker.runtime.ports import Disk
 from tablelayer.server.store.kv import DamagedStoreError, KeyValueStore, SharedMemory, StoreInUseError
 from tablelayer.server.store.snapshots import BucketSnapshots, DamagedSnapshotError, Snapshot
 

@@ -32,7 +32,7 @@ from broker.log.disk import SystemDisk
 from broker.objects.files import PIECE_BYTES, RemoteFiles
 
 if TYPE_CHECKING:
-    from broker.ports import Disk
+    from broker.runtime.ports import Disk
     from tablelayer.model.table.definition import TableDefinition
     from tablelayer.server.store.kv import KeyValueStore, SharedMemory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 from tablelayer.tests.cli.test_serve import refused
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
 from broker.metrics.collect import BROKER_METRICS
 from broker.metrics.model import MetricKind
 from broker.metrics.remote_log import REMOTE_METRICS

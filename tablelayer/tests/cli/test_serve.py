@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 from tablelayer.cli.main import app
 from tablelayer.client import ClientConfig, connect
 

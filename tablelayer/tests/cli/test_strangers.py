@@ -8,7 +8,7 @@ import struct
 import urllib.request
 from pathlib import Path
 
-from broker.limited_lines import LINES_MAX
+from broker.runtime.limited_lines import LINES_MAX
 
 ATTEMPTS = LINES_MAX + 5
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
 from broker.server import Broker
 from protocol.headers import decode_request_header, encode_response_header
 from protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from broker.testing.ports import free_port
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from protocol.messages.metadata import (
@@ -14,6 +13,7 @@ from protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from simulator.ports import free_port
 from tablelayer.client import ClientConfig, connect_async
 from tablelayer.client.errors import ConnectionFailed
 from tablelayer.client.wire.cluster import parse_bootstrap

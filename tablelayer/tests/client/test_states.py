@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.ports import free_port
+from simulator.ports import free_port
 from tablelayer.client import ChangeType, DataError, TableError, TableErrorCode, connect
 from tablelayer.client.errors import ConnectionLost
 from tablelayer.model.messages import ScanSnapshotRequest

@@ -18,10 +18,10 @@ import threading
 import time
 from pathlib import Path
 
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
 from broker.server import Broker
-from broker.testing.loop import SimulatedEntropy
-from broker.testing.loop_watchdog import LoopWatchdog
+from simulator.loop import SimulatedEntropy
+from simulator.loop_watchdog import LoopWatchdog
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.limits import Limits
 

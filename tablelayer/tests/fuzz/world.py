@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.testing.direct import response_type
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
@@ -30,6 +29,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage
+from simulator.direct import response_type
 from tablelayer.model import messages as m
 from tablelayer.model.avro.schema import schema_text
 from tablelayer.model.avro.write import Frame, rows_to_avro

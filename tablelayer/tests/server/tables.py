@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from broker.net.reply import Peer
-from broker.ports import SystemClock
+from broker.runtime.ports import SystemClock
 from broker.security.principal import ANONYMOUS, Session
-from broker.testing.direct import DirectBroker, direct_broker
-from broker.testing.files import copy_as_killed as copy_as_killed
+from simulator.direct import DirectBroker, direct_broker
+from simulator.files import copy_as_killed as copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.batches.ipc import decode_ipc, encode_ipc

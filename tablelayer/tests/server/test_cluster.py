@@ -11,11 +11,11 @@ import pytest
 
 from broker.replication.following import Follower
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
-from broker.testing.cluster import DirectCluster, Routed, direct_cluster
-from broker.testing.direct import DirectBroker, values_of
 from broker.tests.security.people import HOST, SECURED, allow, client, creation, grant
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
+from simulator.cluster import DirectCluster, Routed, direct_cluster
+from simulator.direct import DirectBroker, values_of
 from tablelayer.client.connection import AsyncConnection
 from tablelayer.model import messages as m
 from tablelayer.model.batches.ipc import encode_ipc

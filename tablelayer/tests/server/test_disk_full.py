@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.disk_errors import is_disk_full
+from broker.runtime.disk_errors import is_disk_full
 from protocol.errors import ErrorCode
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.server.limits import Limits

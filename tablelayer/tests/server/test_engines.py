@@ -491,7 +491,7 @@ async def test_r10_the_numbers_of_an_int_column_end(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("k INT, n INT, PRIMARY KEY (k) NOT ENFORCED",
                                         given={"auto-increment.fields": "n"})  # fmt: skip
-        from broker.ports import CreateNode
+        from broker.runtime.ports import CreateNode
 
         path = f"/auto-increment/{table.table_id}"
         await all_tables.broker.context.store.transact([CreateNode(path, str(2**31 - 1).encode())])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.files import copy_as_killed
+from simulator.files import copy_as_killed
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.limits import Limits

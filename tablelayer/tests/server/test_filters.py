@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from broker.testing.files import copy_as_killed
+from simulator.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.batches import statistics
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType, with_statistics

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from broker.security.rights import Operation, ResourceType
-from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.tests.security.people import SECURED, allow, client, revoke_all
 from protocol.errors import ErrorCode
+from simulator.cluster import DirectCluster, direct_cluster
 from tablelayer.client.read.reader import nullable_schema
 from tablelayer.model import messages as m
 from tablelayer.model.batches.ipc import decode_answer, encode_ipc

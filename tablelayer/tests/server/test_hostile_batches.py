@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from broker.testing.files import copy_as_killed
 from protocol.errors import ErrorCode
 from protocol.records.decode import decode_records
 from protocol.records.header import iter_headers
+from simulator.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.model.batches.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, decode_ipc, encode_ipc

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from broker.cluster.partition import Partition
 from broker.log.partition_log import AppendInfo
+from broker.partitions.partition import Partition
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from tablelayer.model.ddl import CreateTable, parse

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from broker.ports import (
+from broker.runtime.ports import (
     BadVersionError,
     CreateNode,
     DeleteNode,

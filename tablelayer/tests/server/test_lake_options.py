@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
 from protocol.errors import KafkaError
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import run, tables

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.config import BrokerConfig
-from broker.config_key import ConfigError
+from broker.configs.broker_config import BrokerConfig
+from broker.configs.config_key import ConfigError
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.catalogs import lake_catalog

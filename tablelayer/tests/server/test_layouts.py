@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.data_dir import LAYOUT_VERSION
-from broker.config_key import ConfigError
-from broker.testing.transactional_client import committed_values, position, until
+from broker.configs.config_key import ConfigError
+from broker.partitions.data_dir import LAYOUT_VERSION
 from protocol.errors import ErrorCode, KafkaError
+from simulator.transactional_client import committed_values, position, until
 from tablelayer.tests.server.tables import Table, Tables, tables
 
 LAYOUTS = Path(__file__).parent / "layouts"

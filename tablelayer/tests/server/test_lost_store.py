@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.store import EmbeddedStore
-from broker.ports import Node, StoreOperation, StoreOutcomeUnknownError, StoreUnavailableError
+from broker.runtime.ports import Node, StoreOperation, StoreOutcomeUnknownError, StoreUnavailableError
+from broker.stores.embedded import EmbeddedStore
 from protocol.errors import ErrorCode
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.ports import SystemClock, SystemThreads
+from broker.runtime.ports import SystemClock, SystemThreads
 from tablelayer.model.types.sizes import RowCost
 from tablelayer.server.limits import Limits
 from tablelayer.server.room import Room

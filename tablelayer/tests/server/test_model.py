@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.files import copy_as_killed
+from simulator.files import copy_as_killed
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Row, Table, replay, tables, until
 

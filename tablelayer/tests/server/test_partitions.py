@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from broker.ports import SetNode
+from broker.runtime.ports import SetNode
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tablelayer
-from broker.testing.port_rules import touched
+from simulator.port_rules import touched
 
 ROOT = Path(tablelayer.__path__[0])
 ROOMS = [ROOT / "server", ROOT / "model"]

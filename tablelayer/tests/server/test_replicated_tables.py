@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.ports import SetNode
 from broker.replication.leading import ReplicatedPartition
 from broker.replication.progress import Progress
-from broker.testing.cluster import DirectCluster, direct_cluster
+from broker.runtime.ports import SetNode
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
+from simulator.cluster import DirectCluster, direct_cluster
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.batches.ipc import encode_ipc

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.ports import SystemClock
+from broker.runtime.ports import SystemClock
 from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.limits import Limits

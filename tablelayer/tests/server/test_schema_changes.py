@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.files import copy_as_killed
+from simulator.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.schema.schema import Column

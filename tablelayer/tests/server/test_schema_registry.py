@@ -18,7 +18,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from broker.ports import SystemThreads
+from broker.runtime.ports import SystemThreads
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.avro.schema import AvroSchema
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
@@ -453,7 +453,7 @@ def test_a_refusal_to_register_says_why() -> None:
 def test_configurations_that_contradict_each_other(
     url: str | None, config: dict[str, str], reason: str
 ) -> None:
-    from broker.config_key import ConfigError
+    from broker.configs.config_key import ConfigError
 
     with pytest.raises(ConfigError, match=reason):
         registries(url, **config)

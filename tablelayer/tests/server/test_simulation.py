@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from broker.testing.cluster_simulation import BROKERS, simulate_cluster
-from broker.testing.histories import told
-from broker.testing.replicated_simulation import simulate_replication
-from broker.testing.simulation import Report, Simulation, simulate
-from broker.testing.world import LinkLostError, World
 from protocol.errors import ErrorCode
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from simulator.cluster_simulation import BROKERS, simulate_cluster
+from simulator.histories import told
+from simulator.replicated_simulation import simulate_replication
+from simulator.simulation import Report, Simulation, simulate
+from simulator.world import LinkLostError, World
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import parse_columns
 from tablelayer.model.table.definition import TableDefinition, TablePath

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from broker.objects.files import LocalFiles
-from broker.testing.files import copy_as_killed
-from broker.testing.fsyncs import recorded_fsyncs
+from simulator.files import copy_as_killed
+from simulator.fsyncs import recorded_fsyncs
 from tablelayer.server.limits import Limits
 from tablelayer.server.store.kv import KeyValueStore, SharedMemory
 from tablelayer.server.store.snapshots import (

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.cluster.replicas import LocalReplicas
 from broker.log.disk import SystemDisk
-from broker.ports import CreateNode, DiskUsage, StoreOperation
+from broker.replication.replicas import LocalReplicas
+from broker.runtime.ports import CreateNode, DiskUsage, StoreOperation
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType

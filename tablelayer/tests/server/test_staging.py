@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from broker.log.disk import SystemDisk
-from broker.ports import DiskFile, DiskUsage, SystemClock
+from broker.runtime.ports import DiskFile, DiskUsage, SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError
 from tablelayer.server.limits import Limits

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from broker.testing.cluster import DirectCluster, direct_cluster
 from protocol.errors import ErrorCode
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
+from simulator.cluster import DirectCluster, direct_cluster
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import parse_columns
 from tablelayer.model.table.definition import TableDefinition, TablePath

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.testing.files import copy_as_killed
+from simulator.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableErrorCode

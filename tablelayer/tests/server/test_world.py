@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.testing.world import Link, LinkLostError, World
 from protocol.errors import ErrorCode
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from simulator.world import Link, LinkLostError, World
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import parse_columns
 from tablelayer.model.table.definition import TableDefinition, TablePath

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from broker.testing.ports import free_port
-from broker.testing.three_brokers import NUMBERS, ThreeBrokers, settings_of
+from simulator.ports import free_port
+from simulator.three_brokers import NUMBERS, ThreeBrokers, settings_of
 from tablelayer.client import Connection, ConnectionSettings, connect
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.certificates import identity
+from simulator.certificates import identity
 from tablelayer.client import ConnectionSettings, connect
 from tablelayer.lake.change_source import TableChanges
 from tablelayer.spark.builder import create_view, table

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from broker.net.poller import run_server
-from broker.testing.direct import DirectBroker, direct_broker
 from protocol.records import check
 from protocol.records.encode import Record, build_batch
+from simulator.direct import DirectBroker, direct_broker
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import Tables
 from tablelayer.tests.walks.trace import Call, TracedBroker, traced_broker

@@ -26,10 +26,10 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
 
-from broker import slices
-from broker.config import BrokerConfig
+from broker.configs.broker_config import BrokerConfig
+from broker.runtime import slices
 from broker.server import Broker
-from broker.testing.direct import DirectBroker
+from simulator.direct import DirectBroker
 from tablelayer.server.extension import TableExtension
 
 ROOT = Path(__file__).parents[3]

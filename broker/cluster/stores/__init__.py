@@ -1,1 +1,0 @@
-"""Coordination stores besides the embedded one."""

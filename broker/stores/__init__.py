@@ -1,0 +1,1 @@
+"""Coordination stores: the embedded one and ZooKeeper."""

@@ -1,0 +1,485 @@
+"""A run of the simulator with several replicas of each partition: three brokers, each of which has them all.
+
+As `cluster_simulation.py`. Beside what is done there brokers are cut off each other, one way or both, or one off all
+others; whoever is the controller ends; all end at once; and the power is cut where nothing is synced (`lossy`), of one
+broker at a time: while another replica has what was published, in sync or eligible, nothing may be lost by it.
+Partitions, those of the groups' journals too, are moved between the brokers all the time, turned back and sent
+elsewhere; at the end each broker is to have all of them again. Their preferred leaders are elected meanwhile, how many
+have to be in sync is changed, and topics of one to three replicas are made and deleted. A consumer reads from the
+replica on its rack (KIP-392).
+
+Beside C1, C2 and M1 to M7
+
+    R1, R3    what was acknowledged by all, or read by anybody, is there at the end (C1, C2 of `histories.py`)
+    R2        below the high watermark the logs of all replicas are the same, byte by byte
+    R4        one leader of a partition in an epoch (M3); the high watermark that a leader shows never goes back in one
+    S1        a follower that says as of when it is has everything that any leader had published by then
+    R6        who joins the ISR has everything below it
+    R9        after all was healed every ISR is whole again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker.cluster.topics import Reassignment
+from broker.metadata import tree
+from broker.metadata.image import BrokerImage, PartitionState
+from broker.metadata.reassignment import is_moving
+from broker.runtime.ports import STORE_LOST, CreateNode, SetNode, StoreOperation
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from simulator.cluster_simulation import BROKERS, ClusterSimulation, simulate_cluster
+from simulator.direct import values_of
+from simulator.disk import Tear
+from simulator.histories import Place, Poll
+from simulator.simulation import KEPT, PASSING, POWER_TEARS, Report
+from simulator.world import LinkLostError, Member
+
+MODES = ("kill", "power", "lossy")
+LAG_MS = 2_000
+WHOLE_SECONDS = 20.0
+CUT_SECONDS = (0.2, 1.0, 4.0)
+MOVE_SECONDS = 5.0
+GROUPS = "__consumer_offsets"
+READ_BYTES = 1 << 20
+UNKNOWN_EPOCH = -2
+OUTDATED = {ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
+
+
+class ReplicatedSimulation(ClusterSimulation):
+    """See the module."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if args[3] is None:
+            self.mode = self.random.choice(MODES)
+        self._shown: dict[tuple[int, int, int], int] = {}
+        self._is_losing = False
+        self._is_one_lossy = False
+        self._joined: dict[int, tuple[int, ...]] = {}
+        self._published: dict[int, list[tuple[float, int]]] = {}
+        self.safe_times = 0
+        """How often a follower has said as of when it is."""
+        self._lost: dict[int, int] = {}
+        """The broker epoch of who has lost something, as it was before."""
+        self.moves = 0
+        assert self.world.ensemble is not None
+        self.world.ensemble.observers.append(self._observe)
+
+    def broker_config(self) -> dict[str, str]:
+        return super().broker_config() | {
+            "replica.lag.time.max.ms": str(LAG_MS),
+            "offsets.topic.replication.factor": "3",
+            "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+            # What one replica alone has, a power cut of that one may take.
+            "min.insync.replicas": "2" if self.mode == "lossy" else "1",
+        }
+
+    def member_config(self, node_id: int) -> dict[str, str]:
+        return {"broker.rack": _rack(node_id)}
+
+    def others(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return (self._near_reader(),)
+
+    async def _create_topics(self) -> None:
+        min_isr = 2 if self.mode == "lossy" else self.random.choice((1, 2))
+        await self._made(KEPT, self.kept_partitions, BROKERS, min_insync_replicas=str(min_isr))
+
+    # -- faults --------------------------------------------------------------------------------------------
+
+    def _tear(self) -> Tear:
+        """Of what is done to any broker at any time: in `lossy` the power is cut by `_lose`."""
+        return super()._tear() if self.mode == "power" else Tear.KEPT
+
+    async def _harm_ways(self) -> None:
+        others = asyncio.ensure_future(self._part_brokers())
+        watching = asyncio.ensure_future(self._watch_high_watermarks())
+        moving = asyncio.ensure_future(self._move_partitions())
+        administering = asyncio.ensure_future(self._administer())
+        try:
+            await super()._harm_ways()
+            await others
+        finally:
+            others.cancel()
+            watching.cancel()
+            moving.cancel()
+            administering.cancel()
+
+    async def _part_brokers(self) -> None:
+        faults = [self._part_two, self._isolate, self._end_controller, self._end_all]
+        while not self._healing:
+            await asyncio.sleep(self.random.uniform(0.5, 6.0))
+            if not self._healing:
+                self.faults += 1
+                is_lost = self.mode == "lossy" and self.random.random() < 0.5
+                await (self._lose if is_lost else self.random.choice(faults))()
+
+    async def _move_partitions(self) -> None:
+        """Whichever broker is asked: to two or three of them, in any order, or no longer."""
+        while not self._healing:
+            await asyncio.sleep(self.random.uniform(0.3, 3.0))
+            metadata = self._somebodys_metadata()
+            if metadata is None or self._healing:
+                continue
+            target = self.random.sample(range(BROKERS), self.random.choice((2, 3)))
+            topic, index = KEPT, self.random.randrange(self.kept_partitions)
+            if self.random.random() < 0.2:
+                topic, index = GROUPS, 0
+            move = Reassignment(topic, index, None if self.random.random() < 0.2 else target)
+            with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
+                async with asyncio.timeout(MOVE_SECONDS):
+                    self.moves += await metadata.reassign([move]) == [None]
+
+    async def _administer(self) -> None:
+        """Whichever broker is asked: have preferred leaders elected, or change how many have to be in sync."""
+        fewest = 2 if self.mode == "lossy" else 1
+        while not self._healing:
+            await asyncio.sleep(self.random.uniform(0.5, 5.0))
+            metadata = self._somebodys_metadata()
+            if metadata is None or self._healing:
+                continue
+            if self.random.random() < 0.5:
+                change = metadata.elect_leaders(
+                    [(KEPT, self.random.randrange(self.kept_partitions))], unclean=False
+                )
+            else:
+                min_isr = str(self.random.randrange(fewest, BROKERS + 1))
+                change = metadata.alter_config(KEPT, {"min.insync.replicas": min_isr})
+            with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
+                async with asyncio.timeout(MOVE_SECONDS):
+                    await change
+
+    async def _made(self, name: str, partitions: int, replicas: int = 1, **configs: str) -> None:
+        some = replicas if name == KEPT else self.random.randrange(1, BROKERS + 1)
+        await super()._made(name, partitions, some, **configs)
+
+    def _somebodys_metadata(self) -> Any:
+        up = [
+            member.direct.context.metadata
+            for member in self.world.members.values()
+            if member.is_up and member.direct is not None and member.direct.broker._loaded
+        ]
+        return self.random.choice(up) if up else None
+
+    async def _part_two(self) -> None:
+        """Brokers; one of them may still hear the other."""
+        one, other = self.random.sample(sorted(self.world.members), 2)
+        members = self.world.members
+        self.world.cut(members[one], members[other], both=self.random.random() < 0.5)
+        await asyncio.sleep(self.random.choice(CUT_SECONDS))
+        self.world.heal()
+
+    async def _isolate(self) -> None:
+        """One off all others; it may still hear them, or they it."""
+        alone = self.world.members[self.random.randrange(BROKERS)]
+        way = self.random.randrange(3)
+        for other in self.world.members.values():
+            if other is not alone:
+                sender, receiver = (other, alone) if way == 1 else (alone, other)
+                self.world.cut(sender, receiver, both=way == 2)
+        await asyncio.sleep(self.random.choice(CUT_SECONDS))
+        self.world.heal()
+
+    async def _end(self, member: Member) -> None:
+        while self._is_losing:
+            await self._rest()
+        await super()._end(member)
+
+    async def _expire(self, member: Member) -> None:
+        await self._after_a_loss()
+        await super()._expire(member)
+
+    async def _lose_store(self, member: Member) -> None:
+        await self._after_a_loss()
+        await super()._lose_store(member)
+
+    async def _pause(self, member: Member) -> None:
+        await self._after_a_loss()
+        await super()._pause(member)
+
+    async def _after_a_loss(self) -> None:
+        """Until the store knows whose log is not what it was. Whoever else leaves an ISR before leaves it to that one
+        alone, as it may where one replica is enough, and nobody leads any more.
+        """
+        while self._is_one_lossy:
+            await self._rest()
+
+    async def _crash(self, member: Member) -> None:
+        """Not of one that is being started by somebody else, who would wait for it for good."""
+        while self._is_losing:
+            await self._rest()
+        await super()._crash(member)
+
+    async def _end_together(self, members: Sequence[Member], tear: Callable[[], Tear]) -> None:
+        """Unless one of them is down, or about to be."""
+        if any(not member.is_up or member.died.is_set() for member in members):
+            return
+        self._is_losing = True
+        try:
+            for member in members:
+                member.disk.crash_at = None
+                what = tear()
+                member.cut_power(what) if what is not Tear.KEPT else member.kill()
+            await asyncio.sleep(self.random.uniform(0, 0.5))
+            await asyncio.gather(*(self._up(member) for member in members))
+        finally:
+            self._is_losing = False
+
+    async def _end_all(self) -> None:
+        """As when the power of a whole house is cut."""
+        await self._end_together(list(self.world.members.values()), self._tear)
+
+    async def _end_controller(self) -> None:
+        """Whatever it is about to do."""
+        ensemble = self.world.ensemble
+        assert ensemble is not None
+        node = ensemble.node(tree.CONTROLLER)
+        for member in self.world.members.values():
+            if node is not None and member.store is not None and member.store.session == node.owner:
+                await self._end_together([member], self._tear)
+                return
+
+    async def _lose(self) -> None:
+        """Of one broker everything that was not synced, while another has what was published."""
+        member = self.world.members[self.random.randrange(BROKERS)]
+        if self._is_kept_without(member.node_id) and all(map(self._is_well, self.world.members.values())):
+            self._lost[member.node_id] = _epoch(self._live(), member)
+            self._is_one_lossy = True
+            try:
+                await self._end_together([member], lambda: self.random.choice(POWER_TEARS))
+            finally:
+                self._is_one_lossy = False
+
+    def _is_well(self, member: Member) -> bool:
+        """Its session goes on, as far as it is up to it."""
+        is_suspended = self.world.loop.is_suspended(member.owner)
+        return not is_suspended and member.store is not None and member.store.connected
+
+    def _is_kept_without(self, node_id: int) -> bool:
+        """As the store has it. Nobody else loses any: who is killed holds its log as it is."""
+        assert self.world.ensemble is not None
+        live = self._live()
+        for member in self.world.members.values():
+            if member.node_id != node_id and self._lost.get(member.node_id, -1) == _epoch(live, member):
+                return False  # it counts as the one that it was before it has lost something
+        return all(
+            {*state.isr, *state.elr} - {node_id}
+            for name in self.world.ensemble.children(tree.TOPICS)
+            for state in self._states(name)
+            if len(state.replicas) > 1
+        )
+
+    def _live(self) -> Mapping[int, BrokerImage]:
+        assert self.world.ensemble is not None
+        return tree.decode_live_brokers(self.world.ensemble.node(tree.LIVE_BROKERS))
+
+    def _states(self, topic: str = KEPT) -> list[Any]:
+        assert self.world.ensemble is not None
+        node = self.world.ensemble.node(tree.chunk_path(topic, 0))
+        return [] if node is None else list(tree.decode_states(node.data))
+
+    async def _watch_high_watermarks(self) -> None:
+        """R4, looking at what runs."""
+        for number in itertools.count():
+            await asyncio.sleep(0.05)
+            for member in self.world.members.values():
+                if member.direct is None or not member.direct.broker._loaded:
+                    continue
+                for partition in member.direct.context.metadata.partitions(KEPT):
+                    if partition.closed or not partition.is_open:
+                        continue
+                    key = (
+                        member.incarnation * BROKERS + member.node_id,
+                        partition.index,
+                        partition.leader_epoch,
+                    )
+                    before = self._shown.get(key, 0)
+                    if partition.high_watermark < before:
+                        self.problems.append(
+                            f"the high watermark of {KEPT}-{partition.index} in epoch {partition.leader_epoch} went"
+                            f" from {before} back to {partition.high_watermark}"
+                        )
+                    self._shown[key] = partition.high_watermark
+                    published = self._published.setdefault(partition.index, [])
+                    if not published or partition.high_watermark > published[-1][1]:
+                        published.append((self.world.loop.time(), partition.high_watermark))
+            if number % 2:
+                self._check_safe_times()
+
+    def _check_safe_times(self) -> None:
+        """S1, of all that follows."""
+        for member in self.world.members.values():
+            if member.direct is None or not member.direct.broker._loaded:
+                continue
+            for index, published in self._published.items():
+                follower = member.direct.context.metadata.follower(KEPT, index)
+                if follower is None or not follower.is_open:
+                    continue
+                has = min(follower.high_watermark, follower.log.log_end_offset)
+                at = follower.safe_time.at(has)
+                if at is None:
+                    continue
+                self.safe_times += 1
+                before = bisect_left(published, (at, -1))
+                known = published[before - 1][1] if before else 0
+                if known > has:
+                    self.problems.append(
+                        f"broker {member.node_id} has {KEPT}-{index} below {has} and says that it is as of {at:.3f},"
+                        f" when {known} was published"
+                    )
+
+    def _observe(self, session: int, operations: Sequence[StoreOperation]) -> None:
+        """R6, of what is written to the store."""
+        path = tree.chunk_path(KEPT, 0)
+        for operation in operations:
+            if isinstance(operation, CreateNode | SetNode) and operation.path == path:
+                for index, state in enumerate(tree.decode_states(operation.data)):
+                    for broker in set(state.isr) - set(self._joined.get(index, state.isr)):
+                        self._check_joined(index, state, broker)
+                    self._joined[index] = state.isr
+
+    def _check_joined(self, index: int, state: PartitionState, broker: int) -> None:
+        leader, member = (self.world.members.get(node_id) for node_id in (state.leader, broker))
+        if leader is None or member is None or leader is member:
+            return
+        if any(each.direct is None or each.died.is_set() for each in (leader, member)):
+            return
+        assert leader.direct is not None
+        assert member.direct is not None
+        led = leader.direct.context.metadata.find_partition(KEPT, index)
+        copied = member.direct.context.metadata.follower(KEPT, index)
+        if led is None or not led.is_open or led.leader_epoch != state.leader_epoch:
+            return
+        if copied is None or not copied.is_open:
+            return
+        if copied.log.log_end_offset < led.high_watermark:
+            self.problems.append(
+                f"broker {broker} joins the ISR of {KEPT}-{index} with a log that ends at"
+                f" {copied.log.log_end_offset}, below the high watermark {led.high_watermark}"
+            )
+
+    # -- clients -------------------------------------------------------------------------------------------
+
+    async def _near_reader(self) -> None:
+        """From the replica on its rack, as its leader says; a reader that goes elsewhere goes on where it was."""
+        name, rack = "near", _rack(self.random.randrange(BROKERS))
+        positions: dict[Place, int] = {}
+        near: dict[Place, int] = {}
+        while not self.is_over:
+            place = KEPT, self.random.randrange(self.kept_partitions)
+            replica = near.get(place)
+            link = await self.leader(name, place) if replica is None else self.link(name, replica)
+            position = positions.get(place, 0)
+            wanted = FetchPartition(
+                partition=place[1],
+                current_leader_epoch=self.epochs[name, place],
+                fetch_offset=position,
+                partition_max_bytes=1 << 20,
+            )
+            request = FetchRequest(
+                max_wait_ms=self.random.choice((0, 100)),
+                min_bytes=1,
+                max_bytes=1 << 24,
+                rack_id=rack,
+                topics=[FetchTopic(topic=KEPT, partitions=[wanted])],
+            )
+            try:
+                part = (await link.send(request, 11)).responses[0].partitions[0]
+            except LinkLostError:
+                part = None
+            code = None if part is None else ErrorCode(part.error_code)
+            if code is ErrorCode.NONE and part.preferred_read_replica >= 0:
+                near[place] = part.preferred_read_replica
+            elif code is ErrorCode.NONE:
+                for offset, value in values_of(part.records or b""):
+                    if offset >= position:
+                        self.history.polls.append(Poll(name, place, offset, value or b""))
+                        positions[place] = offset + 1
+                self.did(name)
+            else:
+                if replica is None and code is not None and code not in PASSING | OUTDATED:
+                    self.problems.append(f"the reader of {place} on {rack} was told {code.name}")
+                near.pop(place, None)
+                await self.try_again(name, place)
+            await asyncio.sleep(self.random.uniform(0, 0.4))
+
+    # -- checks --------------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        await self._check_whole()
+        await super()._check()
+        self._check_logs()
+
+    async def _check_whole(self) -> None:
+        ends = self.world.loop.time() + WHOLE_SECONDS
+        everybody = [Reassignment(KEPT, index, range(BROKERS)) for index in range(self.kept_partitions)]
+        while self.world.loop.time() < ends:
+            metadata = self._somebodys_metadata()
+            if metadata is not None and any(_is_elsewhere(state) for state in self._states()):
+                with contextlib.suppress(KafkaError, *STORE_LOST):
+                    await metadata.reassign(everybody)
+            states = self._states()
+            if all(
+                len(state.isr) == BROKERS and state.leader >= 0 and not is_moving(state) for state in states
+            ):
+                return
+            await self._rest()
+        self.problems.append(
+            f"not every replica is in sync {WHOLE_SECONDS:g} s after all was healed: {self._states()}"
+        )
+
+    def _check_logs(self) -> None:
+        """R2."""
+        for index, state in enumerate(self._states()):
+            leader = self.world.members[state.leader].direct
+            assert leader is not None
+            partition = leader.context.metadata.partition(KEPT, index)
+            expected = _content(partition.log, partition.high_watermark)
+            for broker in state.replicas:
+                if broker == state.leader:
+                    continue
+                direct = self.world.members[broker].direct
+                assert direct is not None
+                follower = direct.context.metadata.follower(KEPT, index)
+                if follower is None or not follower.is_open:
+                    self.problems.append(f"broker {broker} does not follow {KEPT}-{index}")
+                elif _content(follower.log, partition.high_watermark) != expected:
+                    self.problems.append(f"the log of {KEPT}-{index} at broker {broker} is not its leader's")
+
+
+def _rack(node_id: int) -> str:
+    return f"rack-{node_id}"
+
+
+def _epoch(live: Mapping[int, BrokerImage], member: Member) -> int:
+    """As the controller has it, which may not have heard yet that it is another process."""
+    return live[member.node_id].epoch if member.node_id in live else UNKNOWN_EPOCH
+
+
+def _is_elsewhere(state: Any) -> bool:
+    return set(state.replicas) - set(state.removing) != set(range(BROKERS))
+
+
+def _content(log: Any, end_offset: int) -> bytes:
+    parts, offset = [], log.log_start_offset
+    while offset < end_offset:
+        found = log.read(offset, READ_BYTES, up_to=end_offset)
+        if not found.size:
+            break
+        parts.append(found.read())
+        offset = found.end_offset
+    return b"".join(parts)
+
+
+def simulate_replication(
+    seed: int, folder: Path, *, operations: int = 200, mode: str | None = None, **rest: Callable[[], Any]
+) -> Report:
+    """One run. `seconds` are virtual ones."""
+    return simulate_cluster(seed, folder, operations=operations, mode=mode, kind=ReplicatedSimulation, **rest)
