@@ -45,6 +45,6 @@ class Extension(TopicPolicy, Protocol):
     async def run(self, context: BrokerContext) -> None:
         """Background work, from before partitions are served until cancelled.
 
-        After an exception, which is logged, it is called again (`broker.runtime.background`). When the broker stops, this is
-        cancelled before the hooks are closed.
+        After an exception, which is logged, it is called again (`broker.runtime.background`). A broker that stops
+        cancels it before the hooks are closed.
         """

@@ -1,1 +1,1 @@
-"""Simulated ports and conformance suites, shipped so that others can use them."""
+"""Whole brokers in one thread under virtual time: simulated ports, seeded faults, checkers, conformance suites."""

@@ -1,8 +1,9 @@
 """A clock that counts calls, so that a test of how long something takes gives the same result on every machine.
 
 Each call of a function, Python's or C's, on the thread that made the clock counts as a microsecond; nothing else
-takes time. Work in slices (`broker.runtime.slices`) that goes by such a clock rests after so many calls, and `longest_turn` is
-the most that the event loop did without a rest. What one call of a C function does, however much it is, counts as one.
+takes time. Work in slices (`broker.runtime.slices`) that goes by such a clock rests after so many calls, and
+`longest_turn` is the most that the event loop did without a rest. One call of a C function counts as one, however
+long it takes.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ asks of the cluster as a whole (`broker.security.requirement`) is checked here, 
 
 Requests that a connection sends again and again are answered by `repeats`, where the handler has a part in it.
 
-Nobody else waits for a long one. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.runtime.slices`), their answers
-and those that were waited for are encoded so; a handler that loops over what a client has named is a generator,
+Nobody else waits for a long one. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.runtime.slices`), their
+answers and those that were waited for are encoded so; a handler that loops over what a client has named is a generator,
 which is run in slices. What is over within the first slice, nearly everything, is answered in the same call.
 
 A request with an unknown key or version closes the connection, as Kafka does, except ApiVersions: it is

@@ -2,8 +2,8 @@
 
 The coordination store is the truth (`broker.metadata.tree`): a topic exists when its node does. Changes are decided by
 the image of the store, pure (`broker.metadata.controller`), written as compare-and-set, and then followed: by this
-broker's partitions (`broker.replication.replicas`) and by the image that everybody reads. One change at a time. Whoever was
-overtaken by another writer reads on and decides again.
+broker's partitions (`broker.replication.replicas`) and by the image that everybody reads. One change at a time. A
+change that another writer has overtaken is decided again on the newer image.
 
 Each broker of a cluster decides what it is asked for by its clients: every change is compared with the journal of
 changes, so they come one after the other whoever makes them, and no request has to be handed to another broker, nor

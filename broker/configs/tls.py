@@ -1,4 +1,4 @@
-"""The configurations of TLS, under Kafka's names. Each may be given for one listener alone (`broker.configs.listeners`)."""
+"""The configurations of TLS, under Kafka's names. Each can be set for one listener (`broker.configs.listeners`)."""
 
 from __future__ import annotations
 

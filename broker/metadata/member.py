@@ -1,8 +1,8 @@
 """This broker among the others: registered, and the controller where nobody else is.
 
-Both are nodes of its session in the coordination store (`broker.metadata.membership`). A session that was lost took them
-along: `stand` makes them again. What was registered counts when the controller has seen to it, which the image tells
-(`seen_in`); until then the broker is fenced (`broker.partitions.fence`).
+Both are nodes of its session in the coordination store (`broker.metadata.membership`). A session that was
+lost took them along: `stand` makes them again. A registration counts when the controller has seen
+it, which the image tells (`seen_in`); until then the broker is fenced (`broker.partitions.fence`).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from broker.metrics.model import Metric, MetricKind
+from broker.remote.log import remote_log_of
 
 if TYPE_CHECKING:
     from broker.metrics.model import Gathering
@@ -130,7 +131,7 @@ async def collect(remote: RemoteLogManager, gathering: Gathering) -> None:
             gathering.put(metric, getattr(found, field), topic)
     for partition in remote.partitions():
         await gathering.breathe()
-        part = partition.remote
+        part = remote_log_of(partition)
         if part is None or partition.closed or not part.is_loaded or not partition.is_open:
             continue
         topic, manifest, log = partition.topic.name, part.manifest, partition.log

@@ -41,6 +41,7 @@ from protocol.errors import DecodeError, ErrorCode, KafkaError
 if TYPE_CHECKING:
     from broker.log.transaction_index import AbortedTransaction
     from broker.objects.files import RemoteFiles
+    from broker.partitions.partition import Partition
     from broker.remote.chunks import Chunks
     from broker.remote.counts import Counts
     from broker.remote.manifest import RemoteSegment
@@ -50,6 +51,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.remote")
 
 Result = TypeVar("Result")
+
+
+def remote_log_of(partition: Partition) -> RemoteLog | None:
+    """Return the remote log that the manager gave to a partition; the partition knows it by its Protocol alone."""
+    return cast("RemoteLog | None", partition.remote)
+
 
 _INDEX_INTERVAL_BYTES = 4096
 """Only for indexes that have to be built again."""

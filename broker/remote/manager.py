@@ -59,7 +59,7 @@ from broker.remote.chunks import Chunks
 from broker.remote.cluster_copy import ClusterCopy, Place, ReplacedError
 from broker.remote.counts import Counts
 from broker.remote.group_copy import GroupCopy
-from broker.remote.log import RemoteLog, newest_manifest, read_producers
+from broker.remote.log import RemoteLog, newest_manifest, read_producers, remote_log_of
 from broker.remote.manifest import (
     Manifest,
     ManifestError,
@@ -367,10 +367,10 @@ class RemoteLogManager:
             except FencedError as error:
                 logger.warning("%s", error)
             except (KafkaError, OSError) as error:
-                if partition.remote is not None:
-                    partition.remote.has_leftovers = True
+                if (remote := remote_log_of(partition)) is not None:
+                    remote.has_leftovers = True
                     if not isinstance(error, KafkaError):
-                        partition.remote.storage_error("take or give up segments", error)
+                        remote.storage_error("take or give up segments", error)
             except Exception as error:  # noqa: BLE001 - of one partition: told
                 self._background.failed(f"the remote log of {partition!r}", error)
         for follower in self._metadata.followers_here():
@@ -407,7 +407,7 @@ class RemoteLogManager:
     async def tend(self, partition: Partition) -> None:
         """One partition. Raises KafkaError, FencedError, OSError."""
         log = partition.log
-        remote = partition.remote
+        remote = remote_log_of(partition)
         if remote is None:
             remote = partition.remote = self.of(partition, log)
             if remote is None:
@@ -430,7 +430,7 @@ class RemoteLogManager:
         """The leader copies; what local retention does not cover goes here too. Raises KafkaError, OSError."""
         if not follower.is_open or not follower.log.config.remote_storage_enable:
             return
-        log, remote = follower.log, follower.partition.remote
+        log, remote = follower.log, remote_log_of(follower.partition)
         if remote is None:
             remote = follower.partition.remote = self.of(follower.partition, log)
         if remote is None or not log.has_local_excess(self._ages.time_ms()):

@@ -22,8 +22,7 @@ PORTS = {
     "broker/log/disk.py": "the system's disk",
     "broker/net/sockets.py": "the system's sockets",
     "broker/net/poller.py": "which of them are ready",
-    "broker/cluster/stores": "a client of ZooKeeper, which has sockets and threads of its own",
-    "simulator": "what takes the place of the system, and what looks at it from outside",
+    "broker/stores/zookeeper": "a client of ZooKeeper, which has sockets and threads of its own",
 }
 LEFT_OUT = {
     "broker/cluster/kafka_import.py": "a command of its own, which reads another program's files; no broker runs",

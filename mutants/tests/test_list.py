@@ -27,7 +27,7 @@ AREAS = {
     "producers": r"broker/log/producer_state",
     "transactions": r"broker/transactions/",
     "groups": r"broker/groups/",
-    "the high watermark": r"[Hh]igh watermark|broker/cluster/partition",
+    "the high watermark": r"[Hh]igh watermark|broker/partitions/partition",
     "the tablet": r"tablelayer/server/store/tablet",
     "merge engines": r"tablelayer/server/merge/",
     "statistics": r"tablelayer/model/(batches/statistics|filters/)|tablelayer/server/bucket/extremes",

@@ -3,9 +3,10 @@
 Signals: SIGTERM and SIGINT stop it; SIGHUP never does: it opens the log file anew and looks at the certificates.
 
 Logging: warnings and errors on stderr (`-v`: information too); everything from information up also in
-DIR/headrace.log, which is rotated at 10 MB, five files kept (`log_output.py`). Of what others can have written, so many
-lines a minute of each kind are (`broker/runtime/limited_lines.py`). What is logged before the data directory is ours is kept in
-memory until then, so that nothing is written into a directory that another process uses.
+DIR/headrace.log, which is rotated at 10 MB, five files kept (`log_output.py`). Lines that others
+can cause are limited to so many a minute of each kind (`broker/runtime/limited_lines.py`). What is logged before the
+data directory is ours is kept in memory until then, so that nothing is written into a directory that
+another process uses.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from broker.metadata.controller import (
 from broker.metadata.image import NO_LEADER, PartitionState
 from broker.metadata.reassignment import begun, cancelled, completed
 from broker.partitions.topic import TopicImage
-from broker.tests.cluster.test_controller import Controller, elected, state_of, topic
+from broker.tests.metadata.test_controller import Controller, elected, state_of, topic
 from protocol.errors import ErrorCode, KafkaError
 
 

@@ -1,8 +1,8 @@
 """Transactions over three whole brokers under seeded faults: all of each is read or nothing, and none hangs.
 
-HEADRACE_SIM_SEED=17 pytest broker/tests/test_cluster_transactions.py     # one seed again
-HEADRACE_SIM_SEEDS=3000 pytest broker/tests/test_cluster_transactions.py  # more of them
-HEADRACE_SIM_SECONDS=3600 pytest -m soak broker/tests/test_cluster_transactions.py
+HEADRACE_SIM_SEED=17 pytest simulator/tests/test_cluster_transactions.py     # one seed again
+HEADRACE_SIM_SEEDS=3000 pytest simulator/tests/test_cluster_transactions.py  # more of them
+HEADRACE_SIM_SECONDS=3600 pytest -m soak simulator/tests/test_cluster_transactions.py
 """
 
 from __future__ import annotations

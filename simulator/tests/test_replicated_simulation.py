@@ -1,8 +1,8 @@
 """Three brokers with a replica each of every partition keep what they promise under seeded faults.
 
-HEADRACE_SIM_SEED=17 pytest broker/tests/test_replicated_simulation.py     # one seed again
-HEADRACE_SIM_SEEDS=3000 pytest broker/tests/test_replicated_simulation.py  # more of them
-HEADRACE_SIM_SECONDS=3600 pytest -m soak broker/tests/test_replicated_simulation.py
+HEADRACE_SIM_SEED=17 pytest simulator/tests/test_replicated_simulation.py     # one seed again
+HEADRACE_SIM_SEEDS=3000 pytest simulator/tests/test_replicated_simulation.py  # more of them
+HEADRACE_SIM_SECONDS=3600 pytest -m soak simulator/tests/test_replicated_simulation.py
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whole brokers under seeded faults keep what they promise, and the same seed is the same run.
 
-HEADRACE_SIM_SEED=17 pytest broker/tests/test_simulation.py     # one seed again
-HEADRACE_SIM_SEEDS=3000 pytest broker/tests/test_simulation.py  # more of them
-HEADRACE_SIM_SECONDS=3600 pytest -m soak broker/tests/test_simulation.py
+HEADRACE_SIM_SEED=17 pytest simulator/tests/test_simulation.py     # one seed again
+HEADRACE_SIM_SEEDS=3000 pytest simulator/tests/test_simulation.py  # more of them
+HEADRACE_SIM_SECONDS=3600 pytest -m soak simulator/tests/test_simulation.py
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several whole brokers on one ensemble keep what they promise under seeded faults, and say the same of the cluster.
 
-HEADRACE_SIM_SEED=17 pytest broker/tests/test_cluster_simulation.py     # one seed again
-HEADRACE_SIM_SEEDS=3000 pytest broker/tests/test_cluster_simulation.py  # more of them
-HEADRACE_SIM_SECONDS=3600 pytest -m soak broker/tests/test_cluster_simulation.py
+HEADRACE_SIM_SEED=17 pytest simulator/tests/test_cluster_simulation.py     # one seed again
+HEADRACE_SIM_SEEDS=3000 pytest simulator/tests/test_cluster_simulation.py  # more of them
+HEADRACE_SIM_SECONDS=3600 pytest -m soak simulator/tests/test_cluster_simulation.py
 """
 
 from __future__ import annotations
