@@ -49,7 +49,7 @@ test: setup  ## all tests that take minutes, not hours
 	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 quick: setup  ## the tests that take seconds
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer mutants docsite prose
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" headrace simulator mutants docsite prose
 
 soak: setup  ## the long tests, alone: kills, faults, attacks, random schedules, foreign clients, the mutants (hours)
 	@$(BIN)/python -m pytest -m soak --timeout 0

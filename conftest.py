@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from broker.runtime.disk_errors import DISK_LOG
-from protocol.kernel_cache import one_writer
+from headrace.broker.runtime.disk_errors import DISK_LOG
+from headrace.protocol.kernel_cache import one_writer
 
 one_writer()  # workers compile the same kernels at a time
 

@@ -73,8 +73,8 @@ def measure(
     quick: bool,
 ) -> None:
     """All rounds of a group before the next group; topics first, then tables."""
-    if not (tree / "tablelayer").is_dir():
-        raise SystemExit(f"{tree} is no working tree of Headrace")
+    if not (tree / "headrace").is_dir():
+        raise SystemExit(f"{tree} is not a working tree of Headrace")
     console = Console(stderr=True)
     tree = tree.absolute()
     wanted = set(only) or set(GROUPS)

@@ -24,9 +24,9 @@ from bench.figures import KB, SMALL_BATCH, Size, percentile
 from bench.report import Goal, Samples
 from bench.rows import PK_COLUMNS, WRITE_ROWS
 from bench.tables import upsert_all
-from protocol.headers import decode_response_header
-from protocol.messages.list_offsets import ListOffsetsResponse
-from tablelayer.client import ClientConfig, connect
+from headrace.protocol.headers import decode_response_header
+from headrace.protocol.messages.list_offsets import ListOffsetsResponse
+from headrace.tablelayer.client import ClientConfig, connect
 
 SESSION_SECONDS: Final = 6
 TOPIC_PARTITIONS: Final = 500

@@ -20,27 +20,27 @@ from bench import raw
 from bench.kafka_peer import format_folder, server_command
 from bench.peers import HEADRACE, KAFKA
 from bench.processes import Server, accepts, answers_metadata, start
-from broker.stores import zookeeper_server
-from protocol.headers import decode_response_header
-from protocol.messages.create_topics import (
+from headrace.broker.stores import zookeeper_server
+from headrace.protocol.headers import decode_response_header
+from headrace.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from protocol.messages.describe_quorum import (
+from headrace.protocol.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     PartitionData,
     TopicData,
 )
-from protocol.messages.metadata import (
+from headrace.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponsePartition,
 )
-from protocol.schema import ApiMessage
+from headrace.protocol.schema import ApiMessage
 from simulator.ports import free_port
 
 NODES: Final = 3
@@ -291,7 +291,14 @@ class HeadraceCluster(Cluster):
     def _command(self, node: int, folder: Path, port: int) -> list[str]:
         if self.zookeeper is None:
             raise RuntimeError("there is no ZooKeeper")
-        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(folder / "data")]
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.tablelayer.cli.main",
+            "serve",
+            "--data",
+            str(folder / "data"),
+        ]
         command += ["--zookeeper", f"{self.zookeeper.address}/bench", "--listen", f"127.0.0.1:{port}"]
         settings = {"node.id": str(node), "group.initial.rebalance.delay.ms": "0", **self._settings}
         for name, value in settings.items():

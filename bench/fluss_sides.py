@@ -29,7 +29,7 @@ from bench.rows import (
     prefix_rows,
 )
 from bench.tables import LOOKUP_KEYS, scan_all, upsert_all
-from tablelayer.client import Connection, connect
+from headrace.tablelayer.client import Connection, connect
 
 UNDER_WAY = 20_000
 """Lookups that the Java client has under way at once; its batches are of 128."""

@@ -81,20 +81,20 @@ def _grow(place: World, make: Callable[[str, int], str], name: str, rows: int) -
 
 
 def _read_all(place: World, table: str) -> None:
-    from tablelayer.lake.union_read import union_read
+    from headrace.tablelayer.lake.union_read import union_read
 
     consume(union_read(place.spark, place.address, table, warehouse=place.warehouse))
 
 
 def _add_up(place: World, table: str) -> None:
-    from tablelayer.lake.union_read import union_read
+    from headrace.tablelayer.lake.union_read import union_read
 
     frame = union_read(place.spark, place.address, table, warehouse=place.warehouse)
     frame.selectExpr("sum(price)", "count(*)").collect()
 
 
 def _read_without_spark(place: World, table: str) -> None:
-    from tablelayer.lake.union_scan import union_scan
+    from headrace.tablelayer.lake.union_scan import union_scan
 
     for _batch in union_scan(place.connection, table, warehouse=place.warehouse):
         pass
@@ -125,7 +125,7 @@ def _scattered(keys: int, count: int) -> np.ndarray:
 
 def _tiered(place: World, table: str, lake: str) -> None:
     """Bring the lake up to the table's end. Raises RuntimeError with what the tierer said when it could not."""
-    from tablelayer.lake.tiering_job import run_tiering
+    from headrace.tablelayer.lake.tiering_job import run_tiering
 
     said: list[str] = []
     warehouse = f"{place.warehouse}-{lake}" if lake == "paimon" else place.warehouse

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tablelayer.spark.ivy import Coordinates, ivy_jar, one_at_a_time, retrieve
+from headrace.tablelayer.spark.ivy import Coordinates, ivy_jar, one_at_a_time, retrieve
 
 COMPLETE = ".complete"
 ATTEMPTS = 3

@@ -21,7 +21,10 @@ def start_headrace(
     """`headrace serve` in its own process; the same command that a user types. `tls` as for Kafka. `tree`: of that
     working tree's modules, by this one's interpreter and libraries."""
     port, tls_port = free_port(), free_port()
-    command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(folder / "data")]
+    package = "headrace.tablelayer"
+    if tree is not None and not (tree / "headrace" / "tablelayer").is_dir():
+        package = "tablelayer"  # a tree of before there was one import name
+    command = [sys.executable, "-m", f"{package}.cli.main", "serve", "--data", str(folder / "data")]
     command += ["--set", "group.initial.rebalance.delay.ms=0"]
     if tls is None:
         command += ["--listen", f"127.0.0.1:{port}"]

@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from itertools import cycle, repeat
 
 from bench.processes import Server
-from protocol.headers import RequestHeader, decode_response_header, encode_request_header
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from protocol.messages.list_offsets import (
+from headrace.protocol.headers import RequestHeader, decode_response_header, encode_request_header
+from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from protocol.messages.produce import (
+from headrace.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
-from protocol.records.encode import Record, build_batch
-from protocol.schema import ApiMessage
+from headrace.protocol.records.encode import Record, build_batch
+from headrace.protocol.schema import ApiMessage
 
 PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION = 11, 12, 7, 9
 NEW_TOPIC_SECONDS = 10.0

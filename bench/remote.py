@@ -43,7 +43,7 @@ SETTINGS = {
 def start_headrace(folder: Path, metrics: int) -> Server:
     """`metrics`: the port where it says what it has counted."""
     port = free_port()
-    command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(folder / "data")]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "serve", "--data", str(folder / "data")]
     for name, value in {**SETTINGS, "remote.log.storage.directory": str(folder / "remote")}.items():
         command += ["--set", f"{name}={value}"]
     command += ["--metrics", f"127.0.0.1:{metrics}"]

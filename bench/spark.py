@@ -93,7 +93,7 @@ def scan(place: World, size: Size) -> Iterator[Figure]:
 
 
 def _source(place: World, table: str, names: tuple[str, ...]) -> Any:
-    from tablelayer.spark import table as open_table
+    from headrace.spark import table as open_table
 
     return open_table(place.spark, table, place.address).select(*names).to_df()
 
@@ -190,7 +190,7 @@ def _triggers(place: World, frame: Any) -> tuple[float, dict[str, float]]:
 
 def lookup(place: World, size: Size) -> Iterator[Figure]:
     """Every row of the left side asks for another key, half of them in the other half of the table."""
-    from tablelayer.spark.lookups import lookup_join
+    from headrace.tablelayer.spark.lookups import lookup_join
 
     count = size.rows(1_000_000, 300_000)
     table = place.pk_table("many", count)

@@ -25,7 +25,7 @@ from bench.cpu_times import CpuTimes, below, processes
 from bench.peers import HEADRACE, start_headrace
 from bench.processes import Server
 from bench.report import Goal, Samples
-from tablelayer.client import Connection, connect
+from headrace.tablelayer.client import Connection, connect
 
 CORES = 2
 HEAP = "2g"
@@ -146,7 +146,7 @@ Group = Callable[[World, Size], Iterator[Figure]]
 @contextmanager
 def world(folder: Path) -> Iterator[World]:
     """A fresh server and a Spark session; the server ends with it, the session with the process."""
-    from tablelayer.spark.sessions import session
+    from headrace.tablelayer.spark.sessions import session
 
     with suppress(FileNotFoundError):
         shutil.rmtree(folder)

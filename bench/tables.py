@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from bench.rows import AGGREGATION, LOG_COLUMNS, PARTIAL_COLUMNS, PK_COLUMNS, WRITE_ROWS, log_rows, pk_rows
-from tablelayer.client import Connection, connect
+from headrace.tablelayer.client import Connection, connect
 
 LOOKUP_KEYS = 5_000
 

@@ -27,7 +27,7 @@ _WORDS = np.array(["furiously", "final", "deposits", "sleep", "blithely", "caref
 
 def orders(count: int) -> pa.RecordBatch:
     """Rows of the columns above."""
-    from tablelayer.model.ddl import parse_columns
+    from headrace.tablelayer.model.ddl.clauses import parse_columns
 
     generator = np.random.default_rng(1)
     keys = np.arange(count, dtype=np.int64) * 4
@@ -55,15 +55,15 @@ def orders(count: int) -> pa.RecordBatch:
 
 def measure(rounds: int, scale: float) -> dict[str, list[float]]:
     """Rows a second, by figure, one sample a round."""
-    from broker.runtime.malloc import keep_freed_memory
-    from protocol.records.decode import decode_records
-    from protocol.records.header import write_base_offset_and_epoch
-    from tablelayer.model.avro.schema import AvroSchema, schema_text
-    from tablelayer.model.avro.write import Frame
-    from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
-    from tablelayer.model.ddl import parse_columns
-    from tablelayer.model.table.definition import TableDefinition, TablePath
-    from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
+    from headrace.broker.runtime.malloc import keep_freed_memory
+    from headrace.protocol.records.decode import decode_records
+    from headrace.protocol.records.header import write_base_offset_and_epoch
+    from headrace.tablelayer.model.avro.schema import AvroSchema, schema_text
+    from headrace.tablelayer.model.avro.write import Frame
+    from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
+    from headrace.tablelayer.model.ddl.clauses import parse_columns
+    from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+    from headrace.tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 
     keep_freed_memory()  # as the server does
     count = max(1000, int(ROWS * min(scale, 1.0)))

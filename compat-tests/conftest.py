@@ -27,7 +27,7 @@ from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # what the tests share lies beside this file
 READY_SECONDS = 60
-MODULE = ["tablelayer.cli.main", "serve"]
+MODULE = ["headrace.tablelayer.cli.main", "serve"]
 # What a consumer test would otherwise wait for: the first rebalance, and the end of a dead member's session.
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",

@@ -11,10 +11,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fault_load import CONNECTION, create_topic
 from nemesis import SESSION_MS, Nemesis
 
-from protocol.errors import KafkaError
-from tablelayer.client import ClientConfig, connect
-from tablelayer.client.errors import ClientError
-from tablelayer.model.errors import TableError
+from headrace.protocol.errors import KafkaError
+from headrace.tablelayer.client import ClientConfig, connect
+from headrace.tablelayer.client.errors import ClientError
+from headrace.tablelayer.model.errors import TableError
 
 TABLE = "default.sums"
 LEASE_SECONDS = 0.8 * SESSION_MS / 1000

@@ -104,7 +104,7 @@ class PaimonFolder:
         return found
 
     def read(self, name: str) -> tuple[Any, list[dict[str, Any]]]:
-        from tablelayer.tests.lake.paimon_world import write_snapshot
+        from headrace.tablelayer.tests.lake.paimon_world import write_snapshot
 
         newest = _newest_snapshot(self._folder / name)
         if newest is None:
@@ -119,8 +119,8 @@ class PaimonFolder:
     def _opened(self) -> tuple[Any, Any]:
         """A JVM with Paimon in it and the catalog, when they are first needed."""
         if self._catalog is None:
-            from tablelayer.lake.paimon_jvm import Jvm
-            from tablelayer.spark.sessions import session
+            from headrace.tablelayer.lake.paimon_jvm import Jvm
+            from headrace.tablelayer.spark.sessions import session
 
             self._jvm = Jvm(session("the lake from outside", cores=1))
             paimon = self._jvm.paimon

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from fault_load import CONNECTION
 from relays import Relays
 
-from protocol.records.header import CRC_POSITION
+from headrace.protocol.records.header import CRC_POSITION
 from simulator.histories import read_segment
 from simulator.ports import free_port
 from simulator.zookeeper import ZooKeeperEnsemble, ZooKeeperServer

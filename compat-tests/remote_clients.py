@@ -12,10 +12,10 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, To
 from confluent_kafka.admin import AdminClient
 from faulty_s3 import BUCKET
 
-from broker.groups.model import PutOffset
-from broker.objects.files import open_files
-from broker.remote import group_positions
-from broker.remote.cluster_copy import clusters
+from headrace.broker.groups.model import PutOffset
+from headrace.broker.objects.files import open_files
+from headrace.broker.remote import group_positions
+from headrace.broker.remote.cluster_copy import clusters
 
 LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -4, -5
 TOPIC = {
@@ -125,7 +125,7 @@ def is_local_gone(connection, topic: str, share: float = 0.5) -> bool:
 
 
 def headrace(*arguments: object) -> str:
-    command = [sys.executable, "-m", "tablelayer.cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", *map(str, arguments)]
     root = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=120)

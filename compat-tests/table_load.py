@@ -14,9 +14,9 @@ import time
 import pyarrow as pa
 from waits import Retries, Waits
 
-from tablelayer.client import ClientConfig, connect
-from tablelayer.client.errors import OutcomeUnknown
-from tablelayer.client.write.split import buckets_of
+from headrace.tablelayer.client import ClientConfig, connect
+from headrace.tablelayer.client.errors import OutcomeUnknown
+from headrace.tablelayer.client.write.split import buckets_of
 
 DEADLINE_SECONDS = 120
 

@@ -12,10 +12,10 @@ from docsite.references import PAGES
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 READMES = {
-    "internals/broker.md": "broker/README.md",
-    "internals/protocol.md": "protocol/README.md",
-    "internals/tables.md": "tablelayer/README.md",
-    "internals/semantics.md": "tablelayer/SEMANTICS.md",
+    "internals/broker.md": "headrace/broker/README.md",
+    "internals/protocol.md": "headrace/protocol/README.md",
+    "internals/tables.md": "headrace/tablelayer/README.md",
+    "internals/semantics.md": "headrace/tablelayer/SEMANTICS.md",
     "internals/benchmarks.md": "bench/README.md",
     "internals/mutants.md": "mutants/README.md",
     "internals/contributing.md": "CONTRIBUTING.md",
@@ -56,7 +56,7 @@ def moved(source: str, name: str) -> str:
         file, _, anchor = link.partition("#")
         to = (here.parent / file).resolve().relative_to(ROOT).as_posix()
         page = places.get(to) or (to.removeprefix("docs/") if to.startswith("docs/") else None)
-        if to in ("tablelayer/OPTIONS.md", "tablelayer/METRICS.md"):
+        if to in ("headrace/tablelayer/OPTIONS.md", "headrace/tablelayer/METRICS.md"):
             page = {"OPTIONS.md": "table-options.md", "METRICS.md": "metrics.md"}[Path(to).name]
         if page is None:
             return f"{text} (`{to}`)" if to not in text else text

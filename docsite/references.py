@@ -13,25 +13,27 @@ import typer
 
 import headrace
 import headrace.spark
-from broker.configs.broker_config import BrokerConfig
-from broker.configs.config_key import ConfigKey
-from broker.configs.kafka import KAFKA_CONFIGS
-from broker.configs.topics import TOPIC_CONFIGS
-from broker.groups.group_configs import GROUP_CONFIGS
-from broker.metrics.collect import BROKER_METRICS
-from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
-from broker.metrics.model import markdown_rows as metric_rows
-from broker.metrics.remote_log import REMOTE_METRICS
-from broker.metrics.requests import REQUEST_SECONDS
-from tablelayer.cli.main import app
-from tablelayer.client import blocking
-from tablelayer.client.admin.databases import AsyncAdmin
-from tablelayer.client.admin.kafka import AsyncKafkaAdmin
-from tablelayer.client.admin.security import AsyncSecurityAdmin
-from tablelayer.model.options.option import markdown_rows as option_rows
-from tablelayer.model.options.table_options import DECLARED
-from tablelayer.server.extension import TableExtension
-from tablelayer.server.metrics import TABLE_METRICS
+from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.configs.config_key import ConfigKey
+from headrace.broker.configs.kafka import KAFKA_CONFIGS
+from headrace.broker.configs.topics import TOPIC_CONFIGS
+from headrace.broker.groups.group_configs import GROUP_CONFIGS
+from headrace.broker.metrics.collect import BROKER_METRICS
+from headrace.broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
+from headrace.broker.metrics.model import markdown_rows as metric_rows
+from headrace.broker.metrics.remote_log import REMOTE_METRICS
+from headrace.broker.metrics.requests import REQUEST_SECONDS
+from headrace.tablelayer.cli.main import app
+from headrace.tablelayer.client.admin.databases import AsyncAdmin
+from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin
+from headrace.tablelayer.client.admin.security import AsyncSecurityAdmin
+from headrace.tablelayer.client.blocking.databases import Admin
+from headrace.tablelayer.client.blocking.kafka import KafkaAdmin
+from headrace.tablelayer.client.blocking.security import SecurityAdmin
+from headrace.tablelayer.model.options.option import markdown_rows as option_rows
+from headrace.tablelayer.model.options.table_options import DECLARED
+from headrace.tablelayer.server.extension import TableExtension
+from headrace.tablelayer.server.metrics import TABLE_METRICS
 
 CONSOLE_WIDTH = 90
 
@@ -185,7 +187,10 @@ def command_line() -> str:
 
 # -- the client
 
-_CONNECTION_PARTS = ("Connection", "Table", "Scan", "Admin", "KafkaAdmin", "SecurityAdmin")
+_CONNECTION_PARTS = {
+    each.__name__: each
+    for each in (headrace.Connection, headrace.Table, headrace.Scan, Admin, KafkaAdmin, SecurityAdmin)
+}
 _ASYNC_OF = {
     "Table": headrace.AsyncTable,
     "Admin": AsyncAdmin,
@@ -253,7 +258,7 @@ def _parameter(parameter: inspect.Parameter | None) -> str:
 
 def _plain(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return re.sub(r"\b(?:typing|collections\.abc|tablelayer(?:\.\w+)*)\.", "", text)
+    return re.sub(r"\b(?:typing|collections\.abc|headrace\.tablelayer(?:\.\w+)*)\.", "", text)
 
 
 def _prose(text: str) -> list[str]:
@@ -323,9 +328,9 @@ def client() -> str:
     parts += [*_prose(inspect.getdoc(headrace.connect) or ""), "", "## connect_async", ""]
     parts += ["```python", _signature("await headrace.connect_async", headrace.connect_async), "```", ""]
     parts += [*_prose(inspect.getdoc(headrace.connect_async) or ""), ""]
-    for name in _CONNECTION_PARTS:
+    for name, part in _CONNECTION_PARTS.items():
         title = f"{name}: `{_ATTRIBUTES[name]}`" if name in _ATTRIBUTES else name
-        parts += _class(name, getattr(blocking, name), title)
+        parts += _class(name, part, title)
     rest = [
         name
         for name in headrace.__all__

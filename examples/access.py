@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tablelayer.client.security.settings import ConnectionSettings
+from headrace.tablelayer.client.security.settings import ConnectionSettings
 
 ADMIN = "admin"
 MECHANISM = "SCRAM-SHA-512"

@@ -27,7 +27,7 @@ def headrace(*words: str) -> list[str]:
     if command.exists():
         return [str(command), *words]
     found = shutil.which("headrace")
-    return [found, *words] if found else [sys.executable, "-m", "tablelayer.cli.main", *words]
+    return [found, *words] if found else [sys.executable, "-m", "headrace.tablelayer.cli.main", *words]
 
 
 def _environment(config: Path | None = None) -> dict[str, str]:

@@ -8,8 +8,11 @@
         fruit.upsert([{"id": 1, "name": "apple"}, {"id": 2, "name": "pear"}])
         print(fruit.lookup_one({"id": 1}))
 
-What a program needs is named here; `headrace.spark` has what Spark programs need. `tablelayer.client` has the same
-names, and everything else in `protocol`, `broker` and `tablelayer` is free to change.
+These names are the client's (`headrace.tablelayer.client`); `headrace.spark` has those of Spark programs. Everything
+else in `headrace.protocol`, `headrace.broker` and `headrace.tablelayer` may change in any release.
+
+This module is the front door: it composes the parts of the table layer. The client stands below SQL, and Spark's data
+source below the lake; each finds the part above it as a plug-in that is set here, before any other module is imported.
 """
 
 from __future__ import annotations
@@ -17,94 +20,45 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tablelayer.client import (
-    AsyncConnection,
-    AsyncScan,
-    AsyncTable,
-    AuthenticationFailed,
-    ChangeType,
-    ClientConfig,
-    ClientError,
-    ClientMetrics,
-    ConfigKind,
-    ConfigListing,
-    Connection,
-    ConnectionFailed,
-    ConnectionLost,
-    ConnectionSettings,
-    DataError,
-    Extremes,
-    KafkaError,
-    KafkaRecord,
-    LookupResult,
-    OutcomeUnknown,
-    OutgoingRecord,
-    RequestMetrics,
-    RequestTimeout,
-    Scan,
-    ScanBatch,
-    SettingsError,
-    SqlResult,
-    Table,
-    TableDefinition,
-    TableError,
-    TableErrorCode,
-    TablePath,
-    TableRef,
-    UnsupportedRequest,
-    WriteResult,
-    connect,
-    connect_async,
-)
+from headrace.tablelayer import client as _client
+from headrace.tablelayer import plugins as _plugins
 
 if TYPE_CHECKING:
     from headrace import spark
+    from headrace.tablelayer.client import *  # noqa: F403
 
     __version__: str
 
-__all__ = [
-    "AsyncConnection",
-    "AsyncScan",
-    "AsyncTable",
-    "AuthenticationFailed",
-    "ChangeType",
-    "ClientConfig",
-    "ClientError",
-    "ClientMetrics",
-    "ConfigKind",
-    "ConfigListing",
-    "Connection",
-    "ConnectionFailed",
-    "ConnectionLost",
-    "ConnectionSettings",
-    "DataError",
-    "Extremes",
-    "KafkaError",
-    "KafkaRecord",
-    "LookupResult",
-    "OutcomeUnknown",
-    "OutgoingRecord",
-    "RequestMetrics",
-    "RequestTimeout",
-    "Scan",
-    "ScanBatch",
-    "SettingsError",
-    "SqlResult",
-    "Table",
-    "TableDefinition",
-    "TableError",
-    "TableErrorCode",
-    "TablePath",
-    "TableRef",
-    "UnsupportedRequest",
-    "WriteResult",
-    "connect",
-    "connect_async",
-    "spark",
-]
+__all__ = ["spark"]
+__all__ += _client.__all__
+
+
+def _sql_session(connection: Any) -> Any:
+    from headrace.tablelayer.sql.session import Session
+
+    return Session(connection)
+
+
+def _lake_schema(options: Any) -> Any:
+    from headrace.tablelayer.lake.lake_rows import view_schema
+
+    return view_schema(options)
+
+
+def _lake_reader(options: Any, columns: list[str]) -> Any:
+    from headrace.tablelayer.lake.lake_rows import ViewReader
+
+    return ViewReader(options, columns)
+
+
+_plugins.sql_session = _sql_session
+_plugins.lake_schema = _lake_schema
+_plugins.lake_reader = _lake_reader
 
 
 def __getattr__(name: str) -> Any:
+    if name in _client.__all__:
+        return getattr(_client, name)
     if name == "spark":
         return import_module("headrace.spark")
     if name == "__version__":

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import headrace
 from headrace import ClientConfig, ClientError, KafkaError, SqlResult, TableError, TableErrorCode
-from tablelayer.model.json.python_values import python_values
+from headrace.tablelayer.model.json.python_values import python_values
 
 apilevel = "2.0"
 threadsafety = 2
@@ -311,7 +311,7 @@ def _tuples(result: SqlResult) -> Iterator[tuple[Any, ...]]:
 
 def _type_name(arrow_type: Any) -> str:
     """The column type that holds an Arrow type; Arrow's name where none does."""
-    from tablelayer.model.types.column_types import from_arrow
+    from headrace.tablelayer.model.types.column_types import from_arrow
 
     try:
         return str(from_arrow(arrow_type))

@@ -15,10 +15,10 @@ from sqlalchemy import Table, exc, types
 from sqlalchemy.engine import URL, default
 from sqlalchemy.sql import compiler
 
-from tablelayer.model.errors import TableError
-from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.types.column_types import DataType, TypeKind
-from tablelayer.sql.catalog import INFORMATION_SCHEMA
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.column_types import DataType, TypeKind
+from headrace.tablelayer.sql.catalog import INFORMATION_SCHEMA
 
 
 class Nested(types.UserDefinedType[Any]):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from broker.runtime.ports import Clock
+from headrace.broker.runtime.ports import Clock
 
 CALL_SECONDS = 1e-6
 

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.cluster.journal_topic import partition_of
-from broker.configs.broker_config import BrokerConfig
-from broker.extension import Extension
-from broker.runtime.ports import SystemClock
-from broker.server import Broker
+from headrace.broker.cluster.journal_topic import partition_of
+from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.extension import Extension
+from headrace.broker.runtime.ports import SystemClock
+from headrace.broker.server import Broker
 from simulator.coordination import SimulatedEnsemble, SimulatedStore
 from simulator.direct import QUICK, DirectBroker
 from simulator.transactional_client import coordinated_by, place_of

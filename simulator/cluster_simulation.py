@@ -20,12 +20,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.extension import Extension
-from protocol.errors import ErrorCode
-from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from protocol.messages.delete_topics import DeleteTopicsRequest
-from protocol.messages.find_coordinator import FindCoordinatorRequest
-from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.broker.extension import Extension
+from headrace.protocol.errors import ErrorCode
+from headrace.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from headrace.protocol.messages.delete_topics import DeleteTopicsRequest
+from headrace.protocol.messages.find_coordinator import FindCoordinatorRequest
+from headrace.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from simulator.controllers import ControllerWatch
 from simulator.histories import Place
 from simulator.simulation import CONFIG, KEPT, PARTITIONS, Report, Simulation, Workload

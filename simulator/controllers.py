@@ -20,8 +20,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from broker.metadata import tree
-from broker.runtime.ports import CheckNode, CreateNode, SetNode, StoreOperation
+from headrace.broker.metadata import tree
+from headrace.broker.runtime.ports import CheckNode, CreateNode, SetNode, StoreOperation
 from simulator.coordination import SimulatedEnsemble
 
 _STATES = re.compile(rf"{tree.TOPICS}/(?P<topic>[^/]+)/states/(?P<chunk>\d+)")

@@ -17,7 +17,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
 
-from broker.runtime.ports import (
+from headrace.broker.runtime.ports import (
     BadVersionError,
     CheckNode,
     Clock,

@@ -16,29 +16,29 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.configs.broker_config import BrokerConfig
-from broker.extension import Extension
-from broker.net.reply import Peer, Pending
-from broker.partitions.topic import TopicImage
-from broker.runtime.ports import Clock, CoordinationStore
-from broker.security.principal import ANONYMOUS, Session
-from broker.server import Broker
-from protocol.headers import (
+from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.extension import Extension
+from headrace.broker.net.reply import Peer, Pending
+from headrace.broker.partitions.topic import TopicImage
+from headrace.broker.runtime.ports import Clock, CoordinationStore
+from headrace.broker.security.principal import ANONYMOUS, Session
+from headrace.broker.server import Broker
+from headrace.protocol.headers import (
     RequestHeader,
     decode_response_header,
     encode_request_header,
 )
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
-from protocol.messages.produce import (
+from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from headrace.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     TopicProduceData,
 )
-from protocol.records.decode import decode_records
-from protocol.records.encode import Record, build_batch
-from protocol.records.header import iter_headers
-from protocol.schema import ApiMessage
+from headrace.protocol.records.decode import decode_records
+from headrace.protocol.records.encode import Record, build_batch
+from headrace.protocol.records.header import iter_headers
+from headrace.protocol.schema import ApiMessage
 
 QUICK = {"group.initial.rebalance.delay.ms": "0"}
 

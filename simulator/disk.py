@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from broker.runtime.ports import DiskUsage, LockedError
+from headrace.broker.runtime.ports import DiskUsage, LockedError
 
 SECTOR = 512
 VOLUME_BYTES = 1 << 40

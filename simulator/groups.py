@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from uuid import UUID
 
-from broker.groups.events import (
+from headrace.broker.groups.events import (
     Append,
     Appended,
     Commit,
@@ -33,10 +33,10 @@ from broker.groups.events import (
     SyncResult,
     Tick,
 )
-from broker.groups.group import Group
-from broker.groups.journal import decode_record, encode_record
-from broker.groups.model import NEVER, CommittedOffset, JournalRecord, Limits, Now, Phase
-from broker.groups.modern.model import (
+from headrace.broker.groups.group import Group
+from headrace.broker.groups.journal import decode_record, encode_record
+from headrace.broker.groups.model import NEVER, CommittedOffset, JournalRecord, Limits, Now, Phase
+from headrace.broker.groups.modern.model import (
     Assignment,
     ConsumerGroup,
     MemberState,
@@ -45,11 +45,11 @@ from broker.groups.modern.model import (
     PutTarget,
     ResolvedPattern,
 )
-from broker.groups.replay import Replay, live_records
-from broker.groups.state import step
-from broker.partitions.topic import TopicImage
-from broker.runtime.invariants import invariant
-from protocol.errors import ErrorCode
+from headrace.broker.groups.replay import Replay, live_records
+from headrace.broker.groups.state import step
+from headrace.broker.partitions.topic import TopicImage
+from headrace.broker.runtime.invariants import invariant
+from headrace.protocol.errors import ErrorCode
 
 GROUP_ID = "group"
 START_MS = 1_700_000_000_000

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import crc32c
 
-from protocol.records.header import ATTRIBUTES_POSITION, CRC_POSITION, iter_headers
+from headrace.protocol.records.header import ATTRIBUTES_POSITION, CRC_POSITION, iter_headers
 
 PROBLEMS_MAX = 10
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broker.log.config import LogConfig
-from broker.log.partition_log import AppendInfo, AppendOrigin, PartitionLog
-from protocol.records.encode import Record, build_batch
-from protocol.records.header import MAGIC_POSITION, iter_headers
+from headrace.broker.log.config import LogConfig
+from headrace.broker.log.partition_log import AppendInfo, AppendOrigin, PartitionLog
+from headrace.protocol.records.encode import Record, build_batch
+from headrace.protocol.records.header import MAGIC_POSITION, iter_headers
 from simulator.disk import SimulatedDisk
 
 
@@ -94,7 +94,7 @@ def batches_of(log: PartitionLog) -> list[tuple[int, bytes]]:
 
 def records_of(log: PartitionLog) -> list[tuple[int, int, bytes | None, bytes | None]]:
     """Every record from the log's start on, also of a compacted log: (offset, timestamp, key, value)."""
-    from protocol.records.decode import decode_records
+    from headrace.protocol.records.decode import decode_records
 
     result = []
     offset = log.log_start_offset
@@ -117,8 +117,8 @@ def records_of(log: PartitionLog) -> list[tuple[int, int, bytes | None, bytes | 
 
 def clean_log(log: PartitionLog, clock: StillClock, first_dirty_offset: int = 0, **options: Any) -> int:
     """Compact what can be compacted of a log; gives where the next cleaning begins."""
-    from broker.log.compaction_plan import cleanable
-    from broker.log.compaction_run import Cleaning, run
+    from headrace.broker.log.compaction_plan import cleanable
+    from headrace.broker.log.compaction_run import Cleaning, run
 
     bound = options.pop("bound", log.log_end_offset)
     if options.pop("flush", True):

@@ -26,7 +26,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from broker.runtime.ports import Clock, Entropy, Threads
+from headrace.broker.runtime.ports import Clock, Entropy, Threads
 
 OWNER: ContextVar[str] = ContextVar("owner", default="")
 THREAD_SECONDS = 0.002

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Final
 
-from broker.net.reply import Buffer
-from broker.runtime.ports import Region, Stream, Watcher
+from headrace.broker.net.reply import Buffer
+from headrace.broker.runtime.ports import Region, Stream, Watcher
 from simulator.loop import SimulatedLoop
 
 ONE_WAY_SECONDS = (0.0001, 0.003)

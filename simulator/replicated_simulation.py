@@ -28,13 +28,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.cluster.topics import Reassignment
-from broker.metadata import tree
-from broker.metadata.image import BrokerImage, PartitionState
-from broker.metadata.reassignment import is_moving
-from broker.runtime.ports import STORE_LOST, CreateNode, SetNode, StoreOperation
-from protocol.errors import ErrorCode, KafkaError
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.broker.cluster.topics import Reassignment
+from headrace.broker.metadata import tree
+from headrace.broker.metadata.image import BrokerImage, PartitionState
+from headrace.broker.metadata.reassignment import is_moving
+from headrace.broker.runtime.ports import STORE_LOST, CreateNode, SetNode, StoreOperation
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from simulator.cluster_simulation import BROKERS, ClusterSimulation, simulate_cluster
 from simulator.direct import values_of
 from simulator.disk import Tear

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.ports import (
+from headrace.broker.runtime.ports import (
     BadVersionError,
     CheckNode,
     CoordinationStore,

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.log.producer_state import ProducerState
-from broker.runtime.invariants import invariant
-from broker.transactions.events import (
+from headrace.broker.log.producer_state import ProducerState
+from headrace.broker.runtime.invariants import invariant
+from headrace.broker.transactions.events import (
     AddPartitions,
     Append,
     Appended,
@@ -31,8 +31,8 @@ from broker.transactions.events import (
     Tick,
     WriteMarkers,
 )
-from broker.transactions.journal import decode_record, encode_record
-from broker.transactions.model import (
+from headrace.broker.transactions.journal import decode_record, encode_record
+from headrace.broker.transactions.model import (
     NEVER,
     Limits,
     Now,
@@ -40,10 +40,10 @@ from broker.transactions.model import (
     TopicPartition,
     Transaction,
 )
-from broker.transactions.state import RAISES_EPOCH, needs_producer_id, partition_error, restore, step
-from protocol.errors import ErrorCode, KafkaError
-from protocol.records.control import EndMarker
-from protocol.records.header import MAGIC_V2, TRANSACTIONAL_BIT, BatchHeader
+from headrace.broker.transactions.state import RAISES_EPOCH, needs_producer_id, partition_error, restore, step
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.records.control import EndMarker
+from headrace.protocol.records.header import MAGIC_V2, TRANSACTIONAL_BIT, BatchHeader
 
 START_MS = 1_700_000_000_000
 TIMEOUT_MS = 60_000

@@ -33,14 +33,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from broker.configs.broker_config import BrokerConfig
-from broker.extension import Extension
-from broker.net.limits import Limits
-from broker.net.listener import Network
-from broker.net.outgoing import OutgoingConnection
-from broker.net.reply import CloseConnection, Peer
-from broker.server import Broker
-from protocol.schema import ApiMessage
+from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.extension import Extension
+from headrace.broker.net.limits import Limits
+from headrace.broker.net.listener import Network
+from headrace.broker.net.outgoing import OutgoingConnection
+from headrace.broker.net.reply import CloseConnection, Peer
+from headrace.broker.server import Broker
+from headrace.protocol.schema import ApiMessage
 from simulator.coordination import SimulatedEnsemble, SimulatedStore
 from simulator.direct import QUICK, DirectBroker, decode_answer, encode_request
 from simulator.disk import SimulatedCrash, SimulatedDisk, Tear

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from broker.stores.zookeeper_server import answers, server_command, server_settings
+from headrace.broker.stores.zookeeper_server import answers, server_command, server_settings
 from simulator.ports import free_port
 
 TICK_MS = 200  # a session's timeout is between 2 and 20 ticks: tests want short ones

@@ -16,11 +16,11 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from tablelayer.spark.jars import CATALOG_FOLDER, CATALOG_JAR, catalog_jar
+from headrace.tablelayer.spark.jars import CATALOG_FOLDER, CATALOG_JAR, catalog_jar
 
 ROOT = Path(__file__).parents[1]
-CLIENT_PACKAGES = ("headrace", "protocol", "tablelayer/client", "tablelayer/model")
-CLIENT_FILES = ("tablelayer/__init__.py", "tablelayer/py.typed", "LICENSE")
+CLIENT_PACKAGES = ("headrace/protocol", "headrace/tablelayer/client", "headrace/tablelayer/model")
+CLIENT_FILES = ("headrace/tablelayer/__init__.py", "headrace/tablelayer/plugins.py", "LICENSE")
 CLIENT_DEPENDENCIES = ("numpy", "pyarrow", "crc32c", "cramjam", "msgspec", "sqlglot", "cryptography")
 _CLIENT_README = """\
 # headrace-client
@@ -57,7 +57,7 @@ fast = {[each for each in project["dependencies"] if _name(each) == "numba"]}
 polars = {project["optional-dependencies"]["polars"]}
 
 [tool.hatch.build.targets.wheel]
-packages = ["headrace", "protocol", "tablelayer"]
+packages = ["headrace"]
 """
 
 
@@ -83,12 +83,11 @@ def build_headrace(target: Path) -> Path:
 def build_client(target: Path) -> Path:
     source = ROOT / "build" / "client"
     shutil.rmtree(source, ignore_errors=True)
+    ignored = shutil.ignore_patterns("tests", "__pycache__", "README.md")
     for name in CLIENT_PACKAGES:
-        shutil.copytree(
-            ROOT / name, source / name, ignore=shutil.ignore_patterns("tests", "__pycache__", "README.md")
-        )
-    for name in CLIENT_FILES:
-        shutil.copy(ROOT / name, source / name)
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for path in (*(ROOT / "headrace").glob("*.*"), *(ROOT / name for name in CLIENT_FILES)):
+        shutil.copy(path, source / path.relative_to(ROOT))
     (source / "README.md").write_text(_CLIENT_README)
     (source / "pyproject.toml").write_text(client_project())
     return _built(source, target)

@@ -43,9 +43,9 @@ def test_who_begins_changes_with_the_round() -> None:
 def test_a_server_of_another_tree_has_that_trees_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main = tmp_path / "tree" / "tablelayer" / "cli" / "main.py"
+    main = tmp_path / "tree" / "headrace" / "tablelayer" / "cli" / "main.py"
     main.parent.mkdir(parents=True)
-    for folder in (main.parent, main.parent.parent):
+    for folder in main.parents[:3]:
         (folder / "__init__.py").touch()
     main.write_text("print('this tree')\n")
     monkeypatch.chdir(Path(__file__).parents[2])

@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from bench.maven import cache_root, java
-from tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar
+from headrace.tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar
 
 INSTALL_SECONDS = 1200
 COMPLETE = ".complete"

@@ -22,9 +22,9 @@ from apps.environments import python_of
 from apps.loads import Attempt, produce, rows_by_key
 
 from headrace import connect
-from tablelayer.cli.catalog import CatalogServer
-from tablelayer.lake.rest_catalog import RestCatalog
-from tablelayer.tests.lake.test_catalog_over_rest import TOKEN, Folder
+from headrace.tablelayer.cli.catalog import CatalogServer
+from headrace.tablelayer.lake.rest_catalog import RestCatalog
+from headrace.tablelayer.tests.lake.test_catalog_over_rest import TOKEN, Folder
 
 HERE = Path(__file__).resolve().parent
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]

@@ -3,7 +3,7 @@ write for a row is that row in a table, with the schema around the record and wi
 
 The records go into plain topics first, are looked at (`headrace tables create --from-topic` makes the tables of those
 with schemas), and are then copied into the tables' topics byte for byte. With `HEADRACE_RECORD_EVENTS` naming a folder
-they are written there too: some of MariaDB's are what `tablelayer/tests/server/test_recorded_events.py` reads.
+they are written there too: some of MariaDB's are what `headrace/tablelayer/tests/server/test_recorded_events.py` reads.
 """
 
 from __future__ import annotations

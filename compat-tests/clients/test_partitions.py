@@ -6,7 +6,7 @@ import time
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from tablelayer.client import connect
+from headrace.tablelayer.client import connect
 
 ROWS = 600
 

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 from confluent_kafka.admin import NewTopic as New
 from java_tools import JavaTools
 
-from tablelayer.client import ClientConfig, connect
+from headrace.tablelayer.client import ClientConfig, connect
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -33,7 +33,7 @@ RECORDS, COMMITTED, ROWS = 3000, 1000, 2000
 @pytest.fixture
 def zookeeper(tmp_path, free_port):
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "tablelayer.cli.main", "zookeeper", "--listen", address]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "zookeeper", "--listen", address]
     command += ["--data", str(tmp_path / "zookeeper")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         poll = select.poll()
@@ -54,7 +54,15 @@ def eventually(holds, what):
 
 
 def adopt(server, zookeeper, *more):
-    command = [sys.executable, "-m", "tablelayer.cli.main", "cluster", "adopt", "--zookeeper", zookeeper]
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.tablelayer.cli.main",
+        "cluster",
+        "adopt",
+        "--zookeeper",
+        zookeeper,
+    ]
     command += ["--data", str(server.directory / "data"), *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
 

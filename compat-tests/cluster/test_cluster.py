@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import NewTopic
 
-from tablelayer.client import ClientConfig, connect
+from headrace.tablelayer.client import ClientConfig, connect
 
 pytestmark = pytest.mark.xdist_group("cluster")
 SESSION_MS = 2000
@@ -33,7 +33,7 @@ EARLIEST_LOCAL = -4
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory, free_port):
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "tablelayer.cli.main", "zookeeper", "--listen", address]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "zookeeper", "--listen", address]
     command += ["--data", str(tmp_path_factory.mktemp("zookeeper"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         poll = select.poll()
@@ -498,7 +498,7 @@ def test_what_cannot_be_is_said_in_one_sentence(third, zookeeper, tmp_path, serv
     path = third.settings["zookeeper.connect"]
 
     def refused(number, data, address, *words):
-        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(data)]
+        command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "serve", "--data", str(data)]
         command += ["--listen", "127.0.0.1:0", "--zookeeper", address, "--set", f"node.id={number}"]
         command += ["--set", "zookeeper.connection.timeout.ms=60000", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)

@@ -34,9 +34,9 @@ from nemesis import (
 from table_load import TableLoad
 from waits import Chronicle, Waits, report
 
+from headrace.tablelayer.client import ClientConfig, connect
 from simulator.histories import check_log, read_segment, told
 from simulator.zookeeper import ZooKeeperEnsemble
-from tablelayer.client import ClientConfig, connect
 
 SEED = int(os.environ.get("HEADRACE_NEMESIS_SEED", "1"))
 SECONDS = float(os.environ.get("HEADRACE_NEMESIS_SECONDS", "1000"))

@@ -14,7 +14,7 @@ from java_tools import JavaTools
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
-from tablelayer.client import ClientConfig, connect
+from headrace.tablelayer.client import ClientConfig, connect
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -32,7 +32,7 @@ def java():
 def brokers(tmp_path_factory, server_process_class, free_port):
     """By their node ids, each on a rack of its own."""
     zookeeper = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "tablelayer.cli.main", "zookeeper", "--listen", zookeeper]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "zookeeper", "--listen", zookeeper]
     command += ["--data", str(tmp_path_factory.mktemp("zookeeper"))]
     made = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -282,7 +282,7 @@ def test_a_broker_is_drained_and_given_partitions_again(brokers):
     server = ("--server", brokers[1].address)
 
     def headrace(*words):
-        command = [sys.executable, "-m", "tablelayer.cli.main", "cluster", *words, *server]
+        command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "cluster", *words, *server]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

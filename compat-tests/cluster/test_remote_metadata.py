@@ -37,9 +37,9 @@ from remote_clients import (
     read_some,
 )
 
-from broker.objects.files import open_files
-from broker.remote.cluster_copy import clusters, read_newest
-from tablelayer.client import connect
+from headrace.broker.objects.files import open_files
+from headrace.broker.remote.cluster_copy import clusters, read_newest
+from headrace.tablelayer.client import connect
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 @pytest.fixture
 def zookeeper(tmp_path, free_port):
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "tablelayer.cli.main", "zookeeper", "--listen", address]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "zookeeper", "--listen", address]
     command += ["--data", str(tmp_path / "zookeeper")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert "zookeeper is ready on" in process.stdout.readline()

@@ -11,7 +11,7 @@ import pytest
 from java_tools import OPTIONS
 
 from bench.maven import fetch, java
-from tablelayer.client import connect
+from headrace.tablelayer.client import connect
 
 HERE = Path(__file__).resolve().parent
 ROWS = 200_000
@@ -41,7 +41,7 @@ def console(server, tmp_path):
     secret.write_text("ann:secret\n")
     words = ["console", "--server", server.address, "--listen", "127.0.0.1:0", "--flight-sql", "127.0.0.1:0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tablelayer.cli.main", *words, "--basic-auth-file", str(secret)],
+        [sys.executable, "-m", "headrace.tablelayer.cli.main", *words, "--basic-auth-file", str(secret)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=HERE.parents[1],

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench.maven import cache_root, java
-from tablelayer.spark.ivy import one_at_a_time
+from headrace.tablelayer.spark.ivy import one_at_a_time
 
 HERE = Path(__file__).resolve().parent
 BUILD_SECONDS = 600

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foreign.tap import Usage, messages
 
-from protocol.errors import ErrorCode
+from headrace.protocol.errors import ErrorCode
 
 PATH = Path(__file__).resolve().parent.parent / "COMPATIBILITY.md"
 PRIVATE_KEYS_FROM = 10_000

@@ -14,21 +14,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 
-import protocol.messages
-from protocol.errors import DecodeError
-from protocol.framing import FrameSplitter, encode_frame, frame_size
-from protocol.headers import (
+from headrace.protocol import messages as message_modules
+from headrace.protocol.errors import DecodeError
+from headrace.protocol.framing import FrameSplitter, encode_frame, frame_size
+from headrace.protocol.headers import (
     RequestHeader,
     decode_request_header,
     decode_response_header,
     encode_request_header,
     peek_request,
 )
-from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from protocol.schema import ApiMessage
+from headrace.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from headrace.protocol.schema import ApiMessage
 
 API_VERSIONS = 18
 
@@ -45,8 +44,8 @@ class Usage:
 def messages() -> dict[int, tuple[type[ApiMessage], type[ApiMessage]]]:
     """Requests and responses by API key, of the APIs that Kafka has."""
     found: dict[int, dict[bool, type[ApiMessage]]] = defaultdict(dict)
-    for module in iter_modules([str(Path(protocol.messages.__file__).parent)]):
-        for value in vars(import_module(f"protocol.messages.{module.name}")).values():
+    for module in iter_modules(message_modules.__path__):
+        for value in vars(import_module(f"headrace.protocol.messages.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, ApiMessage) and hasattr(value, "API_KEY"):
                 found[value.API_KEY][value.__name__.endswith("Request")] = value
     return {key: (pair[True], pair[False]) for key, pair in found.items() if len(pair) == 2}

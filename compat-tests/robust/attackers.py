@@ -28,20 +28,20 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from protocol.headers import RequestHeader, encode_request_header
-from protocol.messages.api_versions import ApiVersionsRequest
-from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from protocol.messages.list_groups import ListGroupsRequest
-from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
-from protocol.messages.sasl_handshake import SaslHandshakeRequest
-from protocol.records.compression import Compression
-from protocol.records.encode import Record, build_batch
-from protocol.records.header import HEADER_SIZE, write_crc
-from protocol.schema import ApiMessage
+from headrace.protocol.headers import RequestHeader, encode_request_header
+from headrace.protocol.messages.api_versions import ApiVersionsRequest
+from headrace.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.protocol.messages.list_groups import ListGroupsRequest
+from headrace.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from headrace.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from headrace.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
+from headrace.protocol.messages.sasl_handshake import SaslHandshakeRequest
+from headrace.protocol.records.compression import Compression
+from headrace.protocol.records.encode import Record, build_batch
+from headrace.protocol.records.header import HEADER_SIZE, write_crc
+from headrace.protocol.schema import ApiMessage
 
 HOST = "127.0.0.1"
 TIMES = float(os.environ.get("HEADRACE_ATTACK_TIMES", "1"))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tablelayer.client import ClientError, connect
+from headrace.tablelayer.client import ClientError, connect
 
 KILLS = int(os.environ.get("HEADRACE_SOAK_KILLS", "100"))
 SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))

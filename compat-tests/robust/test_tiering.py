@@ -27,8 +27,8 @@ from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 from lake_folders import BEGUN, COMMITTED, WRITTEN, IcebergFolder, LakeFolder, PaimonFolder
 
-from tablelayer.client import connect
-from tablelayer.lake.coordinator import list_lake
+from headrace.tablelayer.client import connect
+from headrace.tablelayer.lake.coordinator import list_lake
 
 SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "600"))
 SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))
@@ -67,7 +67,7 @@ class Tierer:
 
 
 def _tier(address: str, *more: str) -> list[str]:
-    return [sys.executable, "-m", "tablelayer.cli.main", "tier", "--server", address, *more]
+    return [sys.executable, "-m", "headrace.tablelayer.cli.main", "tier", "--server", address, *more]
 
 
 def _environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from java_tools import JavaTools
 
-from tablelayer import client as headrace
+from headrace.tablelayer import client as headrace
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 SECONDS = 30.0

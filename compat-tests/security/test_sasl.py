@@ -34,7 +34,7 @@ from foreign.programs import PROGRAMS, ToolMissingError, command, needed
 from java_tools import NEEDED, JavaTools
 from joserfc import jwk, jwt
 
-from tablelayer import client as headrace
+from headrace.tablelayer import client as headrace
 
 ROOT = Path(__file__).resolve().parents[2]
 # They share a server, whose users Kafka's tools make.
@@ -130,7 +130,14 @@ listener.name.short.connections.max.reauth.ms={SESSION_SECONDS * 1000}
 group.initial.rebalance.delay.ms=0
 """
         )
-        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(directory / "data")]
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.tablelayer.cli.main",
+            "serve",
+            "--data",
+            str(directory / "data"),
+        ]
         self.log = directory / "server.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -412,7 +419,7 @@ def gets_in(secured: Secured, properties: dict[str, str]) -> None:
 
 def run_headrace(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tablelayer.cli.main", *arguments],
+        [sys.executable, "-m", "headrace.tablelayer.cli.main", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

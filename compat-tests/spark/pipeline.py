@@ -11,7 +11,7 @@ import sys
 
 
 def main(server: str, folder: str) -> None:
-    from tablelayer.spark.sessions import session
+    from headrace.tablelayer.spark.sessions import session
 
     spark = session("pipeline", cores=2, memory="768m", extra={"spark.master": "local[2,8]"})
 

@@ -28,7 +28,7 @@ ALL = {(p, n) for p in range(PARTITIONS) for n in range(PER_PARTITION)}
 
 @pytest.fixture(scope="session")
 def spark():
-    from tablelayer.spark.sessions import session
+    from headrace.tablelayer.spark.sessions import session
 
     return session("headrace compatibility", cores=2, memory="1g")
 

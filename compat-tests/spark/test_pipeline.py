@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from tablelayer.client import ClientConfig, connect
+from headrace.tablelayer.client import ClientConfig, connect
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "7200"))
@@ -140,7 +140,7 @@ def sql(address: str, text: str) -> list[list[str]]:
     command = [
         sys.executable,
         "-m",
-        "tablelayer.cli.main",
+        "headrace.tablelayer.cli.main",
         "sql",
         "--server",
         address,
@@ -189,7 +189,7 @@ def cluster(folder, server_process_class, zookeeper_port):
     """The address and the processes of three brokers, and three replicas of everything."""
     place = f"127.0.0.1:{zookeeper_port}"
     words = ["zookeeper", "--listen", place, "--data", str(folder / "zookeeper")]
-    zookeeper = Kept("zookeeper", [sys.executable, "-m", "tablelayer.cli.main", *words], folder)
+    zookeeper = Kept("zookeeper", [sys.executable, "-m", "headrace.tablelayer.cli.main", *words], folder)
     servers = []
     for number in (1, 2, 3):
         (folder / str(number)).mkdir()
@@ -229,7 +229,7 @@ def run(folder, address, victims, servers, seconds) -> None:
     rng = random.Random(SEED)
     with connect(address) as connection:
         connection.execute(TABLES)
-    module = [sys.executable, "-m", "tablelayer.cli.main"]
+    module = [sys.executable, "-m", "headrace.tablelayer.cli.main"]
     tierer = Kept("tierer", [*module, "tier", "--server", address, "--interval", "2"], folder)
     script = str(Path(__file__).with_name("pipeline.py"))
     driver = Kept("driver", [sys.executable, script, address, str(folder / "checkpoints")], folder)
@@ -287,7 +287,7 @@ def copied_rows(address: str) -> int:
 
 def tier_all(address: str) -> None:
     """Everything into the lake; a tierer that was killed keeps its round until its lease ends."""
-    command = [sys.executable, "-m", "tablelayer.cli.main", "tier", "--once", "--server", address]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "tier", "--once", "--server", address]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:

@@ -156,7 +156,7 @@ def test_what_kafka_wrote_is_read_here(kafka, own_server) -> None:
     expected = everything(address)
     kafka.stop()
 
-    command = [sys.executable, "-m", "tablelayer.cli.main", "topics", "import"]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "topics", "import"]
     command += ["--kafka-data", str(kafka.data), "--data", str(own_server.directory / "data")]
     result = subprocess.run(
         [*command, "--set", "retention.ms=-1"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -27,8 +27,8 @@ from remote_clients import (
     read_some,
 )
 
-from broker.objects.files import open_files
-from tablelayer.client import connect
+from headrace.broker.objects.files import open_files
+from headrace.tablelayer.client import connect
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tablelayer.client import ConnectionFailed, OutcomeUnknown, TableError, connect
+from headrace.tablelayer.client import ConnectionFailed, OutcomeUnknown, TableError, connect
 
 KILLS = 2
 ROUNDS = 6

@@ -11,8 +11,8 @@ import time
 import pyarrow as pa
 import pytest
 
-from tablelayer.client import connect
-from tablelayer.client.table.staging import Receipt
+from headrace.tablelayer.client import connect
+from headrace.tablelayer.client.table.staging import Receipt
 
 SECONDS = float(os.environ.get("HEADRACE_STAGED_SECONDS", "8"))
 SEED = int(os.environ.get("HEADRACE_SEED", "0")) or random.randrange(1 << 30)

@@ -10,8 +10,8 @@ import threading
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tablelayer.client import connect
-from tablelayer.model.errors import TableError
+from headrace.tablelayer.client import connect
+from headrace.tablelayer.model.errors import TableError
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ KEYS = 50
 
 
 def sql(address: str, text: str) -> str:
-    command = [sys.executable, "-m", "tablelayer.cli.main", "sql", "-s", address, "-e", text]
+    command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "sql", "-s", address, "-e", text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

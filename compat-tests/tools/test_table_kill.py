@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tablelayer.client import ConnectionFailed, connect
+from headrace.tablelayer.client import ConnectionFailed, connect
 
 ROWS_PER_WRITE = 500
 KILLS = 1

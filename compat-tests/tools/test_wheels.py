@@ -23,6 +23,8 @@ class Installed:
         self.folder = folder
         environment = folder / "environment"
         self.python, self.headrace = environment / "bin" / "python", environment / "bin" / "headrace"
+        for name in ("protocol", "broker", "tablelayer"):  # a user's own modules, beside a script of theirs
+            (folder / f"{name}.py").write_text("OWN = True\n")
         self.alone = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
         self._uv("venv", "--python", sys.executable, environment)
         self._uv("pip", "install", "--python", self.python, "-c", ROOT / "requirements.lock", wheel)
@@ -70,6 +72,13 @@ def served(whole):
     process.terminate()
     _, complaints = process.communicate(timeout=60)
     assert process.returncode == 0, complaints
+
+
+def test_a_users_own_modules_stay_theirs(whole):
+    printed = whole.program(
+        "import headrace, protocol, broker, tablelayer; print(protocol.OWN, headrace.connect.__name__)"
+    )
+    assert printed == "True connect\n"
 
 
 def test_one_install_has_server_sql_and_client(whole, served):

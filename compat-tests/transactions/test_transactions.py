@@ -157,7 +157,7 @@ def test_aiokafka(server, unique):
 
 
 def test_a_table_takes_no_part_and_loses_nothing(server, unique):
-    from tablelayer.client import connect
+    from headrace.tablelayer.client import connect
 
     name = f"t{unique('x').replace('-', '_')}"
     with connect(server.address) as connection:

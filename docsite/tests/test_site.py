@@ -12,22 +12,22 @@ import pytest
 from typer.testing import CliRunner
 
 import headrace
-from broker.configs.broker_config import BrokerConfig
-from broker.configs.topics import TOPIC_CONFIGS
-from broker.groups.group_configs import GROUP_CONFIGS
-from broker.metrics.collect import BROKER_METRICS
-from broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
-from broker.metrics.remote_log import REMOTE_METRICS
 from docsite import links, pictures, references
 from docsite.blocks import Block, blocks_of, is_like
 from docsite.links import dead_links, markdown_files, slug
 from docsite.pages import DOCS, ROOT, assemble, written
+from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.configs.topics import TOPIC_CONFIGS
+from headrace.broker.groups.group_configs import GROUP_CONFIGS
+from headrace.broker.metrics.collect import BROKER_METRICS
+from headrace.broker.metrics.event_loop import TURN_CPU_SECONDS, TURN_SECONDS
+from headrace.broker.metrics.remote_log import REMOTE_METRICS
+from headrace.tablelayer.cli.main import app
+from headrace.tablelayer.client import blocking
+from headrace.tablelayer.model.options.table_options import DECLARED
+from headrace.tablelayer.server.extension import TableExtension
+from headrace.tablelayer.server.metrics import TABLE_METRICS
 from simulator.ports import free_port
-from tablelayer.cli.main import app
-from tablelayer.client import blocking
-from tablelayer.model.options.table_options import DECLARED
-from tablelayer.server.extension import TableExtension
-from tablelayer.server.metrics import TABLE_METRICS
 
 PAGES = [path.as_posix() for path in written() if blocks_of((DOCS / path).read_text())]
 
@@ -146,7 +146,7 @@ class Newcomer:
         self.servers: list[subprocess.Popen[str]] = []
         commands = folder / "bin"
         commands.mkdir()
-        for name, module in (("headrace", "-m tablelayer.cli.main"), ("python", "")):
+        for name, module in (("headrace", "-m headrace.tablelayer.cli.main"), ("python", "")):
             command = commands / name
             command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
             command.chmod(0o755)

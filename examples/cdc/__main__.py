@@ -23,8 +23,8 @@ from examples.cdc.truth import QUERIES, by_key, difference
 from examples.cluster import Cluster, on_three_brokers
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
-from tablelayer.client import Connection, connect
-from tablelayer.lake.union_scan import union_scan
+from headrace.tablelayer.client import Connection, connect
+from headrace.tablelayer.lake.union_scan import union_scan
 
 HERE = Path(__file__).parent
 WORK = ROOT / ".demo" / "cdc"

@@ -10,7 +10,7 @@ from typing import Any
 
 from examples.stage import StepFailedError
 from headrace.spark import lookup_join
-from tablelayer.client.security.settings import ConnectionSettings
+from headrace.tablelayer.client.security.settings import ConnectionSettings
 
 ORDER = (
     "order_key BIGINT, cust_key INT, total_price DECIMAL(15,2), order_date DATE,"

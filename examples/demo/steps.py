@@ -25,12 +25,12 @@ from examples.demo.truth import Answer, Truth
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
 from headrace import ChangeType, Connection, connect
+from headrace.protocol.errors import KafkaError
 from headrace.spark import session
-from protocol.errors import KafkaError
-from tablelayer.client.errors import AuthenticationFailed
-from tablelayer.client.security.settings import ConnectionSettings
-from tablelayer.lake.union_read import union_read
-from tablelayer.spark.jars import paimon_jar, spark_jars
+from headrace.tablelayer.client.errors import AuthenticationFailed
+from headrace.tablelayer.client.security.settings import ConnectionSettings
+from headrace.tablelayer.lake.union_read import union_read
+from headrace.tablelayer.spark.jars import paimon_jar, spark_jars
 
 WORK = ROOT / ".demo"
 LAKE_VARIABLE = "LAKE"

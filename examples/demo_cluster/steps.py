@@ -21,7 +21,7 @@ from examples.demo.steps import LATE_ORDERS, TABLE
 from examples.demo_cluster.probes import Asker, Feeder, Follower, Waits
 from examples.server import ROOT
 from examples.stage import StepFailedError
-from tablelayer.spark.sessions import activate
+from headrace.tablelayer.spark.sessions import activate
 
 WORK = ROOT / ".demo" / "cluster"
 SCALE_FACTOR = "0.05"

@@ -35,7 +35,7 @@ def session_of_ones_own(server: str) -> Any:
     """As in a program that knows nothing of `headrace.spark`."""
     from pyspark.sql import SparkSession
 
-    command = [sys.executable, "-m", "tablelayer.spark.jars"]
+    command = [sys.executable, "-m", "headrace.tablelayer.spark.jars"]
     jars = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     builder = SparkSession.builder.master("local[2]").appName("shop").config("spark.jars", ",".join(jars))
     builder = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")

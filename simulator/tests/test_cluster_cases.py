@@ -12,20 +12,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.metadata import tree
-from broker.metadata.image import PartitionState
-from broker.runtime.ports import SetNode, StoreOperation
-from protocol.errors import ErrorCode
-from protocol.messages.create_topics import (
+from headrace.broker.metadata import tree
+from headrace.broker.metadata.image import PartitionState
+from headrace.broker.runtime.ports import SetNode, StoreOperation
+from headrace.protocol.errors import ErrorCode
+from headrace.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from protocol.messages.init_producer_id import InitProducerIdRequest
-from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from protocol.records.encode import Record, build_batch
+from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from headrace.protocol.messages.init_producer_id import InitProducerIdRequest
+from headrace.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.protocol.records.encode import Record, build_batch
 from simulator.direct import values_of
 from simulator.disk import Tear
 from simulator.simulation import CONFIG

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.metadata import tree
-from broker.runtime.ports import CreateNode, SetNode
-from protocol.errors import ErrorCode
-from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from protocol.messages.delete_topics import DeleteTopicsRequest
-from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from protocol.records.encode import Record, build_batch
+from headrace.broker.metadata import tree
+from headrace.broker.runtime.ports import CreateNode, SetNode
+from headrace.protocol.errors import ErrorCode
+from headrace.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from headrace.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from headrace.protocol.messages.delete_topics import DeleteTopicsRequest
+from headrace.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from headrace.protocol.records.encode import Record, build_batch
 from simulator.controllers import ControllerWatch
 from simulator.coordination import SimulatedEnsemble
 from simulator.direct import values_of

@@ -201,8 +201,8 @@ def test_c3_what_is_wrong_with_a_log_is_said(batches, index, said) -> None:
 
 
 def test_c3_of_real_files(tmp_path) -> None:
-    from broker.log.config import LogConfig
-    from broker.log.partition_log import PartitionLog
+    from headrace.broker.log.config import LogConfig
+    from headrace.broker.log.partition_log import PartitionLog
 
     world = LogWorld()
     log = PartitionLog.open(tmp_path / "t-0", LogConfig(index_interval_bytes=100), clock=world.clock)

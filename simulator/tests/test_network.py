@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.net.limits import Limits
-from broker.net.listener import Network
-from broker.net.outgoing import OutgoingConnection
-from broker.net.reply import Pending
+from headrace.broker.net.limits import Limits
+from headrace.broker.net.listener import Network
+from headrace.broker.net.outgoing import OutgoingConnection
+from headrace.broker.net.reply import Pending
 from simulator.loop import OWNER, SimulatedLoop
 from simulator.network import WINDOW_BYTES, SimulatedNetwork
 

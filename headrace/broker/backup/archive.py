@@ -1,0 +1,355 @@
+"""Where backups are kept, and how they are written and read back.
+
+    backups/<time>-<id>.json   what a backup consists of (`Manifest`), written last: it is there when this is
+    chunks/<xx>/<digest>       bytes of files by their SHA-256: written once, however many backups have them
+
+A file is cut into chunks of `CHUNK_BYTES`. One whose size and time of writing are those of the backup before is not
+read again; of the others only the chunks are written that are not there: segments are written at their ends, so a
+backup of a log costs what was appended. Chunks without a manifest are what an interrupted backup left; the next one
+uses them, `prune` removes them.
+
+A backup is made by a process of its own out of the data directory of the running broker, whose cut
+(`broker.backup.cut`) says how far to read; it is read back into a new data directory, which is there whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import msgspec
+
+from headrace.broker.backup.cut import CUT_NAME, EXTENSIONS, STORE_NAME, Cut
+from headrace.broker.log.segment import DELETED_SUFFIX, LOG_SUFFIX
+from headrace.broker.objects.files import RemoteFiles
+from headrace.broker.runtime.ports import Disk, DiskFile
+
+CHUNK_BYTES: Final = 16 << 20
+THREADS: Final = 4
+PROPERTIES: Final = "meta.properties"
+RESTORED_NAME: Final = "restored-from-backup"
+"""In a data directory that was read back: the server that it is of may still run. See `broker.remote.manager`."""
+_VERSION: Final = 1
+_MANIFESTS: Final = "backups"
+_CHUNKS: Final = "chunks"
+_TIME: Final = "%Y%m%dT%H%M%S"
+
+
+class BackupError(Exception):
+    """A backup that cannot be made or read back; the text is for a person."""
+
+
+class FilesGoneError(BackupError):
+    """A topic was deleted while its files were read."""
+
+
+class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file of a data directory: its chunks in order, or its text. `written_ms` is as the file system had it."""
+
+    path: str
+    size: int = 0
+    written_ms: float = 0.0
+    chunks: tuple[str, ...] = ()
+    text: str | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`made_ms`: the instant that the backup is of."""
+
+    id: str
+    made_ms: int
+    cluster_id: str
+    node_id: str
+    files: tuple[StoredFile, ...]
+    version: int = _VERSION
+
+    @property
+    def name(self) -> str:
+        made = datetime.fromtimestamp(self.made_ms / 1000, UTC)
+        return f"{_MANIFESTS}/{made:{_TIME}}.{self.made_ms % 1000:03}Z-{self.id}.json"
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+class Progress(msgspec.Struct):
+    """Of a backup or of reading one back. `written_bytes` had to be written."""
+
+    files: int = 0
+    files_total: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+    written_bytes: int = 0
+
+
+class _Source(msgspec.Struct, frozen=True):
+    """`path` in the data directory; `size` bytes of the file at `place`, or a text."""
+
+    path: str
+    place: Path | None = None
+    size: int = 0
+    text: str | None = None
+
+
+def manifests(files: RemoteFiles) -> list[str]:
+    """The names of all backups, oldest first. Raises OSError."""
+    return [name for name in files.names(_MANIFESTS) if name.endswith(".json")]
+
+
+def made_ms_of(name: str) -> int:
+    """The instant that a backup is of, from the name of its manifest. Raises BackupError."""
+    text = PurePosixPath(name).name.partition("-")[0]
+    try:
+        seconds, _, milliseconds = text.removesuffix("Z").partition(".")
+        made = datetime.strptime(seconds, _TIME).replace(tzinfo=UTC)
+        return int(made.timestamp()) * 1000 + int(milliseconds)
+    except ValueError:
+        raise BackupError(f"{name} is no name of a backup") from None
+
+
+def read_manifest(files: RemoteFiles, name: str) -> Manifest:
+    """Raises BackupError, OSError."""
+    try:
+        manifest = msgspec.json.decode(files.read(name), type=Manifest)
+    except (msgspec.DecodeError, FileNotFoundError) as error:
+        raise BackupError(f"{name} cannot be read: {error}") from error
+    if manifest.version != _VERSION:
+        raise BackupError(f"{name} is of version {manifest.version}; this one knows {_VERSION}: upgrade")
+    return manifest
+
+
+# -- making one --------------------------------------------------------------------------------------------
+
+
+def make_backup(
+    files: RemoteFiles,
+    disk: Disk,
+    executor: Executor,
+    data_dir: Path,
+    folder: Path,
+    told: Callable[[Progress], object] = lambda _: None,
+) -> Manifest:
+    """Write what the cut in `folder` describes; `told` hears of each file. Raises FilesGoneError, OSError."""
+    sources = list(_staged(disk, data_dir))  # first: nothing keeps them where they are
+    cut = msgspec.json.decode(disk.read(folder / CUT_NAME), type=Cut)
+    sources += _sources(disk, data_dir, folder, cut)
+    before: dict[str, StoredFile] = {}
+    if names := manifests(files):
+        before = {file.path: file for file in read_manifest(files, names[-1]).files}
+    writer = _Writer(files, disk, before, set(files.names(_CHUNKS)))
+    progress = Progress(files_total=len(sources), bytes_total=sum(source.size for source in sources))
+    stored = []
+    for file, written in executor.map(writer.store, sources):
+        progress.files += 1
+        progress.bytes += file.size
+        progress.written_bytes += written
+        stored.append(file)
+        told(progress)
+    properties = dict(
+        line.split("=", 1) for line in disk.read(data_dir / PROPERTIES).decode().splitlines() if "=" in line
+    )
+    manifest = Manifest(
+        cut.id, cut.made_ms, properties.get("cluster.id", ""), properties.get("node.id", ""), tuple(stored)
+    )
+    files.put(manifest.name, msgspec.json.encode(manifest))
+    return manifest
+
+
+def _sources(disk: Disk, data_dir: Path, folder: Path, cut: Cut) -> Iterator[_Source]:
+    yield _Source(PROPERTIES, text=disk.read(data_dir / PROPERTIES).decode())
+    yield _Source(STORE_NAME, folder / STORE_NAME, disk.size(folder / STORE_NAME) or 0)
+    for path in _below(disk, folder / EXTENSIONS):
+        yield _Source(path.relative_to(folder).as_posix(), path, disk.size(path) or 0)
+    for partition in cut.partitions:
+        for name, text in partition.texts.items():
+            yield _Source(f"{partition.folder}/{name}", text=text)
+        for name, size in partition.files:
+            yield _Source(f"{partition.folder}/{name}", data_dir / partition.folder / name, size)
+
+
+def _staged(disk: Disk, data_dir: Path) -> Iterator[_Source]:
+    """Rows that were handed over and are not committed, or are being committed."""
+    for extension in disk.directories(data_dir / EXTENSIONS):
+        for path in _below(disk, data_dir / EXTENSIONS / extension / "staged"):
+            size = disk.size(path)
+            if size is not None:
+                yield _Source(path.relative_to(data_dir).as_posix(), path, size)
+
+
+def _below(disk: Disk, folder: Path) -> Iterator[Path]:
+    for name in sorted(disk.names(folder)):
+        yield folder / name
+    for name in sorted(disk.directories(folder)):
+        yield from _below(disk, folder / name)
+
+
+class _Writer:
+    """Of the files of one backup; `there` are the names of chunks that need not be written. Any thread."""
+
+    def __init__(
+        self, files: RemoteFiles, disk: Disk, before: dict[str, StoredFile], there: set[str]
+    ) -> None:
+        self._files = files
+        self._disk = disk
+        self._before = before
+        self._there = there
+
+    def store(self, source: _Source) -> tuple[StoredFile, int]:
+        """The file as it is stored, and how many bytes were written for it."""
+        if source.place is None:
+            assert source.text is not None
+            return StoredFile(source.path, text=source.text), 0
+        file, written_ms = self._open(source.place)
+        try:
+            before = self._before.get(source.path)
+            if (
+                before is not None
+                and (before.size, before.written_ms) == (source.size, written_ms)
+                and all(_chunk(digest) in self._there for digest in before.chunks)
+            ):
+                return before, 0
+            chunks, written = [], 0
+            for position in range(0, source.size, CHUNK_BYTES):
+                data = file.read(min(CHUNK_BYTES, source.size - position), position)
+                if len(data) != min(CHUNK_BYTES, source.size - position):
+                    raise FilesGoneError(f"{source.place} has become shorter while it was read")
+                digest = hashlib.sha256(data).hexdigest()
+                if _chunk(digest) not in self._there:
+                    self._files.put(_chunk(digest), data)
+                    self._there.add(_chunk(digest))
+                    written += len(data)
+                chunks.append(digest)
+        finally:
+            file.close()
+        return StoredFile(source.path, source.size, written_ms, tuple(chunks)), written
+
+    def _open(self, place: Path) -> tuple[DiskFile, float]:
+        """The file, where it is or where retention has put it, and when it was written."""
+        places = [place]
+        if place.name.endswith(LOG_SUFFIX):
+            places.append(place.with_name(place.name + DELETED_SUFFIX))
+        for each in places:
+            try:
+                written_ms = self._disk.written_ms(each)
+                if written_ms is not None:
+                    return self._disk.open_read_only(each), written_ms
+            except FileNotFoundError:
+                continue
+        raise FilesGoneError(
+            f"{place} is gone: its topic was deleted while the backup was made; run it again"
+        )
+
+
+def _chunk(digest: str) -> str:
+    return f"{_CHUNKS}/{digest[:2]}/{digest}"
+
+
+def prune(files: RemoteFiles, keep: int) -> tuple[int, int]:
+    """Leave the newest backups and what they consist of; how many backups and chunks went. Raises OSError, BackupError.
+
+    Not while a backup is being made: what that has written belongs to no backup yet.
+    """
+    names = manifests(files)
+    kept = [read_manifest(files, name) for name in names[-keep:]]
+    gone = names[:-keep]
+    for name in gone:
+        files.remove(name)
+    needed = {_chunk(digest) for manifest in kept for file in manifest.files for digest in file.chunks}
+    orphans = [name for name in files.names(_CHUNKS) if name not in needed]
+    for name in orphans:
+        files.remove(name)
+    return len(gone), len(orphans)
+
+
+# -- reading one back --------------------------------------------------------------------------------------
+
+
+def choose(files: RemoteFiles, as_of_ms: int | None) -> str:
+    """The name of the newest backup, of those that are not younger than that. Raises BackupError, OSError."""
+    names = manifests(files)
+    if not names:
+        raise BackupError(f"there is no backup in {files}")
+    found = [name for name in names if as_of_ms is None or made_ms_of(name) <= as_of_ms]
+    if not found:
+        oldest = datetime.fromtimestamp(made_ms_of(names[0]) / 1000, UTC)
+        raise BackupError(f"the oldest backup in {files} is of {oldest.isoformat()}: there is none before")
+    return found[-1]
+
+
+def restore(
+    files: RemoteFiles,
+    manifest: Manifest,
+    disk: Disk,
+    executor: Executor,
+    data_dir: Path,
+    told: Callable[[Progress], object] = lambda _: None,
+) -> None:
+    """Make the data directory that the backup is of, durably. It must not be there, or be empty.
+
+    Raises BackupError, also for a chunk that is not what was written, and then nothing is there; OSError.
+    """
+    if disk.names(data_dir) or disk.directories(data_dir):
+        raise BackupError(f"{data_dir} is not empty: restore into a new directory")
+    for file in manifest.files:
+        path = PurePosixPath(file.path)
+        if path.is_absolute() or ".." in path.parts:
+            raise BackupError(f"the backup names a file outside of a data directory: {file.path}")
+    making = data_dir.with_name(f"{data_dir.name}.restoring")
+    disk.remove_tree(making)
+    folders = {making, *(making / PurePosixPath(file.path).parent for file in manifest.files)}
+    folders |= {above for folder in folders for above in folder.parents if making in above.parents}
+    for folder in sorted(folders):
+        disk.make_directory(folder)
+    progress = Progress(files_total=len(manifest.files), bytes_total=manifest.size_bytes)
+    try:
+        for size in executor.map(partial(_write, files, disk, making), manifest.files):
+            progress.files += 1
+            progress.bytes += size
+            told(progress)
+        disk.replace(making / RESTORED_NAME, f"{manifest.id}\n".encode(), sync=True)
+        for folder in sorted(folders, reverse=True):
+            disk.sync_directory(folder)
+        disk.remove_directory(data_dir)
+        disk.rename(making, data_dir)
+        disk.sync_directory(data_dir.parent)
+    except BaseException:
+        disk.remove_tree(making)
+        raise
+
+
+def _write(files: RemoteFiles, disk: Disk, folder: Path, stored: StoredFile) -> int:
+    file, position = disk.open(folder / stored.path, create=True), 0
+    try:
+        for data in [stored.text.encode()] if stored.text is not None else _contents(files, stored):
+            file.write([data], position)
+            position += len(data)
+        file.sync()
+    finally:
+        file.close()
+    if stored.text is None and position != stored.size:
+        raise BackupError(
+            f"{stored.path} has {stored.size} bytes, and its chunks {position}: the backup is damaged"
+        )
+    return position
+
+
+def _contents(files: RemoteFiles, stored: StoredFile) -> Iterator[bytes]:
+    for digest in stored.chunks:
+        try:
+            data = files.read(_chunk(digest))
+        except FileNotFoundError:
+            raise BackupError(
+                f"a chunk of {stored.path} is missing ({digest}): the backup is damaged"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise BackupError(
+                f"a chunk of {stored.path} is not what was written ({digest}): the backup is damaged"
+            )
+        yield data

@@ -1,0 +1,273 @@
+"""The log cleaner: compacts the partitions whose topics ask for it, the dirtiest first, one at a time.
+
+Which partition, how far: decided on the event loop. Reading and writing are done in a thread, in slices of a few
+milliseconds; between slices the loop goes on, the rate is limited (`log.cleaner.io.max.bytes.per.second`), and a
+partition that was closed meanwhile is left. Exchanging segments is a few renames and is done on the event loop, which
+owns the logs.
+
+`cleaner-offset-checkpoint` in the data directory says how far each partition was cleaned, in Kafka's format: version,
+number of lines, then `topic partition offset` a line. It is replaced after each cleaning; without it everything is
+looked at again, which costs time and nothing else. A partition that cannot be cleaned is reported once and left until
+the next start.
+
+Source: Kafka's LogCleaner and LogCleanerManager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.log.compaction_plan import Cleanable, Step, cleanable
+from headrace.broker.log.errors import CleaningAbandoned, CleaningError, CorruptLogError
+from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.disk_errors import is_disk_full
+from headrace.protocol.errors import DecodeError, KafkaError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.log.compaction_run import Cleaning
+    from headrace.broker.partitions.partition import Partition
+    from headrace.broker.runtime.background import BackgroundTasks
+    from headrace.broker.runtime.ports import AgeClock, Disk, Entropy
+
+logger = logging.getLogger("headrace.cleaner")
+
+CHECKPOINT_NAME: Final = "cleaner-offset-checkpoint"
+_VERSION: Final = "0"
+_SLICE_SECONDS: Final = 0.01
+_SHARE: Final = 0.5
+"""Of the time that the cleaner may take of one core while it has work."""
+
+_SECRET_BYTES: Final = 16
+
+
+class LogCleaner:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metadata: TopicManager,
+        data_dir: Path,
+        executor: Executor,
+        ages: AgeClock,
+        background: BackgroundTasks,
+        disk: Disk,
+        entropy: Entropy,
+        removals: asyncio.Lock | None = None,
+    ) -> None:
+        """`removals`: held by whoever needs all files of segments to stay where they are."""
+        self._removals = removals or asyncio.Lock()
+        self._config = config
+        self._metadata = metadata
+        self._executor = executor
+        self._ages = ages
+        self._background = background
+        self._disk = disk
+        self._entropy = entropy
+        self._path = data_dir / CHECKPOINT_NAME
+        self._done = self._read_checkpoint()
+        self._given_up: set[tuple[str, int]] = set()
+
+    async def run(self) -> None:
+        """Clean for as long as the broker runs."""
+        config = self._config
+        await asyncio.sleep(config["log.initial.task.delay.ms"] / 1000)
+        while True:
+            if not config["log.cleaner.enable"] or not await self.clean_one():
+                await asyncio.sleep(config["log.cleaner.backoff.ms"] / 1000)
+
+    async def clean_one(self) -> bool:
+        """Clean the dirtiest partition that is dirty enough. False if there was none, or it could not be cleaned."""
+        async with self._removals:
+            return await self._clean_one()
+
+    async def _clean_one(self) -> bool:
+        best = await self._dirtiest()
+        if best is None:
+            return False
+        partition, part = best
+        try:
+            await self._clean(partition, part)
+        except (CleaningError, CleaningAbandoned, CorruptLogError, KafkaError, OSError) as error:
+            if is_disk_full(error):  # later there may be room
+                disk_errors.tell(logger, "{}-{} cannot be compacted".format(*_name(partition)), error)
+            elif partition.closed or isinstance(error, CleaningAbandoned):
+                logger.info("the cleaning of %s-%d was stopped: %s", *_name(partition), error)
+            else:
+                self._give_up(partition, error)
+            return False
+        except Exception as error:  # noqa: BLE001 - of one partition: told
+            self._background.failed(f"the cleaning of {partition!r}", error)
+            self._give_up(partition, error)
+            return False
+        return True
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted; another one may get its name."""
+        for name in [name for name in self._done if name[0] == topic]:
+            del self._done[name]
+        self._given_up = {name for name in self._given_up if name[0] != topic}
+
+    def _give_up(self, partition: Partition, error: Exception) -> None:
+        logger.error("%s-%d is not compacted until the next start: %s", *_name(partition), error)
+        self._given_up.add(_name(partition))
+
+    async def _dirtiest(self) -> tuple[Partition, Cleanable] | None:
+        """Overdue ones come first, then the one with the largest dirty part."""
+        best: tuple[Partition, Cleanable] | None = None
+        for partition in self._wanted():
+            try:
+                log = partition.log
+                bound = partition.last_stable_offset
+                done = self._done.get(_name(partition), 0)
+                part = cleanable(log, done, bound, self._ages.time_ms())
+            except (KafkaError, OSError, CorruptLogError, DecodeError) as error:
+                self._give_up(partition, error)
+                continue
+            except Exception as error:  # noqa: BLE001 - of one partition: told
+                self._background.failed(f"looking for what to clean in {partition!r}", error)
+                self._give_up(partition, error)
+                continue
+            is_dirty = part.dirty_ratio > log.config.min_cleanable_dirty_ratio
+            if part.dirty_bytes and (part.is_due or is_dirty):
+                rank = (part.is_due, part.dirty_ratio)
+                if best is None or rank > (best[1].is_due, best[1].dirty_ratio):
+                    best = partition, part
+            await asyncio.sleep(0)
+        return best
+
+    def _wanted(self) -> list[Partition]:
+        """What is led here and what is followed: each replica is compacted for itself, as far as it is stable."""
+        metadata = self._metadata
+        led = [
+            partition
+            for image in metadata.topics()
+            if metadata.topic_configs.log_config(image).is_compacted
+            and not image.internal  # their owner rewrites them
+            for partition in metadata.partitions(image.name)
+            if not partition.closed and partition.failure is None and partition.hooks is None
+        ]
+        followed = [
+            follower.readable
+            for follower in metadata.followers_here()
+            if follower.is_open
+            and follower.failure is None
+            and follower.hooks is None
+            and metadata.topic_configs.log_config(follower.partition.topic).is_compacted
+            and not follower.partition.topic.internal
+            and not metadata.topic_configs.is_extended(follower.partition.topic)
+        ]
+        return [partition for partition in (*led, *followed) if _name(partition) not in self._given_up]
+
+    async def _clean(self, partition: Partition, part: Cleanable) -> None:
+        loop = asyncio.get_running_loop()
+        cleaning_class = await loop.run_in_executor(self._executor, _load_cleaning)
+        cleaning: Cleaning = cleaning_class(
+            partition.log,
+            part,
+            now_ms=self._ages.time_ms(),
+            memory_bytes=self._config["log.cleaner.dedupe.buffer.size"],
+            secret=self._entropy.bytes(_SECRET_BYTES),
+        )
+        started = loop.time()
+        steps = cleaning.steps()
+        try:
+            await self._carry_out(partition, cleaning, steps)
+        finally:
+            await asyncio.shield(loop.run_in_executor(self._executor, steps.close))
+        self._done[_name(partition)] = cleaning.end_offset
+        await loop.run_in_executor(self._executor, self._write_checkpoint)
+        counts = cleaning.counts
+        logger.info(
+            "compacted %s-%d to offset %d in %.1f s: %d of %d records and %d of %d bytes are left",
+            *_name(partition),
+            cleaning.end_offset,
+            loop.time() - started,
+            counts.records_kept,
+            counts.records_read,
+            counts.bytes_kept,
+            counts.bytes_read,
+        )
+
+    async def _carry_out(self, partition: Partition, cleaning: Cleaning, steps: Iterator[Step]) -> None:
+        config, loop = self._config, asyncio.get_running_loop()
+        step: Step | None = Step.ANY_THREAD
+        bytes_done = 0
+        while step is not None:
+            if partition.closed:
+                raise CleaningAbandoned("the partition is closed")
+            if step is Step.OWNER:
+                step = next(steps, None)
+                continue
+            began = loop.time()
+            slice_ = loop.run_in_executor(self._executor, _advance, steps, loop.time)
+            try:
+                step = await asyncio.shield(slice_)
+            except asyncio.CancelledError:
+                await asyncio.wait([slice_])  # whoever cancelled us will close what it is using
+                raise
+            pause = (loop.time() - began) * (1 - _SHARE) / _SHARE
+            done, bytes_done = cleaning.bytes_done - bytes_done, cleaning.bytes_done
+            await asyncio.sleep(max(pause, done / config["log.cleaner.io.max.bytes.per.second"]))
+
+    # -- the checkpoint ------------------------------------------------------------------------------------
+
+    def _read_checkpoint(self) -> dict[tuple[str, int], int]:
+        try:
+            return decode_checkpoint(self._disk.read(self._path))
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            logger.warning("%s is not usable (%s); everything is looked at again", self._path, error)
+            return {}
+
+    def _write_checkpoint(self) -> None:
+        metadata = self._metadata
+        self._done = {
+            name: offset for name, offset in self._done.items() if metadata.find_partition(*name) is not None
+        }
+        self._disk.replace(self._path, encode_checkpoint(self._done), sync=True)
+
+
+def encode_checkpoint(offsets: dict[tuple[str, int], int]) -> bytes:
+    lines = [f"{topic} {index} {offset}" for (topic, index), offset in sorted(offsets.items())]
+    return "\n".join([_VERSION, str(len(lines)), *lines, ""]).encode()
+
+
+def decode_checkpoint(data: bytes) -> dict[tuple[str, int], int]:
+    """Raises ValueError when it is not such a file. Kafka's own is empty until its first cleaning."""
+    lines = data.decode("ascii").split("\n")
+    if lines == [""]:
+        return {}
+    if lines[0] != _VERSION or len(lines) < 3 or lines[-1] != "" or int(lines[1]) != len(lines) - 3:
+        raise ValueError("not an offset checkpoint of version 0")
+    offsets = {}
+    for line in lines[2:-1]:
+        topic, index, offset = line.split(" ")
+        offsets[topic, int(index)] = int(offset)
+    return offsets
+
+
+def _load_cleaning() -> type[Cleaning]:
+    """It loads numba, which takes a while: not on the event loop."""
+    from headrace.broker.log.compaction_run import Cleaning
+
+    return Cleaning
+
+
+def _advance(steps: Iterator[Step], now: Callable[[], float]) -> Step | None:
+    """As far as a slice of time goes, in a thread; what the next step needs, None at the end."""
+    end = now() + _SLICE_SECONDS
+    while (step := next(steps, None)) is Step.ANY_THREAD and now() < end:
+        pass
+    return step
+
+
+def _name(partition: Partition) -> tuple[str, int]:
+    return partition.topic.name, partition.index

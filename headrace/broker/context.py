@@ -1,0 +1,63 @@
+"""What one broker consists of, for extensions. The broker's own parts are given what they use, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.broker.metrics.model import Metrics
+from headrace.broker.runtime.background import BackgroundTasks
+from headrace.broker.security.rights import OPEN, Authorizer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from headrace.broker.backup.cut import Backups
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.metadata.identity import BrokerIdentity
+    from headrace.broker.net.peers import Peers
+    from headrace.broker.partitions.partition import Partition
+    from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from headrace.broker.security.acl.store import AclStore
+
+
+class BrokerContext(msgspec.Struct):
+    """Parts of one broker, made by `broker.server`; alive as long as it is."""
+
+    config: BrokerConfig
+    clock: Clock
+    entropy: Entropy
+    store: CoordinationStore
+    data_dir: Path
+    disk: Disk
+    threads: Threads
+    executor: Executor
+    metadata: TopicManager
+    identity: BrokerIdentity
+    allocate_producer_id: Callable[[], Awaitable[int]]
+    ages: AgeClock
+    """What retention and expiry go by."""
+    background: BackgroundTasks
+    """Work beside the requests, whose failure stops nothing."""
+    peers: Peers
+    """How the other brokers of the cluster are asked."""
+    authorizer: Authorizer = OPEN
+    acls: AclStore | None = None
+    """What the authorizer goes by; None without one."""
+    backups: Backups | None = None
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
+    """Where a part says what can be measured of it."""
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""
+        return self.metadata.partition(topic, index)
+
+    def extension_dir(self, name: str) -> Path:
+        """The extension's own folder under the data directory, created if missing."""
+        path = self.data_dir / "extensions" / name
+        self.disk.make_directory(path)
+        return path

@@ -1,0 +1,213 @@
+"""Compaction, batch by batch: what of a batch is kept, and in which form (rules C1 and C2).
+
+- The last record of a key is kept, order and offsets stay. Records without a key go: none can be written today.
+- A tombstone is kept until a time that is stored in its batch the first time it is cleaned (delete horizon, KIP-534).
+  A transaction's marker likewise, counted from when the last record of its transaction went.
+- Records of aborted transactions go.
+- A batch that has lost all records goes, unless it holds the last sequence number of a producer that is still known, or
+  is the last of what is cleaned, so that the log's offsets stay known: then its header is kept.
+
+Pure; every loop over records is a kernel. Which segments are cleaned and how they are replaced: `cleaning`.
+Source: Kafka's Cleaner, CleanedTransactionMetadata and MemoryRecords.filterTo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.broker.log import compaction_kernels as kernels
+from headrace.broker.log.transaction_index import AbortedTransaction
+from headrace.protocol.errors import DecodeError
+from headrace.protocol.records import rewrite
+from headrace.protocol.records.decode import RecordColumns, decode_records
+from headrace.protocol.records.header import HEADER_SIZE, MAGIC_V2, BatchHeader
+from headrace.protocol.records.kernels import frozen
+
+BYTES_PER_KEY: Final = 24
+LOAD_FACTOR: Final = 0.75
+"""Filled further, a table with linear probing gets slow."""
+
+_SLOTS_MIN: Final = 64
+
+
+class OffsetMap:
+    """The latest offset of every key seen from one offset on, in `memory_bytes` at most.
+
+    `end_offset` is the offset after the last batch that was taken in. `secret` is 16 random bytes.
+    """
+
+    def __init__(self, memory_bytes: int, keys_max: int, secret: bytes) -> None:
+        """`keys_max` is how many different keys there can be: no more memory is taken than they need."""
+        slots = _SLOTS_MIN
+        while slots * 2 * BYTES_PER_KEY <= memory_bytes and slots * LOAD_FACTOR < keys_max:
+            slots *= 2
+        self._lows = np.empty(slots, np.uint64)
+        self._highs = np.empty(slots, np.uint64)
+        self._offsets = np.full(slots, kernels.FREE, np.int64)
+        self._secret = frozen(np.frombuffer(secret, np.uint64), np.uint64)
+        self.capacity = int(slots * LOAD_FACTOR)
+        self.end_offset = 0
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    def has_room_for(self, records: int) -> bool:
+        return self._used + records <= self.capacity
+
+    def add(self, records: RecordColumns, from_offset: int) -> None:
+        self._used += kernels.remember(
+            records.payload,
+            frozen(records.key_start, np.int64),
+            frozen(records.key_length, np.int64),
+            frozen(records.offsets, np.int64),
+            from_offset,
+            self._secret,
+            self._lows,
+            self._highs,
+            self._offsets,
+        )
+
+    def judge(self, records: RecordColumns, *, drop_tombstones: bool) -> tuple[NDArray[np.bool_], int, int]:
+        """(which records to keep, how many, tombstones among them)."""
+        keep = np.empty(len(records), np.bool_)
+        kept, tombstones = kernels.judge(
+            records.payload,
+            frozen(records.key_start, np.int64),
+            frozen(records.key_length, np.int64),
+            frozen(records.value_length, np.int64),
+            frozen(records.offsets, np.int64),
+            self.end_offset,
+            drop_tombstones,
+            self._secret,
+            self._lows,
+            self._highs,
+            self._offsets,
+            keep,
+        )
+        return keep, kept, tombstones
+
+
+class TransactionView:
+    """Which batches belong to aborted transactions, and which markers have nothing left before them.
+
+    Sees every batch of what is cleaned, in order.
+    """
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._coming = sorted(aborted, key=lambda transaction: -transaction.first_offset)
+        self._aborted: set[int] = set()
+        self._seen: set[int] = set()
+        """Producers of whose transaction some batch is there, be it empty: its marker has to stay."""
+
+    def may_go(self, header: BatchHeader) -> bool:
+        """For data: it was aborted. For a marker: nothing of its transaction is left."""
+        while self._coming and self._coming[-1].first_offset <= header.last_offset:
+            self._aborted.add(self._coming.pop().producer_id)
+        producer_id = header.producer_id
+        if header.is_control:
+            was_seen = producer_id in self._seen
+            self._seen.discard(producer_id)
+            self._aborted.discard(producer_id)
+            return not was_seen
+        if not header.is_transactional:
+            return False
+        self._seen.add(producer_id)
+        return producer_id in self._aborted
+
+
+LastOfProducer = Mapping[int, tuple[int | None, int]]
+"""Of each producer the log knows: the last offset of its last batch (None if only a marker), its epoch."""
+
+
+class CleaningCounts(msgspec.Struct):
+    """What one cleaning read and left."""
+
+    records_read: int = 0
+    records_kept: int = 0
+    bytes_read: int = 0
+    bytes_kept: int = 0
+
+
+class BatchFilter:
+    """Cleans one batch after the other, from the log's first segment to the end of what is cleaned.
+
+    round_end  the offset where cleaning ends; the batch before it is never removed
+    """
+
+    def __init__(
+        self,
+        keys: OffsetMap,
+        transactions: TransactionView,
+        producers: LastOfProducer,
+        *,
+        round_end: int,
+        now_ms: int,
+        delete_retention_ms: int,
+    ) -> None:
+        self.counts = CleaningCounts()
+        self._keys = keys
+        self._transactions = transactions
+        self._producers = producers
+        self._round_end = round_end
+        self._now_ms = now_ms
+        self._new_horizon = now_ms + delete_retention_ms
+
+    def clean(self, header: BatchHeader, batch: memoryview) -> memoryview | bytes | None:
+        """What is left of a batch: itself, a smaller one, its header only, or None.
+
+        A batch whose records cannot be read stays as it is.
+        """
+        result: memoryview | bytes | None = batch
+        if header.magic == MAGIC_V2:
+            with contextlib.suppress(DecodeError):
+                result = self._clean(batch, header)
+        counts = self.counts
+        counts.records_read += header.record_count
+        counts.bytes_read += header.size
+        if result is not None:
+            counts.bytes_kept += len(result)
+        return result
+
+    def _clean(self, batch: memoryview, header: BatchHeader) -> memoryview | bytes | None:
+        horizon = rewrite.delete_horizon(header)
+        is_over = horizon is not None and horizon <= self._now_ms
+        may_go = self._transactions.may_go(header)
+        new_horizon = None
+        if header.is_control:
+            if header.record_count and not (may_go and is_over):
+                self.counts.records_kept += header.record_count
+                if not may_go or horizon is not None:
+                    return batch
+                records = decode_records(batch)
+                return rewrite.selected(batch, records, np.ones(len(records), np.bool_), self._new_horizon)
+        elif header.record_count and not may_go:
+            records = decode_records(batch)
+            keep, kept, tombstones = self._keys.judge(records, drop_tombstones=is_over)
+            self.counts.records_kept += kept
+            if tombstones and horizon is None:
+                new_horizon = self._new_horizon
+            if kept == len(records) and new_horizon is None:
+                return batch
+            if kept:
+                return rewrite.selected(batch, records, keep, new_horizon)
+        if not self._must_stay(header):
+            return None
+        return batch if len(batch) == HEADER_SIZE else rewrite.emptied(batch, header)
+
+    def _must_stay(self, header: BatchHeader) -> bool:
+        if header.next_offset == self._round_end:
+            return True
+        last = self._producers.get(header.producer_id)
+        if last is None:
+            return False
+        offset, epoch = last
+        if offset is None:
+            return header.is_control and header.producer_epoch == epoch
+        return header.last_offset == offset

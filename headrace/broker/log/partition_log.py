@@ -1,0 +1,1157 @@
+"""The log of one partition: batches in segments, in order, each stamped with its offset once and for all.
+
+Invariants:
+
+- Offsets are dense: a batch begins where the one before it ended. What was read at an offset is never changed.
+- An append is all or nothing: after a failed write the file is cut back, the log stays readable, and the next append
+  may succeed (a full disk that has room again needs no restart).
+- An fsync that fails is never retried into an acknowledgement: the log refuses everything until it is opened again.
+- `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
+
+Durability: what `append` has written is in the page cache and so survives the death of the process. When
+`must_commit` says so (`durability=power`, `flush.messages`), it may be acknowledged and shown only after a
+`commit`, and then survives a power cut: data, names and directories are fsynced. One commit covers everything
+that was appended before it began. What an open finds in such a log is committed before anybody sees it.
+
+Blocking and not thread-safe: one thread (the event loop) uses it. The exceptions are `commit` and `flush`, which
+any thread may call. An empty log has no files at all; everything is opened when it is first needed.
+
+On disk it is Kafka's layout; `checkpoint` describes the two files that are our own. Compaction (`compaction_run`)
+replaces sealed segments by smaller ones: offsets may then be missing below `compacted_to`, never above; in a copy of
+such a log also below `gaps_to`.
+
+A follower's log takes batches over as its leader has them (`append_copies`): offsets, epochs and gaps are the leader's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import crc32c
+import msgspec
+
+from headrace.broker.log import recovery, time_lookup
+from headrace.broker.log.checkpoint import Checkpoint
+from headrace.broker.log.config import LogConfig
+from headrace.broker.log.disk import SystemDisk
+from headrace.broker.log.errors import CleaningAbandoned, CorruptLogError, InRemoteStorage
+from headrace.broker.log.folder import LogFolder
+from headrace.broker.log.preparation import prepare
+from headrace.broker.log.producer_state import AppendedBatch, Producer, ProducerState
+from headrace.broker.log.reader import Reader
+from headrace.broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
+from headrace.broker.log.slice import LogSlice
+from headrace.broker.log.stamp import stamp, stamp_with_time
+from headrace.broker.log.time_lookup import Opened
+from headrace.broker.log.transaction_index import AbortedTransaction
+from headrace.broker.log.validation import AppendOrigin, validate_batch
+from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.ports import Clock, Disk
+from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
+from headrace.protocol.records.check import Effort
+from headrace.protocol.records.control import read_end_marker
+from headrace.protocol.records.header import (
+    ATTRIBUTES_POSITION,
+    CONTROL_BIT,
+    NO_PRODUCER_ID,
+    BatchHeader,
+    Buffer,
+    iter_headers,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.runtime.slices import Work
+
+__all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
+
+logger = logging.getLogger("headrace.log")
+
+T = TypeVar("T")
+
+_INDEX_ENTRY_BYTES_MAX: Final = 12
+_COPIED_BYTES_MAX: Final = 256 << 10
+_COPIED_BATCHES_MAX: Final = 32
+"""Taken over without a rest: a write of 0.05 ms, 5 us for each batch. A batch that is larger is written whole."""
+
+
+class AppendInfo(msgspec.Struct):
+    """Where a batch is. `log_append_time_ms` is -1 unless the topic stamps log append time.
+
+    `duplicate`: it was there before; the offsets are the original's.
+    """
+
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int
+    log_start_offset: int
+    duplicate: bool = False
+
+
+class PartitionLog:
+    """See the module's contract. Made by `open`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        clock: Clock,
+        disk: Disk,
+        recovered: recovery.RecoveredLog,
+        background: Callable[[Callable[[], None]], object] | None,
+        discard: Callable[[Path, int], object] | None = None,
+        companions: Sequence[str] = (),
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.recovered = recovered.report
+        self.log_start_offset = recovered.checkpoint.log_start_offset
+        self.recovery_point = recovered.checkpoint.recovery_point
+        self.compacted_to = recovered.checkpoint.compacted_to
+        self._gaps_to = recovered.checkpoint.gaps_to
+        self.tiered_to = recovered.checkpoint.tiered_to
+        self._clock = clock
+        self._disk = disk
+        self._background = background
+        self._remove_later = discard
+        self._epochs = recovered.epochs
+        self._epochs.truncate_from_start(self.log_start_offset)
+        self._producers = recovered.producers
+        self._segments = recovered.segments
+        if not self._segments:
+            self._segments.append(
+                self._new_segment(max(self.log_start_offset, self.compacted_to, self.tiered_to))
+            )
+        self._segments[-1].activate()
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
+        self._ready_epoch = -1
+        """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
+        self._failure: str | None = None
+        self.is_damaged = False
+        """It has failed for what is in its files: a copy of another replica's is as good as it was."""
+        self._closed = False
+        self._flush_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()  # taken after the flush lock where both are
+        self._reader = Reader(self._segments, self._bases)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: LogConfig,
+        *,
+        clock: Clock,
+        disk: Disk | None = None,
+        background: Callable[[Callable[[], None]], object] | None = None,
+        discard: Callable[[Path, int], object] | None = None,
+        is_new: bool = False,
+        companions: Sequence[str] = (),
+    ) -> PartitionLog:
+        """Open the log in `directory`, which need not exist. What that took is in `recovered`.
+
+        background  syncs sealed segments elsewhere, for example `executor.submit`; None syncs only on `flush`
+        discard     removes a file after so many milliseconds; None removes it at once
+        is_new      the caller has just made the directory: there is nothing to look for
+        companions  names of files that whoever made the directory has put there; they are durable when the log is
+
+        Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer,
+        KafkaError(KAFKA_STORAGE_ERROR) when what was found cannot be made durable and has to be.
+        """
+        disk = SystemDisk() if disk is None else disk
+        recovered = recovery.nothing() if is_new else recovery.recover(disk, directory, config, clock)
+        log = cls(directory, config, clock, disk, recovered, background, discard, companions)
+        log._folder.is_there = is_new
+        if log.must_commit:
+            log.commit()
+        return log
+
+    def __repr__(self) -> str:
+        return (
+            f"<PartitionLog {self.directory.name} offsets {self.log_start_offset} to {self.log_end_offset}>"
+        )
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset the next record will get."""
+        return self._segments[-1].end_offset
+
+    @property
+    def local_start_offset(self) -> int:
+        """What is before, from the log's start on, is in remote storage only (KIP-405)."""
+        return max(self.log_start_offset, min(self.tiered_to, self._bases[0]))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """To look at only; the last one is written."""
+        return self._segments
+
+    @property
+    def epochs(self) -> Sequence[tuple[int, int]]:
+        """(leader epoch, start offset) of each, ascending."""
+        return self._epochs.entries
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log refuses everything, or None."""
+        return self._failure
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """Use another configuration from now on. What is written stays as it is."""
+        self.config = config
+
+    # -- append --------------------------------------------------------------------------------------------
+
+    def check_producer(self, header: BatchHeader) -> AppendInfo | None:
+        """The original's place if an idempotent producer repeats a batch, None if it may be appended.
+
+        Raises KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
+        """
+        if not header.has_producer:
+            return None
+        original = self._producer_state().check(header)
+        return None if original is None else self._duplicate(original)
+
+    def prepare(self, batch: Buffer, *, large: bool = True) -> memoryview:
+        """Do the slow part of a client's append, which a topic may demand: look into the batch, recompress it.
+
+        Any thread may call it; `append` does it unless it is told that this was done. Raises KafkaError, and TakesTime
+        for a batch that decompresses to so much that it has to be prepared alone, unless it may be `large`.
+        """
+        config, now_ms = self.config, self._clock.time_ms()
+        view = memoryview(batch)
+        header = validate_batch(view, config, AppendOrigin.CLIENT, now_ms)
+        return prepare(view, header, config, now_ms, large=large)
+
+    def append(
+        self,
+        batch: Buffer,
+        *,
+        leader_epoch: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        prepared: bool = False,
+        effort: Effort | None = None,
+    ) -> AppendInfo:
+        """Validate one batch, give it the next offsets and write it. `batch` itself is not changed.
+
+        Afterwards `must_commit` tells whether a `commit` has to come before the acknowledgement. With `effort` it
+        raises TakesTime for a batch that has to be prepared in a thread first; nothing has changed then.
+
+        Raises KafkaError with Kafka's code for a batch that is refused, KAFKA_STORAGE_ERROR when the disk
+        fails. In both cases the log is as it was, except after a failed fsync (see the module).
+        """
+        if self._failure is not None or self._closed:
+            self._check_usable()
+        config = self.config
+        view = memoryview(batch)
+        now_ms = self._clock.time_ms()
+        header = validate_batch(view, config, origin, now_ms, effort)
+        if config.looks_into_batches and origin is AppendOrigin.CLIENT and not prepared:
+            sent, view = view, prepare(view, header, config, now_ms, effort)
+            if view is not sent:
+                header = validate_batch(
+                    view, config, origin, now_ms, effort
+                )  # another codec has made another size of it
+        producers = self._producers
+        if producers is None:
+            producers = self._producer_state()
+        has_producer = header.producer_id != NO_PRODUCER_ID
+        marker = None
+        if header.attributes & CONTROL_BIT:
+            marker = read_end_marker(view)
+            producers.check_marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch)
+        elif has_producer:
+            original = producers.check(header, has_sequence=origin is not AppendOrigin.COORDINATOR)
+            if original is not None:
+                return self._duplicate(original)
+        size = len(view)
+        segment = self._segments[-1]
+        base_offset = segment.end_offset
+        last_offset = base_offset + header.last_offset_delta
+        if config.is_log_append_time:
+            timestamp = append_time = now_ms
+            prefix, rest = stamp_with_time(view, header, base_offset, leader_epoch, now_ms)
+        else:
+            timestamp, append_time = header.max_timestamp, -1
+            prefix, rest = stamp(view, header, base_offset, leader_epoch)
+        position = segment.size
+        if position and self._must_roll(segment, size, last_offset, timestamp):
+            try:
+                segment = self._roll()
+            except OSError as error:
+                raise self._storage_error("append to", error) from error
+            position = 0
+        if leader_epoch != self._ready_epoch or not position:
+            self._prepare_to_write(leader_epoch, base_offset)
+        self._write(segment, prefix, rest)
+        segment.appended(last_offset, size, timestamp)
+        if timestamp < 0:
+            segment.untimed_append_ms = now_ms
+        if marker is not None:
+            aborted = producers.marker_appended(
+                header.producer_id,
+                header.producer_epoch,
+                marker,
+                last_offset,
+                timestamp,
+                self._clock.monotonic(),
+            )
+            if aborted is not None:
+                segment.aborted.append(aborted)
+        elif has_producer:
+            producers.update(header, base_offset, timestamp, self._clock.monotonic())
+        self._reader.appended(base_offset, position)
+        return AppendInfo(base_offset, last_offset, append_time, self.log_start_offset)
+
+    def _duplicate(self, original: AppendedBatch) -> AppendInfo:
+        append_time = original.timestamp if self.config.is_log_append_time else -1
+        return AppendInfo(
+            original.base_offset, original.last_offset, append_time, self.log_start_offset, duplicate=True
+        )
+
+    # -- following a leader --------------------------------------------------------------------------------
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record, -1 if there is none."""
+        return self._epochs.epoch_at(self.log_end_offset - 1)
+
+    def follow(self) -> None:
+        """From here on batches are copies of another log's. An epoch that has written nothing here is forgotten."""
+        self._ready_epoch = -1
+        self._epochs.truncate_from_end(self.log_end_offset)
+
+    def append_copies(self, batches: Buffer, *, gaps_to: int) -> Work[int]:
+        """Take over whole batches from a leader's log as they are; gives how many. Rests between them: nobody else may
+        change the log meanwhile, and what was taken over by then is there if it is not gone on with.
+
+        Those that are here already are left out. Where the leader has no offsets (its log is compacted) there are none
+        here; `gaps_to`: up to where that may be, as far as the leader says. Afterwards `must_commit` tells as it does
+        after an append. Raises KafkaError: CORRUPT_MESSAGE for what did not arrive as it was sent or does not go on
+        from here (nothing was taken over then), KAFKA_STORAGE_ERROR.
+        """
+        self._check_usable()
+        view, end_offset = memoryview(batches), self.log_end_offset
+        taken: list[tuple[int, BatchHeader]] = []
+        next_offset, epoch = end_offset, self._epochs.epoch_at(end_offset - 1)
+        has_gap = False
+        try:
+            for position, header in iter_headers(view):
+                if header.last_offset < end_offset:
+                    continue
+                crc = yield from _crc(view[position + ATTRIBUTES_POSITION : position + header.size])
+                if crc != header.crc:
+                    raise DecodeError(
+                        f"the batch at offset {header.base_offset} has the CRC {header.crc:#010x}, but its bytes give"
+                        f" {crc:#010x}"
+                    )
+                if header.base_offset < next_offset or header.partition_leader_epoch < epoch:
+                    raise DecodeError(
+                        f"a batch at offset {header.base_offset} of epoch {header.partition_leader_epoch} cannot follow"
+                        f" offset {next_offset} and epoch {epoch}"
+                    )
+                has_gap |= header.base_offset > next_offset
+                next_offset, epoch = header.next_offset, header.partition_leader_epoch
+                taken.append((position, header))
+        except DecodeError as error:
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"{self.directory.name} cannot take over what its leader sent: {error}",
+            ) from None
+        if not taken:
+            return 0
+        try:
+            if has_gap and next_offset > self._gaps_to:
+                self._folder.make()
+                self._gaps_to = max(gaps_to, next_offset)
+                self._write_checkpoint()
+        except OSError as error:
+            raise self._storage_error("append to", error) from error
+        self._producer_state()
+        for some in _written_together(taken):
+            yield
+            for part in self._parts(some):
+                self._append_part(view, part)
+        return len(taken)
+
+    def _parts(self, taken: Sequence[tuple[int, BatchHeader]]) -> Iterable[Sequence[tuple[int, BatchHeader]]]:
+        """All of it, unless the segment has to be sealed on the way."""
+        segment, config = self._segments[-1], self.config
+        first, (last, last_header) = taken[0][0], taken[-1]
+        newest = max(header.max_timestamp for _, header in taken)
+        fits = segment.index_bytes + len(taken) * _INDEX_ENTRY_BYTES_MAX <= config.segment_index_bytes
+        size = last + last_header.size - first
+        if fits and not self._must_roll(segment, size, last_header.last_offset, newest):
+            return (taken,)
+        return ((each,) for each in taken)
+
+    def _append_part(self, view: memoryview, part: Sequence[tuple[int, BatchHeader]]) -> None:
+        first, header = part[0]
+        size = part[-1][0] + part[-1][1].size - first
+        segment = self._segments[-1]
+        if segment.size and self._must_roll(segment, size, part[-1][1].last_offset, header.max_timestamp):
+            try:
+                segment = self._roll()
+            except OSError as error:
+                raise self._storage_error("append to", error) from error
+        epoch = header.partition_leader_epoch
+        if epoch != self._ready_epoch or not segment.size:
+            self._prepare_to_write(epoch, header.base_offset)
+        self._write(segment, b"", view[first : first + size])
+        producers, now, now_ms = self._producer_state(), self._clock.monotonic(), self._clock.time_ms()
+        for position, header in part:
+            if header.partition_leader_epoch != epoch:
+                epoch = header.partition_leader_epoch
+                self._epochs.assign(epoch, header.base_offset)
+                self._ready_epoch = epoch
+            start = segment.size
+            segment.appended(header.last_offset, header.size, header.max_timestamp)
+            if header.max_timestamp < 0:
+                segment.untimed_append_ms = now_ms
+            if header.is_control:
+                marker = read_end_marker(view[position : position + header.size])
+                aborted = producers.marker_appended(
+                    header.producer_id,
+                    header.producer_epoch,
+                    marker,
+                    header.last_offset,
+                    header.max_timestamp,
+                    now,
+                )
+                if aborted is not None:
+                    segment.aborted.append(aborted)
+            elif header.has_producer:
+                producers.update(header, header.base_offset, header.max_timestamp, now)
+            self._reader.appended(header.base_offset, start)
+
+    def restart_at(self, offset: int) -> None:
+        """Give up every record; the log goes on at `offset`. For a follower whose leader begins later than it ends, or
+        ends earlier than it begins. Raises KafkaError.
+        """
+        self.truncate_to(min(offset, self.log_start_offset))
+        if offset == self.log_end_offset:
+            return
+        with self._flush_lock:
+            try:
+                self._folder.unmark_clean()
+                self._ready_epoch = -1
+                self._reader.forget()
+                self._producers = ProducerState()
+                for each in recovery.snapshot_offsets(self._disk, self.directory):
+                    self._disk.remove(self.directory / recovery.snapshot_name(each))
+                self._folder.make()
+                self._write_checkpoint(offset)
+                for segment in self._segments:
+                    segment.remove()
+                segment = self._new_segment(offset)
+                segment.activate()
+                self._segments[:], self._bases[:] = [segment], [offset]
+                self._epochs.truncate_from_end(0)
+                self._folder.write_epochs(self._epochs, sync=True)
+                self.recovery_point = offset
+            except OSError as error:
+                self._fail(f"it could not go on at offset {offset}: {error}")
+                raise self._storage_error("truncate", error) from error
+
+    def begin_after(
+        self, tiered_to: int, log_start_offset: int, epochs: Iterable[tuple[int, int]], producers: bytes
+    ) -> None:
+        """Give up every local record; the log goes on at `tiered_to`, up to where remote storage has it, with what is
+        known of leader epochs and producers there. For a follower that its leader has nothing local for any more
+        (KIP-405). Raises KafkaError.
+        """
+        self._check_usable()
+        with self._flush_lock:
+            try:
+                known = ProducerState()
+                if producers:
+                    known = ProducerState.decode_snapshot(producers, self._clock.monotonic())
+                self._folder.unmark_clean()
+                self._ready_epoch = -1
+                self._reader.forget()
+                for each in recovery.snapshot_offsets(self._disk, self.directory):
+                    self._disk.remove(self.directory / recovery.snapshot_name(each))
+                self._folder.make()
+                self.tiered_to = tiered_to
+                self._write_checkpoint(log_start_offset)
+                for segment in self._segments:
+                    segment.remove()
+                segment = self._new_segment(tiered_to)
+                segment.activate()
+                self._segments[:], self._bases[:] = [segment], [tiered_to]
+                self._producers = known
+                self._folder.write_snapshot(tiered_to, self._producer_state)
+                self._epochs.truncate_from_end(0)
+                for epoch, start_offset in epochs:
+                    self._epochs.assign(epoch, start_offset)
+                self._epochs.truncate_from_start(log_start_offset)
+                self._folder.write_epochs(self._epochs, sync=True)
+                self.recovery_point = tiered_to
+            except (OSError, ValueError) as error:
+                self._fail(f"it could not go on at offset {tiered_to}: {error}")
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{self.directory.name} could not go on at offset {tiered_to}: {error}",
+                ) from error
+
+    # -- transactions --------------------------------------------------------------------------------------
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Where the earliest open transaction begins, None if none is open. Raises KafkaError."""
+        producers = self._producers
+        if producers is None:
+            producers = self._reading(self._producer_state)
+        offset = producers.first_unstable_offset
+        return offset if offset is None else max(offset, self.log_start_offset)
+
+    def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Those with records in [start, end), by first offset (rule T5)."""
+        found: list[AbortedTransaction] = []
+        first = max(bisect_right(self._bases, start_offset) - 1, 0)
+        for segment in self._segments[first:]:
+            if len(segment.aborted):
+                here, is_complete = segment.aborted.overlapping(start_offset, end_offset)
+                found += here
+                if is_complete:
+                    break
+        found.sort(key=lambda aborted: aborted.first_offset)
+        return found
+
+    def check_end_marker(self, producer_id: int, epoch: int, *, is_next_epoch: bool) -> None:
+        """Whether a marker belongs to the transaction that is open here.
+
+        With transactions version 2 (`is_next_epoch`) its epoch is above that of the batches it ends: one with
+        their own epoch is a late one of the transaction before. Raises KafkaError(INVALID_PRODUCER_EPOCH).
+        """
+        state = self._producer_state()
+        producer = state.producers.get(producer_id)
+        if producer is None or producer_id not in state.open_transactions:
+            return
+        if is_next_epoch and epoch <= producer.epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"a marker of producer {producer_id} has epoch {epoch}, and a transaction of epoch "
+                f"{producer.epoch} is open: it belongs to one that ended before",
+            )
+
+    def producers(self) -> Mapping[int, Producer]:
+        """The producers that are remembered, by id; to look at only."""
+        return self._producer_state().producers
+
+    def open_transactions(self) -> Mapping[int, int]:
+        """First offsets of the open transactions by producer id, earliest first; to look at only."""
+        return self._producer_state().open_transactions
+
+    def _producer_state(self) -> ProducerState:
+        if self._producers is None:
+            self._producers = recovery.load_producers(
+                self._disk, self.directory, self._segments, self.log_end_offset, self._clock
+            )
+        return self._producers
+
+    def _prepare_to_write(self, leader_epoch: int, base_offset: int) -> None:
+        """What must be so before a batch: no clean marker, a folder, and its epoch known.
+
+        The epoch reaches its file with the next flush or close; until then a recovery finds it in the batch.
+        """
+        epochs = self._epochs
+        if leader_epoch < epochs.latest:
+            raise KafkaError(
+                ErrorCode.FENCED_LEADER_EPOCH,
+                f"leader epoch {leader_epoch} cannot write after epoch {epochs.latest}",
+            )
+        self._reading(self._segments[-1].load_small_indexes)
+        try:
+            if self._folder.is_marked_clean:
+                self._folder.unmark_clean()
+            elif not base_offset and not self._segments[-1].size:
+                self._folder.make()
+            if leader_epoch > epochs.latest:
+                epochs.assign(leader_epoch, base_offset)
+            self._ready_epoch = leader_epoch
+        except OSError as error:
+            raise self._storage_error("append to", error) from error
+
+    def _write(self, segment: Segment, prefix: bytes, rest: memoryview) -> None:
+        try:
+            segment.file.write((prefix, rest), segment.size)
+            if not segment.size:
+                # Now, not before: a commit under way has not seen the new name.
+                self._folder.has_new_names = True
+        except OSError as error:
+            try:
+                segment.undo_append()
+            except OSError as second:
+                self._fail(f"a failed append could not be undone: {second}")
+            raise self._storage_error("append to", error) from error
+
+    def _storage_error(self, verb: str, error: OSError) -> KafkaError:
+        disk_errors.tell(logger, f"cannot {verb} {self.directory.name}", error)
+        return KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"cannot {verb} partition {self.directory.name}: {disk_errors.why(error)}",
+        )
+
+    def _must_roll(self, segment: Segment, size: int, last_offset: int, timestamp: int) -> bool:
+        config = self.config
+        end = segment.size + size
+        return (
+            end > config.segment_bytes
+            or end > POSITION_MAX
+            or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+            or 0 <= segment.first_timestamp < timestamp - config.roll_ms + segment.jitter_ms
+            or (segment.is_index_entry_due and segment.index_bytes > config.segment_index_bytes)
+        )
+
+    def _new_segment(self, base_offset: int) -> Segment:
+        config = self.config
+        segment = Segment(
+            self._disk, self.directory, base_offset, interval_bytes=config.index_interval_bytes, size=0
+        )
+        if (most := min(config.segment_jitter_ms, config.roll_ms)) > 0:
+            # So that the segments of many partitions are not closed all at once.
+            segment.jitter_ms = zlib.crc32(f"{self.directory.name}/{base_offset}".encode()) % (most + 1)
+        return segment
+
+    def _roll(self) -> Segment:
+        """Seal the active segment and begin another, whose file will be made by its first batch."""
+        old = self._segments[-1]
+        old.seal()
+        self._folder.write_snapshot(self.log_end_offset, self._producer_state)
+        self._folder.has_new_names = True
+        segment = self._new_segment(old.end_offset)
+        segment.activate()
+        self._segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self._reader.rolled(old)
+        if self._background is not None:
+            self._background(self._flush_in_background)
+        return segment
+
+    # -- read ----------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, *, up_to: int, min_one_batch: bool = True) -> LogSlice:
+        """Whole batches from the one that holds `offset`, none that reaches `up_to`, at most `max_bytes`.
+
+        With `min_one_batch` the first batch is given even if it is larger. Batches of one segment only, so it
+        may be less than there is. Raises KafkaError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR; and InRemoteStorage
+        below `local_start_offset`.
+        """
+        self._check_usable()
+        end_offset = self.log_end_offset
+        if not self.log_start_offset <= offset <= end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is not in {self.directory.name}, which has {self.log_start_offset} "
+                f"to {end_offset}",
+            )
+        if offset >= up_to or offset == end_offset:
+            return LogSlice(offset)
+        if offset < self._bases[0] and offset < self.tiered_to:
+            raise InRemoteStorage(f"{self.directory.name} has offset {offset} in remote storage only")
+        try:
+            return self._reader.read(offset, max_bytes, min(up_to, end_offset), min_one_batch)
+        except (CorruptLogError, DecodeError) as error:
+            self.is_damaged = True
+            self._fail(str(error))
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        except OSError as error:
+            raise self._storage_error("read", error) from error
+
+    def offset_for_timestamp(
+        self, timestamp_ms: int, opened: Opened | None = None
+    ) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record at or after a time; None if there is none.
+
+        Raises KafkaError, and BatchTakesTime if `opened` demands it.
+        """
+        return self._reading(
+            lambda: time_lookup.first_at_or_after(
+                self._segments, timestamp_ms, self.log_start_offset, opened or Opened()
+            )
+        )
+
+    def max_timestamp(self, opened: Opened | None = None) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record with the largest timestamp. Raises as the other one."""
+        return self._reading(
+            lambda: time_lookup.latest(self._segments, self.log_start_offset, opened or Opened())
+        )
+
+    def _reading(self, find: Callable[[], T]) -> T:
+        self._check_usable()
+        try:
+            return find()
+        except (CorruptLogError, DecodeError) as error:
+            self.is_damaged = True
+            self._fail(str(error))
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        except OSError as error:
+            raise self._storage_error("read", error) from error
+
+    # -- leader epochs -------------------------------------------------------------------------------------
+
+    def assign_epoch(self, epoch: int) -> None:
+        """Leader epoch `epoch` begins at the log's end. Reaches its file with a flush or a close."""
+        self._ready_epoch = -1
+        self._epochs.assign(epoch, self.log_end_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch that wrote an offset, -1 if unknown."""
+        return self._epochs.epoch_at(offset)
+
+    def epoch_end_offset(self, epoch: int) -> tuple[int, int]:
+        """(largest known epoch not above `epoch`, the offset where it ends); (-1, -1) if unknown (KIP-101,
+        279)."""
+        return self._epochs.end_offset(epoch, self.log_end_offset)
+
+    # -- retention and truncation --------------------------------------------------------------------------
+
+    def delete_old_segments(self, now_ms: int, high_watermark: int, floor: int | None = None) -> int:
+        """Delete segments that retention no longer covers; gives how many. Also forgets silent producers.
+
+        Only whole segments below the high watermark and `floor` go, oldest first. A segment is as old as its
+        largest timestamp. When all records are too old the written segment goes too. Raises KafkaError.
+        """
+        self._check_usable()
+        if self._producers is not None:
+            self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
+        bound = high_watermark if floor is None else min(high_watermark, floor)
+        config = self.config
+        deletes = "delete" in config.cleanup_policy
+        excess = self.size_bytes - config.retention_bytes if deletes and config.retention_bytes >= 0 else -1
+        count = 0
+        for segment in self._segments:
+            if not segment.size or segment.end_offset > bound:
+                break
+            is_passed = segment.end_offset <= self.log_start_offset and not segment.is_active
+            is_excess = excess >= segment.size and not segment.is_active
+            if not (is_passed or is_excess or (deletes and self._is_too_old(segment, now_ms))):
+                break
+            excess -= segment.size
+            count += 1
+        if count:
+            if count == len(self._segments):
+                self._roll()
+            self._drop_first(count, self._segments[count].base_offset)
+        return count
+
+    def _is_too_old(self, segment: Segment, now_ms: int) -> bool:
+        return self._is_older(segment, now_ms, self.config.retention_ms)
+
+    def _is_older(self, segment: Segment, now_ms: int, retention_ms: int) -> bool:
+        if retention_ms < 0:
+            return False
+        newest = max(segment.largest_timestamp, segment.untimed_append_ms)
+        return 0 <= newest < now_ms - retention_ms
+
+    def note_tiered(self, up_to: int) -> None:
+        """Durably say that remote storage has everything below `up_to`; any thread may call it. Raises OSError."""
+        self.tiered_to = max(self.tiered_to, up_to)
+        self._write_checkpoint()
+
+    def has_local_excess(self, now_ms: int) -> bool:
+        """Whether local retention does not cover the first segment, wherever else it may be."""
+        if len(self._segments) == 1:
+            return False
+        config, first = self.config, self._segments[0]
+        is_excess = 0 <= config.local_bytes <= self.size_bytes - first.size
+        return is_excess or self._is_older(first, now_ms, config.local_ms)
+
+    def roll(self) -> None:
+        """Begin another segment, so that what is written so far can be copied. Raises KafkaError."""
+        self._check_usable()
+        if self._segments[-1].size:
+            try:
+                self._roll()
+            except OSError as error:
+                raise self._storage_error("append to", error) from error
+
+    def delete_local_segments(self, now_ms: int, floor: int | None = None) -> int:
+        """Delete files of segments that remote storage has, that local retention no longer covers and that are below
+        `floor`; gives how many.
+
+        The log begins where it did. The written segment stays, as Kafka's does. Raises KafkaError.
+        """
+        self._check_usable()
+        if self._producers is not None:
+            self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
+        config = self.config
+        excess = self.size_bytes - config.local_bytes if config.local_bytes >= 0 else -1
+        count = 0
+        for segment in self._segments[:-1]:
+            if segment.end_offset > (self.tiered_to if floor is None else min(self.tiered_to, floor)):
+                break
+            is_passed = segment.end_offset <= self.log_start_offset
+            if not (is_passed or excess >= segment.size or self._is_older(segment, now_ms, config.local_ms)):
+                break
+            excess -= segment.size
+            count += 1
+        if count:
+            self._ready_epoch = -1
+            try:
+                self._remove_first(count, self.log_start_offset, self._discard)
+            except OSError as error:
+                raise self._storage_error("delete old records of", error) from error
+        return count
+
+    def delete_records(self, before_offset: int) -> None:
+        """Raise the log start to `before_offset`; segments wholly below it go. A lower one changes nothing.
+
+        Raises KafkaError: OFFSET_OUT_OF_RANGE past the log's end, KAFKA_STORAGE_ERROR.
+        """
+        self._check_usable()
+        if before_offset > self.log_end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"cannot delete up to offset {before_offset}: {self.directory.name} ends at "
+                f"{self.log_end_offset}",
+            )
+        if before_offset > self.log_start_offset:
+            count = sum(segment.end_offset <= before_offset for segment in self._segments[:-1])
+            self._drop_first(count, before_offset)
+
+    def _drop_first(self, count: int, log_start_offset: int) -> None:
+        """Move the log start, durably, and only then remove files: a crash in between removes them later.
+
+        On a full disk that would never come to an end, because noting the log start needs room. There the files go
+        first, the oldest first and at once: the first one that is left says where the log begins.
+        """
+        log_start_offset = max(log_start_offset, self.log_start_offset)
+        try:
+            self._ready_epoch = -1
+            try:
+                self._write_checkpoint(log_start_offset)
+            except OSError as error:
+                gone = count if self._segments[count].size else count - 1
+                if gone <= 0 or not disk_errors.is_disk_full(error):
+                    raise
+                self._remove_first(gone, self._segments[gone].base_offset, None)
+                count -= gone
+                self._write_checkpoint(log_start_offset)
+            self._remove_first(count, log_start_offset, self._discard)
+        except OSError as error:
+            raise self._storage_error("delete old records of", error) from error
+
+    def _remove_first(
+        self, count: int, log_start_offset: int, discard: Callable[[Path], object] | None
+    ) -> None:
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        self._epochs.truncate_from_start(log_start_offset)
+        self._folder.unmark_clean()
+        doomed = self._segments[:count]
+        del self._segments[:count]
+        del self._bases[:count]
+        self._reader.forget()
+        for segment in doomed:
+            segment.remove(discard)
+            if discard is None:  # nothing else says where the log begins: a power cut must not leave a hole
+                self._folder.sync()
+
+    def _discard(self, path: Path) -> None:
+        if self._remove_later is None:
+            self._disk.remove(path)
+        else:
+            self._remove_later(path, self.config.file_delete_delay_ms)
+
+    def truncate_to(self, offset: int) -> None:
+        """Take back every batch that reaches `offset` or beyond; the log then ends at or before `offset`.
+
+        For leaders that lost an election, never for acknowledged records. Raises KafkaError.
+        """
+        self._check_usable()
+        if offset >= self.log_end_offset:
+            return
+        with self._flush_lock:
+            try:
+                self._truncate(offset)
+            except OSError as error:
+                self._fail(f"truncation to {offset} failed half-way: {error}")
+                raise self._storage_error("truncate", error) from error
+
+    def _truncate(self, offset: int) -> None:
+        self._folder.unmark_clean()
+        self._ready_epoch = -1
+        self._reader.forget()
+        self._producers = None
+        end_offset = offset
+        if offset >= self._bases[0]:
+            end_offset = self._segments[bisect_right(self._bases, offset) - 1].locate(offset)[1]
+        self.recovery_point = min(self.recovery_point, end_offset)
+        self.compacted_to = min(self.compacted_to, end_offset)
+        self.tiered_to = min(self.tiered_to, end_offset)
+        self._write_checkpoint(min(self.log_start_offset, end_offset))
+        while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
+            segment = self._segments.pop()
+            self._bases.pop()
+            segment.remove()
+            self._folder.sync()  # one after the other: a hole would look like damage
+        segment = self._segments[-1]
+        if not segment.is_active:
+            segment.activate()
+        if offset < segment.base_offset:
+            segment.remove()
+            segment = self._new_segment(offset)
+            segment.activate()
+            self._segments[:], self._bases[:] = [segment], [offset]
+        elif segment.size:
+            segment.truncate(*segment.locate(offset))
+            segment.file.sync()
+        self._folder.sync()
+        self._epochs.truncate_from_end(self.log_end_offset)
+        self._folder.write_epochs(self._epochs, sync=True)
+
+    # -- compaction (for `compaction_run`) -----------------------------------------------------------------
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    def sealed_segments(self) -> list[Segment]:
+        return [segment for segment in self._segments[:-1] if segment.size]
+
+    def last_of_producers(self) -> dict[int, tuple[int | None, int]]:
+        """Of each known producer: the last offset of its last batch (None after a marker alone), and its epoch."""
+        return {
+            producer_id: (producer.batches[-1].last_offset if producer.batches else None, producer.epoch)
+            for producer_id, producer in self._producer_state().producers.items()
+        }
+
+    def note_compaction(self, up_to: int) -> None:
+        """Durably allow offsets below `up_to` to be missing; any thread may call it. Raises OSError."""
+        self.compacted_to = max(self.compacted_to, up_to)
+        self._write_checkpoint()
+
+    def check_segments(self, group: Sequence[Segment]) -> None:
+        """Raises CleaningAbandoned unless the segments are all there still, one after another."""
+        if self._closed or self._failure is not None:
+            raise CleaningAbandoned(f"{self.directory.name} is closed")
+        first = bisect_left(self._bases, group[0].base_offset)
+        if self._segments[first : first + len(group)] != list(group):
+            raise CleaningAbandoned(f"segments of {self.directory.name} are gone")
+
+    def exchange(self, group: Sequence[Segment], cleaned: Segment | None) -> None:
+        """Put `cleaned` in the place of `group`, whose files go; None if nothing is left of it.
+
+        The new file keeps its own name until `finish_exchange`. Whoever is reading the old files goes on doing so.
+        Raises OSError.
+        """
+        self._folder.unmark_clean()
+        self._reader.forget()
+        first = bisect_left(self._bases, group[0].base_offset)
+        end = slice(first, first + len(group))
+        self._segments[end] = [] if cleaned is None else [cleaned]
+        self._bases[end] = [] if cleaned is None else [cleaned.base_offset]
+        if cleaned is None and first:
+            self._segments[first - 1].end_offset = group[-1].end_offset
+        try:
+            for segment in group:
+                segment.remove(self._discard)
+        except OSError as error:
+            self._fail(f"an exchange of compacted segments failed half-way: {error}")
+            raise
+
+    def finish_exchange(self, cleaned: Segment) -> None:
+        """Once the files that `exchange` took away are durably gone. Raises OSError."""
+        try:
+            cleaned.take_place()
+        except OSError as error:
+            self._fail(f"a compacted segment could not take its place: {error}")
+            raise
+
+    # -- durability ----------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Make everything appended so far durable and note how far that is. Any thread may call it.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
+        """
+        with self._flush_lock:
+            self._check_usable()
+            end_offset = self.log_end_offset
+            if self.recovery_point >= end_offset and not self._indexes_wait:
+                return
+            self._sync(end_offset)
+            try:
+                self._folder.write_epochs(self._epochs, sync=True)
+                self._write_checkpoint()
+            except OSError as error:
+                raise self._storage_error("flush", error) from error
+
+    def _write_checkpoint(self, log_start_offset: int | None = None) -> None:
+        """Durably note the recovery point and the log start, which moves with it if given. Raises OSError."""
+        with self._checkpoint_lock:
+            if log_start_offset is None:
+                log_start_offset = self.log_start_offset
+            self._folder.write_checkpoint(self._checkpoint(log_start_offset))
+            self.log_start_offset = log_start_offset
+
+    def _checkpoint(self, log_start_offset: int) -> Checkpoint:
+        aborted = {
+            segment.base_offset: len(segment.aborted)
+            for segment in list(self._segments)
+            if len(segment.aborted)
+        }
+        recovery_point = min([self.recovery_point, *(segment.base_offset for segment in self._indexes_wait)])
+        return Checkpoint(
+            log_start_offset, recovery_point, aborted, self.compacted_to, self._gaps_to, self.tiered_to
+        )
+
+    @property
+    def _indexes_wait(self) -> list[Segment]:
+        """Segments whose index files a power cut may leave as they never were."""
+        return [segment for segment in list(self._segments) if segment.has_unsynced_indexes]
+
+    @property
+    def must_commit(self) -> bool:
+        """Whether what was appended last waits for a `commit`."""
+        return self._segments[-1].end_offset - self.recovery_point >= self.config.flush_messages
+
+    def commit(self) -> None:
+        """fsync everything appended so far; `recovery_point` says afterwards how far that is. Any thread may call it.
+
+        Cheaper than `flush`: where it ends is noted in memory only, so a recovery scans from the last flush on.
+        Raises KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
+        """
+        with self._flush_lock:
+            self._check_usable()
+            end_offset = self.log_end_offset
+            if self.recovery_point < end_offset:
+                self._sync(end_offset)
+
+    def _sync(self, end_offset: int) -> None:
+        """fsync what is above the recovery point, then raise that to `end_offset`."""
+        for segment in list(self._segments):
+            if segment.size and (segment.end_offset > self.recovery_point or segment.has_unsynced_indexes):
+                try:
+                    segment.sync()
+                except FileNotFoundError:
+                    if segment in self._segments:
+                        raise self._sync_failed(OSError(f"{segment.path} is gone")) from None
+                except OSError as error:
+                    raise self._sync_failed(error) from error
+        if self._folder.has_new_names:
+            try:
+                self._folder.has_new_names = False
+                self._folder.sync_names(self._segments[-1].base_offset)
+            except OSError as error:
+                raise self._sync_failed(error) from error
+        self.recovery_point = max(self.recovery_point, end_offset)
+
+    def _sync_failed(self, error: OSError) -> KafkaError:
+        self._fail(
+            f"the disk could not make records durable (fsync: {error}); restart to find out what survived"
+        )
+        return KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.directory.name} is offline: {self._failure}"
+        )
+
+    def _flush_in_background(self) -> None:
+        """A failure is logged and has stopped the log; there is nobody to raise to."""
+        with contextlib.suppress(KafkaError):
+            if not self._closed:
+                self.flush()
+
+    def _fail(self, why: str) -> None:
+        if self._failure is None:
+            self._failure = why
+            logger.error("partition %s is offline: %s", self.directory.name, why)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.directory.name} is offline: {self._failure}"
+            )
+        if self._closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {self.directory.name} is closed")
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self, clean: bool = True) -> None:
+        """Let go of all files. `clean` flushes first and leaves a marker, so that the next open scans nothing.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR) when that fails; the log is closed all the same.
+        """
+        if self._closed:
+            return
+        try:
+            if clean and self._failure is None and not self._folder.is_marked_clean and self._has_history:
+                self._leave_clean()
+        finally:
+            self._closed = True
+            for segment in self._segments:
+                segment.release()
+            self._reader.forget()
+
+    @property
+    def _has_history(self) -> bool:
+        return self.log_end_offset > 0
+
+    def _leave_clean(self) -> None:
+        with self._flush_lock:
+            self._sync(self.log_end_offset)
+        active = self._segments[-1]
+        try:
+            # Of a log that is read in one go there need be no files that spare reading it.
+            is_small = len(self._segments) == 1 and active.is_small and not active.has_index_files()
+            if not is_small:
+                self._folder.write_snapshot(self.log_end_offset, self._producer_state)
+            if active.size:
+                active.write_transaction_index() if is_small else active.write_indexes()
+            else:
+                active.remove()  # a file may have been made for a batch that could not be written
+            if self._epochs.written != tuple(self._epochs.entries):
+                self._folder.write_epochs(self._epochs, sync=False)
+            self._folder.mark_clean(
+                self._checkpoint(self.log_start_offset),
+                self._epochs,
+                [segment for segment in self._segments if segment.size],
+            )
+        except OSError as error:
+            raise self._storage_error("close", error) from error
+
+    def delete(self) -> None:
+        """Close, and remove every file of the log; the directory too unless something else is in it.
+
+        Raises OSError.
+        """
+        self.close(clean=False)
+        for segment in self._segments:
+            segment.remove()
+        self._folder.delete()
+
+
+def _crc(data: memoryview) -> Work[int]:
+    crc = 0
+    for first in range(0, len(data), _COPIED_BYTES_MAX):
+        yield
+        crc = crc32c.crc32c(data[first : first + _COPIED_BYTES_MAX], crc)
+    return crc
+
+
+def _written_together(
+    taken: Sequence[tuple[int, BatchHeader]],
+) -> Iterator[Sequence[tuple[int, BatchHeader]]]:
+    first = 0
+    for number, (position, header) in enumerate(taken):
+        end = position + header.size
+        if number > first and (
+            number - first == _COPIED_BATCHES_MAX or end - taken[first][0] > _COPIED_BYTES_MAX
+        ):
+            yield taken[first:number]
+            first = number
+    yield taken[first:]

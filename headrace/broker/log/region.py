@@ -1,0 +1,47 @@
+"""A range of a segment file, to be sent by `sendfile` without passing through this process."""
+
+from __future__ import annotations
+
+from headrace.broker.runtime.ports import DiskFile
+
+
+class FileRegion:
+    """`size` bytes from `position`. Holds its file open for as long as it is referenced, also after the
+    segment was deleted or closed by its log.
+    """
+
+    __slots__ = ("_file", "position", "size")
+
+    def __init__(self, file: DiskFile, position: int, size: int) -> None:
+        self._file = file
+        self.position = position
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<FileRegion {self.size} bytes at {self.position}>"
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def read(self) -> bytes:
+        """The bytes. Raises OSError, also when the file has become shorter than the region."""
+        data = self._file.read(self.size, self.position)
+        if len(data) != self.size:
+            raise OSError(f"{self!r}: the file ends after {len(data)} of these bytes")
+        return data
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """At most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
+        return self._file.read(max(0, min(size, self.size - position)), self.position + position)
+
+
+class RemoteRegion(FileRegion):
+    """A range of a segment in remote storage: reading it waits for the network, and belongs into a thread of
+    `broker.remote`. There is no descriptor behind it.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, region: FileRegion) -> RemoteRegion:
+        return cls(region._file, region.position, region.size)

@@ -1,0 +1,53 @@
+"""Topics by what they are asked for: name, id, order, metric. Kept beside the image, one change after the other."""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_left, insort
+
+from headrace.broker.metadata.topic_names import check_collision, metric_name
+from headrace.broker.partitions.topic import TopicImage
+
+
+class TopicIndex:
+    """Not for changes by anybody but its owner."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, TopicImage] = {}
+        self.by_id: dict[uuid.UUID, TopicImage] = {}
+        self._names: list[str] = []  # in their order
+        self._metrics: dict[str, str] = {}  # of one topic each; names that collide may be older than the rule
+
+    def put(self, topic: TopicImage) -> None:
+        before = self.by_name.get(topic.name)
+        if before is None:
+            insort(self._names, topic.name)
+        elif before.topic_id != topic.topic_id:
+            del self.by_id[before.topic_id]
+        self.by_name[topic.name] = topic
+        self.by_id[topic.topic_id] = topic
+        self._metrics.setdefault(metric_name(topic.name), topic.name)
+
+    def remove(self, topic: TopicImage) -> None:
+        del self.by_name[topic.name], self.by_id[topic.topic_id]
+        del self._names[bisect_left(self._names, topic.name)]
+        metric = metric_name(topic.name)
+        if self._metrics.get(metric) == topic.name:
+            del self._metrics[metric]
+
+    def in_order(self) -> list[TopicImage]:
+        return [self.by_name[name] for name in self._names]
+
+    def beginning_with(self, prefix: str) -> list[TopicImage]:
+        """In their order."""
+        names = self._names
+        found = []
+        for index in range(bisect_left(names, prefix), len(names)):
+            if not names[index].startswith(prefix):
+                break
+            found.append(self.by_name[names[index]])
+        return found
+
+    def check_collision(self, name: str) -> None:
+        """See `topic_names.check_collision`."""
+        check_collision(name, self._metrics.get(metric_name(name), name))

@@ -1,0 +1,207 @@
+"""The broker's own metrics: connections, topics, logs, groups, transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.api.log_dirs import sizes_on_disk
+from headrace.broker.metrics.model import OTHERS, Gathering, Metric, MetricKind
+from headrace.broker.metrics.totals import Totals
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.net.listener import Network
+    from headrace.broker.partitions.partition import Partition
+    from headrace.broker.runtime.background import BackgroundTasks
+    from headrace.broker.runtime.ports import Disk
+    from headrace.broker.transactions.coordinator import TransactionCoordinator
+
+GROUP_LAGS_MAX: Final = 500
+"""Pairs of group and topic with a lag of their own; those beyond are summed up."""
+
+_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
+CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of clients.")
+CONNECTIONS_ACCEPTED = Metric(
+    "headrace_connections_accepted_total",
+    _COUNTER,
+    "Connections that were accepted since the server started; those that are refused at once are among them.",
+    ("listener",),
+)
+FAULTS = Metric(
+    "headrace_connection_faults_total",
+    _COUNTER,
+    "Connections that were refused or closed for what the peer did, by what it was; the log says more, of so many a"
+    " minute.",
+    ("fault",),
+)
+HANDSHAKES = Metric(
+    "headrace_tls_handshakes_pending",
+    _GAUGE,
+    "Connections whose handshake of TLS is under way or waits for its turn.",
+)
+BACKGROUND_FAILURES = Metric(
+    "headrace_background_failures_total",
+    _COUNTER,
+    "Failures of work in the background since the server started; the log says what failed.",
+)
+BYTES_IN = Metric(
+    "headrace_topic_bytes_in_total",
+    _COUNTER,
+    "Bytes appended to a topic's partitions, as they are stored.",
+    ("topic",),
+)
+RECORDS_IN = Metric(
+    "headrace_topic_records_in_total",
+    _COUNTER,
+    "Records appended to a topic's partitions; of a table, rows of its log.",
+    ("topic",),
+)
+BYTES_OUT = Metric(
+    "headrace_topic_bytes_out_total",
+    _COUNTER,
+    "Bytes of records in answers to Fetch and to table scans.",
+    ("topic",),
+)
+RECORDS_OUT = Metric(
+    "headrace_topic_records_out_total",
+    _COUNTER,
+    "Records in answers to Fetch and to table scans; of a batch that is sent all of them count.",
+    ("topic",),
+)
+LOG_SIZE = Metric(
+    "headrace_log_size_bytes", _GAUGE, "Bytes of a topic's log files, without indexes.", ("topic",)
+)
+TOPICS = Metric("headrace_topics", _GAUGE, "Topics, tables and internal topics among them.")
+PARTITIONS = Metric("headrace_partitions", _GAUGE, "Partitions of all topics.")
+OFFLINE = Metric(
+    "headrace_offline_partitions", _GAUGE, "Partitions that are not served since something failed."
+)
+GROUPS = Metric("headrace_groups", _GAUGE, "Consumer groups, by state.", ("state",))
+GROUP_LAG = Metric(
+    "headrace_group_lag_records",
+    _GAUGE,
+    "How far a group's committed offsets are behind the ends of a topic; of partitions used since the start.",
+    ("group", "topic"),
+)
+TRANSACTIONS = Metric(
+    "headrace_transactions", _GAUGE, "Transactional ids, by the state of their transaction.", ("state",)
+)
+TRANSACTIONS_ENDED = Metric(
+    "headrace_transactions_ended_total", _COUNTER, "Transactions that were ended, by how.", ("result",)
+)
+BROKER_METRICS: Final = (
+    CONNECTIONS, CONNECTIONS_ACCEPTED, FAULTS,
+    HANDSHAKES, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
+    GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED, BACKGROUND_FAILURES,
+)  # fmt: skip
+_TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
+
+
+class BrokerCollector:
+    """Reads what the parts of a broker know anyway."""
+
+    def __init__(
+        self,
+        metadata: TopicManager,
+        data_dir: Path,
+        disk: Disk,
+        executor: Executor,
+        background: BackgroundTasks,
+        network: Network,
+        groups: GroupCoordinator,
+        transactions: TransactionCoordinator,
+    ) -> None:
+        self._metadata = metadata
+        self._data_dir = data_dir
+        self._disk = disk
+        self._executor = executor
+        self._background = background
+        self._network = network
+        self._groups = groups
+        self._transactions = transactions
+        self._totals = Totals(len(_TRAFFIC))
+        self._sizes: dict[Partition, int] = {}
+        """Of logs that nobody has opened: they do not change."""
+
+    async def collect(self, gathering: Gathering) -> None:
+        gathering.put(CONNECTIONS, self._network.connection_count)
+        for listening in self._network.listeners:
+            gathering.put(CONNECTIONS_ACCEPTED, listening.accepted, listening.name)
+        for fault, count in self._network.faults.items():
+            gathering.put(FAULTS, count, fault.value)
+        gathering.put(HANDSHAKES, self._network.pending_handshakes)
+        gathering.put(BACKGROUND_FAILURES, self._background.failures)
+        await self._collect_topics(gathering)
+        await self._collect_groups(gathering)
+        for each in list(self._transactions.transactions.values()):
+            await gathering.breathe()
+            if each.stored is not None:
+                gathering.add(TRANSACTIONS, 1, each.stored.state.value)
+        for committed, count in self._transactions.ended.items():
+            gathering.put(TRANSACTIONS_ENDED, count, "commit" if committed else "abort")
+
+    async def _collect_topics(self, gathering: Gathering) -> None:
+        metadata = self._metadata
+        partitions = [each for each in metadata.all_partitions() if not each.closed]
+        await self._look_at_unopened(gathering, partitions)
+        gathering.put(TOPICS, metadata.topic_count)
+        gathering.put(PARTITIONS, len(partitions))
+        gathering.put(OFFLINE, 0)
+        names = set()
+        for partition in partitions:
+            await gathering.breathe()
+            if partition.failure is not None:
+                gathering.add(OFFLINE, 1)
+            names.add(partition.topic.name)
+            if partition.topic.internal:
+                continue
+            self._totals.count(partition.topic.name, partition.traffic, partition.traffic.all())
+            size = partition.log.size_bytes if partition.is_open else self._sizes.get(partition, 0)
+            gathering.add(LOG_SIZE, size, self._totals.label(partition.topic.name))
+        await self._totals.keep(names, (each.traffic for each in partitions), gathering.breathe)
+        for label, sums in self._totals.sums():
+            for metric, total in zip(_TRAFFIC, sums, strict=True):
+                gathering.put(metric, total, label)
+
+    async def _look_at_unopened(self, gathering: Gathering, partitions: list[Partition]) -> None:
+        known: dict[Partition, int] = {}
+        unknown = []
+        for partition in partitions:
+            await gathering.breathe()
+            if partition.is_open:
+                continue
+            size = self._sizes.get(partition)
+            if size is None:
+                unknown.append(partition)
+            else:
+                known[partition] = size
+        if unknown:
+            loop = asyncio.get_running_loop()
+            directory = self._data_dir
+            known = await loop.run_in_executor(
+                self._executor, lambda: known | sizes_on_disk(self._disk, directory, unknown)
+            )
+        self._sizes = known
+
+    async def _collect_groups(self, gathering: Gathering) -> None:
+        find = self._metadata.find_partition
+        lags: dict[tuple[str, str], int] = {}
+        for group in list(self._groups.groups.values()):
+            gathering.add(GROUPS, 1, group.state_name)
+            for topic, offsets in list(group.offsets.items()):
+                pair = group.group_id, self._totals.label(topic)
+                if len(lags) >= GROUP_LAGS_MAX and pair not in lags:
+                    pair = OTHERS, OTHERS
+                for index, committed in list(offsets.items()):
+                    await gathering.breathe()
+                    partition = find(topic, index)
+                    if partition is not None and partition.is_open:
+                        behind = max(0, partition.high_watermark - committed.offset)
+                        lags[pair] = lags.get(pair, 0) + behind
+        for (group_id, topic), lag in lags.items():
+            gathering.put(GROUP_LAG, lag, group_id, topic)

@@ -1,0 +1,67 @@
+"""Sums by name of counts that begin anew: a partition's traffic, say, added to its topic's when somebody asks.
+
+What came since the last time is added, so that sums only grow, whatever becomes of partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Iterator
+
+from headrace.broker.metrics.model import OTHERS
+
+NAMES_MAX = 200
+"""Each name is a handful of series: nobody reads a dashboard of more, and every series costs a scrape microseconds."""
+
+
+class Totals:
+    """Sums by name (of a topic, of a table) of what things count that come and go.
+
+    At most `names_max` names have sums of their own, in the order in which they were met; the rest has one sum, under
+    OTHERS, which keeps what names that are gone brought. A name that is gone takes its own sums with it and makes room.
+    """
+
+    def __init__(self, width: int, names_max: int = NAMES_MAX) -> None:
+        """`width`: how many sums a name has."""
+        self._width = width
+        self._names_max = names_max
+        self._labels: dict[str, str] = {}
+        self._named = 0
+        self._seen: dict[Hashable, tuple[int, ...]] = {}
+        self._sums: dict[str, list[int]] = {}
+
+    def label(self, name: str) -> str:
+        """The name, or OTHERS when there are too many; the same one until `keep` drops it."""
+        label = self._labels.get(name)
+        if label is None:
+            label = name if self._named < self._names_max else OTHERS
+            self._named += label is name
+            self._labels[name] = label
+        return label
+
+    def count(self, name: str, counter: Hashable, now: tuple[int, ...]) -> None:
+        """Add what a counter has more than at the last time; it belongs to that name."""
+        before = self._seen.get(counter)
+        self._seen[counter] = now
+        sums = self._sums.setdefault(self.label(name), [0] * self._width)
+        for index, value in enumerate(now):
+            sums[index] += value - (0 if before is None else before[index])
+
+    async def keep(
+        self, names: Container[str], counters: Iterable[Hashable], breathe: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Forget all others, in turns: nobody else may use the sums meanwhile."""
+        for name in list(self._labels):
+            await breathe()
+            if name not in names and self._labels.pop(name) != OTHERS:
+                self._named -= 1
+                self._sums.pop(name, None)
+        alive = {}
+        for counter in counters:
+            await breathe()
+            if counter in self._seen:
+                alive[counter] = self._seen[counter]
+        self._seen = alive
+
+    def sums(self) -> Iterator[tuple[str, list[int]]]:
+        """(label, its sums)"""
+        return iter(sorted(self._sums.items()))

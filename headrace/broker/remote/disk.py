@@ -1,0 +1,107 @@
+"""Segments in remote storage as a `Disk`: what `broker.log` reads of a segment's files are ranges of its object.
+
+Read-only. A path is a file name of the log's (`00000000000000000042.log`, `.index`, `.timeindex`, `.txnindex`); where
+it is says the manifest. An index that makes no sense is built again from the batches, in memory. Reading blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.broker.log.segment import INDEX_SUFFIX, LOG_SUFFIX, OFFSET_DIGITS, TIME_INDEX_SUFFIX
+from headrace.broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
+
+if TYPE_CHECKING:
+    from headrace.broker.remote.chunks import Chunks
+    from headrace.broker.remote.manifest import RemoteSegment
+    from headrace.broker.runtime.ports import DiskUsage
+
+
+class RemoteFile:
+    """A range of an object, as a `DiskFile`."""
+
+    __slots__ = ("_chunks", "_name", "_object_size", "_position", "_size")
+
+    def __init__(self, chunks: Chunks, name: str, object_size: int, position: int, size: int) -> None:
+        self._chunks = chunks
+        self._name = name
+        self._object_size = object_size
+        self._position = position
+        self._size = size
+
+    def fileno(self) -> int:
+        raise OSError(errno.EBADF, "what is in remote storage has no descriptor")
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, size: int, position: int) -> bytes:
+        size = min(size, self._size - position)
+        if size <= 0:
+            return b""
+        return self._chunks.read(self._name, self._object_size, self._position + position, size)
+
+    def view(self) -> memoryview:
+        return memoryview(self.read(self._size, 0))
+
+    def write(self, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
+        raise OSError(errno.EROFS, "what is in remote storage does not change")
+
+    def truncate(self, size: int) -> None:
+        raise OSError(errno.EROFS, "what is in remote storage does not change")
+
+    def sync(self) -> None:
+        """It is durable."""
+
+    def settle(self) -> None:
+        """It is what was written."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RemoteDisk:
+    """A `Disk` of the segments of one partition; what only writers need is not there."""
+
+    def __init__(self, chunks: Chunks, folder: str) -> None:
+        self._chunks = chunks
+        self._folder = folder
+        self.segments: Mapping[int, RemoteSegment] = {}
+        """By base offset."""
+
+    def open_read_only(self, path: Path) -> RemoteFile:
+        name = path.name
+        segment = self.segments.get(int(name[:OFFSET_DIGITS]))
+        if segment is None:
+            raise FileNotFoundError(errno.ENOENT, "it is in remote storage no more", name)
+        position = 0
+        for suffix, size in (
+            (LOG_SUFFIX, segment.size),
+            (INDEX_SUFFIX, segment.index_size),
+            (TIME_INDEX_SUFFIX, segment.time_index_size),
+            (TRANSACTION_INDEX_SUFFIX, segment.aborted_size),
+        ):
+            if name[OFFSET_DIGITS:] == suffix:
+                return RemoteFile(
+                    self._chunks, f"{self._folder}/{segment.name}", segment.stored_size, position, size
+                )
+            position += size
+        raise FileNotFoundError(errno.ENOENT, "it is not in remote storage", name)
+
+    open = open_read_only
+
+    def read(self, path: Path) -> bytes:
+        file = self.open_read_only(path)
+        return file.read(file.size(), 0)
+
+    def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
+        """An index that was built again: it stays in memory."""
+
+    def remove(self, path: Path) -> None:
+        """As `replace`."""
+
+    def usage(self, path: Path) -> DiskUsage:
+        raise OSError(errno.ENOSYS, "remote storage does not say how much it has")

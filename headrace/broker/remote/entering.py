@@ -1,0 +1,172 @@
+"""A new machine's first start enters the positions of consumer groups that remote storage had (`group_positions`) into
+`__consumer_offsets`, as if they were committed then: before any group is served.
+
+`bootstrap.make_directory` leaves them in a file of the data directory (`POSITIONS_PENDING`). The file goes when
+everything is on `__consumer_offsets` for good; a crash before has the next start enter all of it again, which says the
+same.
+
+A position beyond the end of the log that is there becomes its end, one before the log's start its start; one of a topic
+or partition that is not there, or is another one by the same name, is left out. Retention of positions begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from headrace.broker.groups import journal
+from headrace.broker.groups.model import CommittedOffset, JournalRecord, PutOffset
+from headrace.broker.groups.positions import at, group_of
+from headrace.broker.partitions.data_dir import POSITIONS_PENDING
+from headrace.broker.remote.group_positions import BATCH_RECORDS, decode
+from headrace.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.runtime.ports import Clock, Disk
+
+_NAMED_MAX: Final = 10
+
+Range = tuple[int, int]
+"""The first offset of a log, and its end."""
+ANY: Final[Range] = (0, (1 << 63) - 1)
+"""Of a log that cannot be looked at."""
+
+
+class Clamped(msgspec.Struct, frozen=True):
+    group_id: str
+    topic: str
+    partition: int
+    committed: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.group_id}: {self.topic}-{self.partition} {self.committed} -> {self.offset}"
+
+
+class Entered(msgspec.Struct):
+    """What becomes of positions: how many, of which groups; those that are set to the end or to the start; how many
+    have no partition any more.
+    """
+
+    groups: set[str] = msgspec.field(default_factory=set)
+    positions: int = 0
+    beyond: list[Clamped] = msgspec.field(default_factory=list)
+    before: list[Clamped] = msgspec.field(default_factory=list)
+    left_out: int = 0
+
+    def __str__(self) -> str:
+        """For a person, in one line."""
+        said = [f"positions of {len(self.groups)} consumer groups in {self.positions} partitions"]
+        for what, clamped in (
+            ("beyond the end of what is there, and set to it", self.beyond),
+            ("before the beginning of what is there, and set to it", self.before),
+        ):
+            if clamped:
+                named = ", ".join(map(str, clamped[:_NAMED_MAX]))
+                more = f" and {len(clamped) - _NAMED_MAX} more" if len(clamped) > _NAMED_MAX else ""
+                said.append(f"{len(clamped)} of them {what} ({named}{more})")
+        if self.left_out:
+            said.append(f"{self.left_out} left out, of partitions that are not there")
+        return "; ".join(said)
+
+
+def fitted(
+    records: Iterable[JournalRecord], range_of: Callable[[str, int], Range | None], entered: Entered
+) -> Iterator[JournalRecord]:
+    """The records with positions that the logs have. `range_of`: of a topic's partition, None if it is not there.
+    Pure but for `entered`, which says what was done.
+    """
+    for record in records:
+        if not isinstance(record, PutOffset):
+            yield record
+            continue
+        there = range_of(record.topic, record.partition)
+        if there is None:
+            entered.left_out += 1
+            continue
+        committed = _clamped(record.committed, there)
+        entered.groups.add(record.group_id)
+        entered.positions += 1
+        if committed is not record.committed:
+            told = Clamped(
+                record.group_id, record.topic, record.partition, record.committed.offset, committed.offset
+            )
+            (entered.beyond if committed.offset < record.committed.offset else entered.before).append(told)
+        yield PutOffset(record.group_id, record.topic, record.partition, committed)
+
+
+def _clamped(committed: CommittedOffset, there: Range) -> CommittedOffset:
+    start, end = there
+    offset = max(start, min(committed.offset, end))
+    # Whose epoch it was is not known of another offset.
+    return committed if offset == committed.offset else replace(committed, offset=offset, leader_epoch=-1)
+
+
+def encode_pending(objects: Mapping[str, bytes]) -> bytes:
+    return msgspec.msgpack.encode(dict(objects))
+
+
+async def enter(
+    disk: Disk,
+    data_dir: Path,
+    groups: GroupCoordinator,
+    metadata: TopicManager,
+    clock: Clock,
+    executor: Executor,
+) -> Entered:
+    """Of a broker that has its topics, and whose groups are not loaded yet. Raises KafkaError, OSError,
+    ClusterCopyError.
+    """
+    loop = asyncio.get_running_loop()
+    read = await loop.run_in_executor(executor, _read, disk, data_dir / POSITIONS_PENDING)
+    from headrace.broker.log.partition_log import AppendOrigin
+
+    entered, now_ms = Entered(), clock.time_ms()
+    if any(records for _, records in read):
+        await groups.journal.ensure()
+    touched = set()
+    for topics, records in read:
+        fitting = fitted(records, partial(_range_of, metadata, topics), entered)
+        by_index: dict[int, list[JournalRecord]] = {}
+        for record in fitting:
+            by_index.setdefault(groups.journal.index_of(group_of(record)), []).append(at(record, now_ms))
+        for index, some in by_index.items():
+            touched.add(index)
+            for first in range(0, len(some), BATCH_RECORDS):
+                batch = await loop.run_in_executor(
+                    executor, journal.encode_journal_batch, some[first : first + BATCH_RECORDS], now_ms
+                )
+                groups.journal.partitions[index].append(batch, AppendOrigin.COORDINATOR)
+    for index in sorted(touched):
+        await groups.journal.partitions[index].flush(executor)
+    disk.remove(data_dir / POSITIONS_PENDING)
+    disk.sync_directory(data_dir)
+    return entered
+
+
+def _read(disk: Disk, path: Path) -> list[tuple[Mapping[str, str], list[JournalRecord]]]:
+    """The ids of topics, and records, of each object."""
+    found = []
+    for name, data in msgspec.msgpack.decode(disk.read(path), type=dict[str, bytes]).items():
+        head, records = decode(name, data)
+        found.append((head.topics, list(records)))
+    return found
+
+
+def _range_of(metadata: TopicManager, ids: Mapping[str, str], topic: str, index: int) -> Range | None:
+    image, partition = metadata.topic(topic), metadata.find_partition(topic, index)
+    if image is None or partition is None or str(image.topic_id) != ids.get(topic):
+        return None
+    try:
+        return partition.log.log_start_offset, partition.log.log_end_offset
+    except KafkaError:  # it is told of where logs are opened
+        return ANY

@@ -1,0 +1,143 @@
+"""What consumer groups have committed, kept in remote storage beside segments (`group_copy`), and read by a new machine
+(`bootstrap`).
+
+    cluster/<cluster id>/groups/<index>/positions-<n>.gz
+        of the groups of one partition of `__consumer_offsets`; the highest number counts
+
+Compressed: a line of JSON (`Head`), then record batches as they are on `__consumer_offsets`, of positions and of what
+tells generations apart (`broker.groups.positions`). No members, no times. Numbers are created, never replaced, and each
+says under which right it was written: `(claim, leader_epoch)`, of which the higher one goes on. So whoever led the
+partition before, or had the cluster before, finds out and writes no more.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from headrace.broker.groups.journal import decode_journal_batch, encode_journal_batch
+from headrace.broker.groups.model import JournalRecord
+from headrace.broker.groups.positions import GroupPositions, records_of
+from headrace.broker.remote.cluster_copy import FOLDER, ClusterCopyError
+from headrace.protocol.errors import DecodeError
+from headrace.protocol.records.header import iter_headers
+
+if TYPE_CHECKING:
+    from headrace.broker.objects.files import RemoteFiles
+
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"positions-(\d{20})\.gz")
+_PROBED: Final = 16
+"""Numbers that a listing may still have though they are gone, or not have yet."""
+BATCH_RECORDS: Final = 1_000
+
+
+class Head(msgspec.Struct, frozen=True):
+    """`topics`: the ids of those that there are positions of, by name. `claim`: of who had the cluster
+    (`cluster_copy`); `leader_epoch`: of the partition.
+    """
+
+    cluster_id: str
+    claim: int
+    leader_epoch: int
+    writer: str
+    made_ms: int
+    topics: Mapping[str, str]
+    version: int = _VERSION
+
+    @property
+    def right(self) -> tuple[int, int]:
+        return self.claim, self.leader_epoch
+
+
+def body_of(groups: Iterable[GroupPositions], topics: Mapping[str, str]) -> bytes:
+    """The same for the same positions, in whatever order the groups are. Raises KafkaError."""
+    records: list[JournalRecord] = []
+    for group in sorted(groups, key=lambda each: each.group_id):
+        records += records_of(group, topics)
+    return b"".join(
+        encode_journal_batch(records[first : first + BATCH_RECORDS], 0)
+        for first in range(0, len(records), BATCH_RECORDS)
+    )
+
+
+def encode(head: Head, body: bytes) -> bytes:
+    return gzip.compress(b"%b\n%b" % (msgspec.json.encode(head), body), 1, mtime=0)
+
+
+def decode_head(name: str, data: bytes) -> Head:
+    """Raises ClusterCopyError."""
+    return _parts(name, data)[0]
+
+
+def decode(name: str, data: bytes) -> tuple[Head, Iterator[JournalRecord]]:
+    """Raises ClusterCopyError, also of what is damaged, before the first record."""
+    head, body = _parts(name, data)
+    try:
+        batches = [body[position : position + each.size] for position, each in iter_headers(memoryview(body))]
+    except DecodeError as error:
+        raise ClusterCopyError(f"{name} cannot be read: {error}") from error
+    if sum(map(len, batches)) != len(body):
+        raise ClusterCopyError(f"{name} cannot be read: a part of it is missing")
+    return head, (record for batch in batches for record in decode_journal_batch(batch))
+
+
+def _parts(name: str, data: bytes) -> tuple[Head, bytes]:
+    try:
+        line, _, body = gzip.decompress(data).partition(b"\n")
+        version = msgspec.json.decode(line, type=_Version).version
+        if version > _VERSION:
+            raise NewerError(f"{name} was written by a newer version: upgrade first")
+        return msgspec.json.decode(line, type=Head), body
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+        raise ClusterCopyError(f"{name} cannot be read: {error}") from error
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class NewerError(ClusterCopyError):
+    """What this version does not know yet."""
+
+
+def folder_of(cluster_id: str) -> str:
+    return f"{FOLDER}/{cluster_id}/groups"
+
+
+def name_of(cluster_id: str, index: int, number: int) -> str:
+    return f"{folder_of(cluster_id)}/{index}/positions-{number:020d}.gz"
+
+
+def listed(files: RemoteFiles, cluster_id: str) -> dict[int, list[int]]:
+    """The numbers that there are, by partition, in their order. A listing may be behind. Blocking. Raises OSError."""
+    found: dict[int, list[int]] = {}
+    for name in files.names(folder_of(cluster_id)):
+        index, _, short = name.removeprefix(f"{folder_of(cluster_id)}/").partition("/")
+        number = _NAME.fullmatch(short)
+        if number is not None and index.isdigit():
+            found.setdefault(int(index), []).append(int(number.group(1)))
+    return {index: sorted(numbers) for index, numbers in sorted(found.items())}
+
+
+def read_newest(files: RemoteFiles, cluster_id: str) -> dict[str, bytes]:
+    """The object that counts of each partition, by its name. Blocking. Raises OSError."""
+    found: dict[str, bytes] = {}
+    for index, numbers in listed(files, cluster_id).items():
+        newest: tuple[str, bytes] | None = None
+        for number in range(numbers[-1], numbers[-1] + _PROBED):
+            name = name_of(cluster_id, index, number)
+            try:
+                newest = name, files.read(name)
+            except FileNotFoundError:
+                if newest is not None:
+                    break
+        if newest is None:
+            raise OSError(f"{folder_of(cluster_id)}/{index} changes faster than it can be read")
+        found[newest[0]] = newest[1]
+    return found

@@ -1,0 +1,744 @@
+"""Copies sealed segments to remote storage, and lets go of what retention no longer covers there (KIP-405).
+
+For each partition of a topic with `remote.storage.enable` that is led here, one after the other, every
+`remote.log.manager.task.interval.ms` (followers only let go of what is local, when it is there too):
+
+- **Copy**: a sealed segment below the last stable offset, and below the recovery point (what is on this disk for good
+  only), goes to one object; then a manifest that names it is created; then the log notes durably how far it is in
+  remote storage (`tiered_to`). Local retention deletes up to there and no further.
+- **Expire**: segments that are passed by the log's start, too old, or too much with all that is kept (`retention.ms`,
+  `retention.bytes`), and that nobody's floor protects. The log's start moves first, durably; then a manifest without
+  them is created; then the objects go.
+- **Leftovers**: objects that no manifest names are removed after a start, and after anything that failed.
+
+So a crash, or a store that fails, at any point leaves at most objects that nobody knows of, until the next turn. A
+manifest is created under the next number: a broker that is not the leader any more finds the number taken, or a later
+one there, and stops writing until it has looked again. When the answer is lost, what is there tells whose it is. Who
+begins makes a manifest before the first object that it puts there or removes (`_claim`).
+
+A broker alone keeps its metadata there too (`cluster_copy`), always before segments of topics that it knows of; of a
+cluster the controller does (`shared_copy`). A new machine can go on with what is there (`bootstrap`). Who finds that
+another one has done so only reads from then on.
+
+What consumer groups have committed is kept there by itself (`group_copy`, every
+`remote.log.group.positions.interval.ms`), once the broker has found that what is there is its own.
+
+A topic that is deleted leaves nothing: a node of the coordination store, `/remote-log/<topic id>`, is made before its
+first object, and goes after its last one; nor does one whose remote storage is switched off with its data. What
+is in remote storage without such a node is another cluster's: it is not touched.
+
+A data directory that was restored from a backup says so in a file (`RESTORED_NAME`). As long as it is there remote
+storage is only read: the server that the backup was made of may still run, and what is there is its own.
+
+On the event loop; what waits for the network is done in threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from headrace.broker.backup.archive import RESTORED_NAME
+from headrace.broker.configs.config_key import ConfigError
+from headrace.broker.configs.remote_log import is_enabled
+from headrace.broker.log.recovery import snapshot_name
+from headrace.broker.metadata.nodes import OwnedNodes
+from headrace.broker.partitions.data_dir import FROM_REMOTE_STORAGE
+from headrace.broker.remote.bootstrap import NODES, partition_files
+from headrace.broker.remote.chunks import Chunks
+from headrace.broker.remote.cluster_copy import ClusterCopy, Place, ReplacedError
+from headrace.broker.remote.counts import Counts
+from headrace.broker.remote.group_copy import GroupCopy
+from headrace.broker.remote.log import RemoteLog, newest_manifest, read_producers, remote_log_of
+from headrace.broker.remote.manifest import (
+    Manifest,
+    ManifestError,
+    RemoteSegment,
+    TopicNote,
+    manifest_number,
+    partition_folder,
+)
+from headrace.broker.remote.quotas import RemoteQuota
+from headrace.broker.remote.shared_copy import SharedCopy
+from headrace.broker.runtime import disk_errors
+from headrace.broker.runtime.ports import STORE_LOST, CreateNode, NodeExistsError, StoreError
+from headrace.broker.security.quotas.quotas import BURST_PART
+from headrace.broker.stores.embedded import EmbeddedStore
+from headrace.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.log.partition_log import PartitionLog
+    from headrace.broker.log.segment import Segment
+    from headrace.broker.metadata.image import TopicEntry
+    from headrace.broker.objects.files import RemoteFiles
+    from headrace.broker.partitions.data_dir import DataDirectory
+    from headrace.broker.partitions.partition import Partition
+    from headrace.broker.partitions.topic import TopicImage
+    from headrace.broker.replication.following import Follower
+    from headrace.broker.replication.topic_policy import TopicPolicy
+    from headrace.broker.runtime.background import BackgroundTasks
+    from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from headrace.broker.runtime.slices import Slices
+
+logger = logging.getLogger("headrace.remote")
+
+Result = TypeVar("Result")
+
+_PIECE_BYTES: Final = 4 << 20
+
+
+class FencedError(Exception):
+    """Somebody else writes the manifests of this partition."""
+
+
+class RemoteLogManager:
+    """`files`: where everything is; `location`: what a person calls it."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        files: RemoteFiles,
+        location: str,
+        metadata: TopicManager,
+        policies: Sequence[TopicPolicy],
+        *,
+        store: CoordinationStore,
+        disk: Disk,
+        ages: AgeClock,
+        clock: Clock,
+        entropy: Entropy,
+        threads: Threads,
+        executor: Executor,
+        background: BackgroundTasks,
+        directory: DataDirectory,
+    ) -> None:
+        data_dir = directory.path
+        self._is_read_only = disk.size(data_dir / RESTORED_NAME) is not None
+        if self._is_read_only:
+            logger.warning(
+                "%s was restored from a backup: remote storage is only read. When the server that the backup was made "
+                "of does not run any more, remove the file %s from it and start again",
+                data_dir, RESTORED_NAME,
+            )  # fmt: skip
+        self._config = config
+        self._files = files
+        self._location = location
+        self._directory = directory
+        self._metadata = metadata
+        self._policies = policies
+        self._store = store
+        self._disk = disk
+        self._ages = ages
+        self._executor = executor
+        self._background = background
+        self._writer = entropy.uuid().hex
+        self._entropy = entropy
+        count = config["remote.log.reader.threads"]
+        self.readers = threads.pool(count, "remote log readers")
+        self._ahead = threads.pool(count, "remote log read-ahead")
+        self._copier = threads.pool(1, "remote log copier")
+        self.chunks = Chunks(files.read_range, self._ahead, config["remote.log.reader.cache.bytes"])
+        self._noted: set[UUID] = set()
+        """Topics that have a node."""
+        self._copied: dict[UUID, TopicImage] = {}
+        """Of which something was copied in this turn."""
+        self._unknown: dict[tuple[UUID, int], Exception] = {}
+        """Partitions that have no folder here, and of which nobody could be asked what remote storage has."""
+        self._is_alone = isinstance(store, EmbeddedStore)
+        self._place = Place(
+            files, directory.cluster_id, directory.broker_id, self._writer, ages.time_ms, self._copier
+        )
+        self._cluster: ClusterCopy | SharedCopy
+        if isinstance(store, EmbeddedStore):
+            self._cluster = ClusterCopy(self._place, store)
+        else:
+            self._cluster = SharedCopy(self._place, store, lambda: metadata.image)
+        self._counts: dict[str, Counts] = {}
+        """By topic."""
+        self._copy_quota = self._quota("copy", clock)
+        self._positions: GroupCopy | None = None
+        self._position_copier = threads.pool(1, "remote group positions")
+        self._fetch_quota = self._quota("fetch", clock)
+        self._clock = clock
+        self._turn_ends = 0.0
+        self._put_off: dict[Partition, None] = {}
+        """Partitions that the quota has left nothing for."""
+        self._copies_nothing = self._is_read_only
+        self._metadata_true_at = self._positions_true_at = clock.monotonic()
+        """When what is there was what the broker had; before the first time, when it began."""
+
+    def _quota(self, work: str, clock: Clock) -> RemoteQuota:
+        config, name = self._config, f"remote.log.manager.{work}"
+        window = config[f"{name}.quota.window.num"] * config[f"{name}.quota.window.size.seconds"]
+        return RemoteQuota(
+            lambda: config[f"{name}.max.bytes.per.second"], window / BURST_PART, clock.monotonic
+        )
+
+    def counts(self) -> Mapping[str, Counts]:
+        """By topic, of those that there are."""
+        for topic in [name for name in self._counts if self._metadata.topic(name) is None]:
+            del self._counts[topic]
+        return self._counts
+
+    def metadata_age_seconds(self) -> float | None:
+        """How old the metadata in remote storage may be; None where another broker copies it, or nobody does."""
+        if self._copies_nothing or not self._cluster.is_writer:
+            return None
+        return self._clock.monotonic() - self._metadata_true_at
+
+    def positions_age_seconds(self) -> float | None:
+        """How old those positions of groups may be that this broker copies; None if it copies none."""
+        if self._copies_nothing or self._positions is None:
+            return None
+        return self._clock.monotonic() - self._positions_true_at
+
+    def partitions(self) -> Sequence[Partition]:
+        return self._metadata.all_partitions()
+
+    def of(self, partition: Partition, log: PartitionLog) -> RemoteLog | None:
+        """The remote part of a log that was just opened; None if it has none and will have none."""
+        if not log.config.remote_storage_enable and not log.tiered_to:
+            return None
+        topic = partition.topic
+        is_alone = self._is_alone
+
+        def is_of_log(segment: RemoteSegment) -> bool:
+            if segment.end_offset <= log.tiered_to:
+                return True
+            # Another leader has put it there, of what this log has too.
+            return (
+                not is_alone
+                and segment.end_offset <= log.log_end_offset
+                and log.epoch_at(segment.end_offset - 1) == segment.last_epoch
+            )
+
+        return RemoteLog(
+            f"{topic.name}-{partition.index}",
+            partition_folder(topic.topic_id, partition.index),
+            self._files,
+            self.chunks,
+            self.readers,
+            is_of_log,
+            self._writer,
+            self._fetch_quota,
+            self._counts.setdefault(topic.name, Counts()),
+        )
+
+    # -- the start -----------------------------------------------------------------------------------------
+
+    async def make_missing(self, topics: Sequence[TopicEntry]) -> None:
+        """Give partitions of this broker that have no folder, and a remote part, a log that goes on from there.
+
+        A broker alone does so once, after `bootstrap.make_directory`; raises ConfigError if it cannot. Of a member of a
+        cluster such a partition stays offline then.
+        """
+        is_alone = self._is_alone
+        note = self._directory.path / FROM_REMOTE_STORAGE
+        if is_alone and self._disk.size(note) is None:
+            return
+        copied = set(await self._store.children(NODES))
+        broker_id = self._directory.broker_id
+        wanted = [
+            (entry.topic, index)
+            for entry in topics
+            if is_enabled(entry.topic.config) or str(entry.topic.topic_id) in copied
+            for index, state in enumerate(entry.states())
+            if broker_id in state.replicas and not self._directory.has_partition_dir(entry.topic, index)
+        ]
+        loop = asyncio.get_running_loop()
+        made = await asyncio.gather(
+            *(loop.run_in_executor(self.readers, self._make_missing, *each) for each in wanted),
+            return_exceptions=True,
+        )
+        for (topic, index), result in zip(wanted, made, strict=True):
+            if isinstance(result, OSError | ManifestError):
+                if is_alone:
+                    raise ConfigError(
+                        f"{topic.name}-{index} cannot be made from remote storage {self._location}: {result}; start "
+                        "again when it can be read"
+                    )
+                self._unknown[topic.topic_id, index] = result
+            elif isinstance(result, BaseException):
+                raise result
+            elif (
+                result and str(topic.topic_id) not in copied
+            ):  # its metadata was copied before its first segment
+                copied.add(str(topic.topic_id))
+                await self._make_node(topic)
+        if is_alone:
+            logger.info(
+                "%d partitions go on from what remote storage has", sum(each is True for each in made)
+            )
+            self._disk.remove(note)
+            self._disk.sync_directory(self._directory.path)
+
+    def _make_missing(self, topic: TopicImage, index: int) -> bool:
+        folder = partition_folder(topic.topic_id, index)
+        manifest = newest_manifest(self._files, folder)
+        if not manifest.segments:
+            return False
+        producers = read_producers(self._files, folder, manifest)
+        self._directory.make_filled_partition_dir(topic, index, partition_files(manifest, producers))
+        return True
+
+    def check_known(self, partition: Partition) -> None:
+        """Before a log is made anew. Raises OSError if nobody knows whether it has a remote part."""
+        error = self._unknown.get((partition.topic.topic_id, partition.index))
+        if error is not None:
+            raise OSError(f"remote storage cannot be asked what it has of it: {error}")
+
+    def close(self) -> None:
+        """What is under way ends by itself: nobody waits for the network any more."""
+        for pool in (self.readers, self._ahead, self._copier, self._position_copier):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- consumer groups -----------------------------------------------------------------------------------
+
+    def follow_groups(self, groups: GroupCoordinator, slices: Slices) -> None:
+        """From here on their positions are copied, by `run_positions`."""
+        place = dataclasses.replace(self._place, executor=self._position_copier)
+        self._positions = GroupCopy(place, groups, self._metadata, self._copy_quota, slices)
+
+    async def run_positions(self) -> None:
+        """For as long as the broker runs."""
+        interval = self._config["remote.log.group.positions.interval.ms"] / 1000
+        while True:
+            await asyncio.sleep(interval)
+            await self.copy_positions()
+
+    async def copy_positions(self) -> None:
+        """Once. Nothing happens before it is known that what is in remote storage is this broker's."""
+        claim = self._cluster.claim
+        if self._positions is None or self._is_read_only or claim is None:
+            return
+        began = self._clock.monotonic()
+        try:
+            await self._positions.keep(claim)
+            self._positions_true_at = began
+        except (KafkaError, OSError) as error:
+            disk_errors.DISK_LOG.tell(
+                logger, logging.ERROR, "group positions in remote storage",
+                "the positions of consumer groups cannot be copied to remote storage: %s", error,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - groups are served, and positions copied again
+            self._background.failed("the positions of consumer groups in remote storage", error)
+
+    # -- the task ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For as long as the broker runs."""
+        interval = self._config["remote.log.manager.task.interval.ms"] / 1000
+        await asyncio.sleep(min(interval, self._config["log.initial.task.delay.ms"] / 1000))
+        while True:
+            await self.turn()
+            await asyncio.sleep(interval)
+
+    async def turn(self) -> None:
+        """Look after every partition once."""
+        if self._is_read_only:
+            return
+        self._turn_ends = self._clock.monotonic() + self._config["remote.log.manager.task.interval.ms"] / 1000
+        put_off, self._put_off = self._put_off, {}
+        there = self._metadata.all_partitions()
+        partitions = [*put_off, *(each for each in there if each not in put_off)]
+        if not await self._keep_cluster():
+            return
+        for partition in partitions:
+            is_wanted = partition.remote is not None or is_enabled(partition.topic.config)
+            if not is_wanted or partition.closed or partition.failure is not None or partition.is_fenced:
+                continue
+            try:
+                await self.tend(partition)
+            except STORE_LOST:
+                raise
+            except FencedError as error:
+                logger.warning("%s", error)
+            except (KafkaError, OSError) as error:
+                if (remote := remote_log_of(partition)) is not None:
+                    remote.has_leftovers = True
+                    if not isinstance(error, KafkaError):
+                        remote.storage_error("take or give up segments", error)
+            except Exception as error:  # noqa: BLE001 - of one partition: told
+                self._background.failed(f"the remote log of {partition!r}", error)
+        for follower in self._metadata.followers_here():
+            try:
+                await self._tend_follower(follower)
+            except (KafkaError, OSError) as error:
+                logger.info("%s keeps what is local: %s", follower.name, error)
+            except Exception as error:  # noqa: BLE001 - of one replica: told
+                self._background.failed(f"the remote log of {follower!r}", error)
+        await self._remove_deleted()
+
+    async def _keep_cluster(self) -> bool:
+        """Whether segments may be copied and removed."""
+        began = self._clock.monotonic()
+        try:
+            if await self._cluster.keep() or not self._cluster.is_writer:
+                self._metadata_true_at = began
+        except ReplacedError as error:
+            self._is_read_only = True
+            logger.error(
+                "%s: nothing is copied to remote storage any more, and nothing removed: another server has gone on "
+                "with what this one has there. Stop this one",
+                error,
+            )
+            return False
+        except (OSError, sqlite3.Error, StoreError, *STORE_LOST) as error:
+            disk_errors.DISK_LOG.tell(
+                logger, logging.ERROR, "metadata in remote storage",
+                "the metadata cannot be copied to remote storage: %s", error,
+            )  # fmt: skip
+            return False
+        return True
+
+    async def tend(self, partition: Partition) -> None:
+        """One partition. Raises KafkaError, FencedError, OSError."""
+        log = partition.log
+        remote = remote_log_of(partition)
+        if remote is None:
+            remote = partition.remote = self.of(partition, log)
+            if remote is None:
+                return
+        await remote.load()
+        if remote.is_cut:  # a manifest must not name what is about to go
+            await self._commit(log, remote, remote.manifest.segments)
+        if remote.has_leftovers:
+            await self._remove_leftovers(log, remote)
+            remote.has_leftovers = False
+        config = log.config
+        if config.remote_storage_enable:
+            await self._expire(partition, log, remote)
+            if not config.remote_log_copy_disable:
+                await self._copy(partition, log, remote)
+        elif log.tiered_to > log.log_start_offset or remote.manifest.segments:
+            await self._forget(partition, log, remote)
+
+    async def _tend_follower(self, follower: Follower) -> None:
+        """The leader copies; what local retention does not cover goes here too. Raises KafkaError, OSError."""
+        if not follower.is_open or not follower.log.config.remote_storage_enable:
+            return
+        log, remote = follower.log, remote_log_of(follower.partition)
+        if remote is None:
+            remote = follower.partition.remote = self.of(follower.partition, log)
+        if remote is None or not log.has_local_excess(self._ages.time_ms()):
+            return
+        manifest = await remote.run(remote.newest)
+        end_offset = min(remote.own_end(manifest), follower.high_watermark)
+        if end_offset > log.tiered_to:
+            await asyncio.get_running_loop().run_in_executor(self._executor, log.note_tiered, end_offset)
+            remote.reload()  # who reads here finds what is about to go
+        if follower.is_open:
+            floor = None if follower.hooks is None else follower.hooks.floor
+            log.delete_local_segments(self._ages.time_ms(), floor)
+
+    # -- copying -------------------------------------------------------------------------------------------
+
+    async def _copy(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
+        for segment in list(log.sealed_segments()):
+            end_offset = remote.end_offset
+            if segment.end_offset <= max(end_offset, log.log_start_offset):
+                continue
+            if segment.end_offset > min(partition.last_stable_offset, log.recovery_point):
+                return
+            if end_offset and segment.base_offset > end_offset:
+                raise FencedError(
+                    f"{remote.name}: remote storage ends at {end_offset}, and the first segment after it begins at "
+                    f"{segment.base_offset}: nothing is copied"
+                )
+            while (seconds := self._copy_quota.wait_seconds()) > 0.0:
+                if self._clock.monotonic() + seconds > self._turn_ends:
+                    self._put_off[partition] = None
+                    return
+                await asyncio.sleep(seconds)
+            if partition.closed:
+                return
+            await self._note_topic(partition)
+            await self._claim(log, remote)
+            producers = await self._run(self._producers_at, log, segment.end_offset)
+            stored, index, time_index = self._described(log, segment, len(producers))
+            remote.has_leftovers = True
+            counts = remote.counts
+            counts.copies += 1
+            self._copy_quota.used(stored.stored_size)
+            try:
+                await self._run(
+                    self._upload,
+                    remote,
+                    stored,
+                    segment,
+                    (index, time_index, bytes(segment.aborted.entries), producers),
+                )
+            except OSError:
+                counts.copy_errors += 1
+                raise
+            segments = (*remote.manifest.segments, stored)
+            await self._commit(log, remote, segments)
+            remote.has_leftovers = False
+            await asyncio.get_running_loop().run_in_executor(
+                self._executor, log.note_tiered, stored.end_offset
+            )
+            counts.copied_bytes += stored.size
+            logger.info(
+                "%s: offsets %d to %d are in remote storage",
+                remote.name,
+                stored.base_offset,
+                stored.end_offset,
+            )
+        if remote.end_offset > log.tiered_to:  # a crash came between
+            await asyncio.get_running_loop().run_in_executor(
+                self._executor, log.note_tiered, remote.end_offset
+            )
+
+    def _producers_at(self, log: PartitionLog, offset: int) -> bytes:
+        """The snapshot of producers that was made when the segment was sealed, if it is still there."""
+        try:
+            return self._disk.read(log.directory / snapshot_name(offset))
+        except FileNotFoundError:
+            return b""
+
+    def _described(
+        self, log: PartitionLog, segment: Segment, producers_size: int
+    ) -> tuple[RemoteSegment, bytes, bytes]:
+        """A sealed segment, and what its index files have."""
+        index, time_index = bytes(segment.index.entries), bytes(segment.time_index.entries)
+        timestamp, offset = segment.largest
+        epochs = log.epochs
+        first = max((row for row, (_, start) in enumerate(epochs) if start <= segment.base_offset), default=0)
+        stored = RemoteSegment(
+            self._entropy.uuid().hex,
+            segment.base_offset,
+            segment.end_offset,
+            segment.size,
+            len(index),
+            len(time_index),
+            len(segment.aborted.entries),
+            timestamp,
+            offset,
+            segment.first_timestamp,
+            self._ages.time_ms(),
+            tuple(epoch for epoch in epochs[first:] if epoch[1] < segment.end_offset),
+            producers_size,
+        )
+        return stored, index, time_index
+
+    def _upload(
+        self,
+        remote: RemoteLog,
+        stored: RemoteSegment,
+        segment: Segment,
+        rest: tuple[bytes, ...],
+    ) -> None:
+        def parts() -> Iterator[bytes]:
+            file = self._disk.open_read_only(segment.path)
+            try:
+                for position in range(0, stored.size, _PIECE_BYTES):
+                    size = min(_PIECE_BYTES, stored.size - position)
+                    piece = file.read(size, position)
+                    if len(piece) != size:
+                        raise OSError(f"{segment.path} is shorter than it should be")
+                    yield piece
+            finally:
+                file.close()
+            yield from (each for each in rest if each)
+
+        self._files.put(f"{remote.folder}/{stored.name}", parts())
+
+    async def _note_topic(self, partition: Partition) -> None:
+        topic = partition.topic
+        self._copied[topic.topic_id] = topic
+        if topic.topic_id in self._noted:
+            return
+        await self._make_node(topic)
+        note = TopicNote(topic.name, str(topic.topic_id), topic.partition_count, dict(topic.config))
+        await self._run(self._put_note, topic.topic_id, note)
+        self._noted.add(topic.topic_id)
+
+    async def _make_node(self, topic: TopicImage) -> None:
+        with contextlib.suppress(NodeExistsError):
+            await self._store.transact(
+                [CreateNode(f"{NODES}/{topic.topic_id}", json.dumps({"name": topic.name}).encode())]
+            )
+
+    def _put_note(self, topic_id: UUID, note: TopicNote) -> None:
+        self._files.put(f"{topic_id}/topic.json", msgspec.json.encode(note))
+
+    async def _commit(self, log: PartitionLog, remote: RemoteLog, segments: Sequence[RemoteSegment]) -> None:
+        """Make these the partition's segments. Raises FencedError, OSError."""
+        manifest = remote.manifest.with_segments(segments, self._writer, log.log_start_offset)
+        try:
+            await self._run(self._create, remote, manifest)
+        except BaseException:
+            remote.reload()  # it may be there
+            raise
+        remote.install(manifest)
+        remote.is_cut = False
+
+    def _create(self, remote: RemoteLog, manifest: Manifest) -> None:
+        name = f"{remote.folder}/{manifest.name}"
+        data = manifest.encode()
+        try:
+            self._files.put(name, data, create=True)
+        except FileExistsError:
+            if self._files.read(name) != data:
+                raise FencedError(
+                    f"{remote.name}: somebody else writes to its remote storage; nothing is copied before that was "
+                    "looked at again"
+                ) from None
+        self._check_newest(remote, manifest)
+        if manifest.number > 1:
+            with contextlib.suppress(OSError):  # a leftover
+                self._files.remove(f"{remote.folder}/{Manifest(manifest.number - 1).name}")
+
+    def _check_newest(self, remote: RemoteLog, manifest: Manifest) -> None:
+        """In a thread. A number that was free may have been taken and given up by somebody who is further on. Raises
+        FencedError, OSError.
+        """
+        name = f"{remote.folder}/{manifest.name}"
+        if any(map(manifest_number, self._files.names(remote.folder, after=name))):
+            raise FencedError(
+                f"{remote.name}: somebody else has gone on in its remote storage since manifest {manifest.number}; "
+                "nothing is copied or removed before that was looked at again"
+            )
+
+    async def _claim(self, log: PartitionLog, remote: RemoteLog) -> None:
+        """Before an object is put there or removed: whoever led before may be about to name one, or to take one for a
+        leftover, and finds its next number taken. Raises FencedError, OSError.
+        """
+        if remote.manifest.writer != self._writer:
+            await self._commit(log, remote, remote.manifest.segments)
+
+    # -- letting go ----------------------------------------------------------------------------------------
+
+    async def _expire(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
+        config, now_ms = log.config, self._ages.time_ms()
+        stored = remote.manifest.segments
+        end_offset = remote.end_offset
+        local = sum(each.size for each in log.segments if each.base_offset >= end_offset)
+        excess = (
+            remote.manifest.size_bytes + local - config.retention_bytes if config.retention_bytes >= 0 else -1
+        )
+        floor = self._floor(partition)
+        count = 0
+        for segment in stored:
+            is_passed = segment.end_offset <= log.log_start_offset
+            is_old = (
+                config.retention_ms >= 0 and 0 <= segment.largest_timestamp < now_ms - config.retention_ms
+            )
+            if not is_passed:
+                if not (is_old or excess >= segment.size):
+                    break
+                if floor is not None and segment.end_offset > floor:
+                    break
+            excess -= segment.size
+            count += 1
+        if not count:
+            if stored and log.log_start_offset > remote.manifest.log_start_offset:
+                await self._commit(log, remote, stored)  # deleted records are deleted for whoever comes after
+            return
+        if stored[count - 1].end_offset > log.log_start_offset:
+            log.delete_records(stored[count - 1].end_offset)
+            partition.wake()
+        await self._drop(log, remote, stored[:count], stored[count:])
+        logger.info("%s: retention removed %d segments from remote storage", remote.name, count)
+
+    def _floor(self, partition: Partition) -> int | None:
+        if partition.hooks is not None:
+            return partition.hooks.retention_floor()
+        floors = [policy.retention_floor(partition) for policy in self._policies]
+        return min((floor for floor in floors if floor is not None), default=None)
+
+    async def _drop(
+        self,
+        log: PartitionLog,
+        remote: RemoteLog,
+        gone: Sequence[RemoteSegment],
+        kept: Sequence[RemoteSegment],
+    ) -> None:
+        remote.has_leftovers = True
+        await self._commit(log, remote, kept)
+        for segment in gone:
+            remote.counts.deletions += 1
+            try:
+                await self._run(self._files.remove, f"{remote.folder}/{segment.name}")
+            except OSError:
+                remote.counts.delete_errors += 1
+                raise
+        remote.has_leftovers = False
+
+    async def _forget(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
+        """Remote storage was switched off, and what is there is to go: the log begins with what is local."""
+        if log.local_start_offset > log.log_start_offset:
+            log.delete_records(log.local_start_offset)
+            partition.wake()
+        if remote.manifest.segments:
+            await self._drop(log, remote, remote.manifest.segments, ())
+
+    async def _remove_leftovers(self, log: PartitionLog, remote: RemoteLog) -> None:
+        """What no manifest names. Raises FencedError, OSError."""
+        names = await self._run(self._leftovers, remote)
+        if names:
+            await self._claim(log, remote)
+            await self._run(self._remove, names)
+
+    def _leftovers(self, remote: RemoteLog) -> list[str]:
+        """In a thread: what is there that the manifest does not name, and that nobody can have put there since it was
+        made. Raises FencedError, OSError.
+        """
+        needed = {segment.name for segment in remote.manifest.segments}
+        found = []
+        for name in self._files.names(remote.folder):
+            number = manifest_number(name)
+            if number > remote.manifest.number:
+                remote.reload()
+                raise FencedError(f"{remote.name}: somebody else has gone on in its remote storage")
+            if number < remote.manifest.number if number else name.rpartition("/")[2] not in needed:
+                found.append(name)
+        return found
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._files.remove(name)
+
+    async def _remove_deleted(self) -> None:
+        """Topics that were deleted leave nothing behind. Of several brokers the controller sees to it."""
+        metadata = self._metadata
+        if not metadata.is_loaded:
+            return
+        for topic_id, topic in list(self._copied.items()):
+            if metadata.topic_by_id(topic_id) is None:  # it went while a segment was being copied
+                await self._make_node(topic)
+        self._copied.clear()
+        if not metadata.is_alone and not metadata.is_controller:
+            return
+        nodes = OwnedNodes(self._store, NODES)
+        there = await self._store.children(NODES)
+        await metadata.refreshed()  # a topic without a node cannot be among them, one that is new may be
+        for name in there:
+            topic_id = UUID(name)
+            if metadata.topic_by_id(topic_id) is not None:
+                continue
+            try:
+                await self._run(self._files.remove_folder, name)
+            except OSError as error:
+                logger.warning(
+                    "what a deleted topic has in remote storage (%s) stays for now: %s", name, error
+                )
+                continue
+            await nodes.delete(name)
+            self._noted.discard(topic_id)
+
+    async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._copier, work, *arguments)

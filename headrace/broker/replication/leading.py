@@ -1,0 +1,399 @@
+"""A partition with several replicas, which this broker leads.
+
+As `Partition`, with these differences
+- The high watermark is what all of the ISR have (`progress`); an append is published when they have it. What is
+  acknowledged with acks=1 is as durable here as the topic wants it, with acks=all it is below the high watermark.
+- With hooks the offset up to which all of the ISR have the log (`replicated_offset`, which followers are told) is ahead
+  of the high watermark, which follows when the hooks publish it.
+- The high watermark of a new leader is what it knew as a follower. Until it has reached the start of this epoch nobody
+  is told where the partition ends (KIP-207): the leader before may have shown more.
+- While the broker's fence is shut, it does not move, and nothing is told of the log: another leader may have gone on.
+
+Followers fetch up to the log's end (`serving`). A change of the ISR is proposed here and written by `replication`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.broker.metadata.controller import ChangeIsr
+from headrace.broker.partitions.partition import Partition
+from headrace.broker.replication.progress import UNKNOWN, Progress
+from headrace.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from headrace.broker.log.config import LogConfig
+    from headrace.broker.log.partition_log import PartitionLog
+    from headrace.broker.metadata.image import PartitionState
+    from headrace.broker.partitions.topic import TopicImage
+    from headrace.broker.replication.following import Follower
+
+
+class Leading(Protocol):
+    """What leaders need of their broker."""
+
+    @property
+    def broker_id(self) -> int: ...
+
+    @property
+    def lag_seconds(self) -> float:
+        """After which a follower that has not had everything is out of the ISR."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def epochs(self) -> Mapping[int, int]:
+        """Of the brokers that may be in an ISR."""
+
+    def appended(self, partition: ReplicatedPartition) -> None:
+        """Followers may fetch more."""
+
+    def published(self, partition: ReplicatedPartition) -> None:
+        """Followers may show more, or delete some."""
+
+    def unheard(self, partition: ReplicatedPartition, brokers: Sequence[int]) -> None:
+        """These have to say anew how far they are."""
+
+    def doubted(self, partition: ReplicatedPartition) -> None:
+        """Whom it vouches for may have changed."""
+
+    def propose(self, partition: ReplicatedPartition, change: ChangeIsr) -> None:
+        """Write it down; the partition hears of it by `follow` or `refused`."""
+
+    def failed(self, replica: ReplicatedPartition | Follower) -> None:
+        """Its log cannot be relied on any more. From any thread."""
+
+    def leads(self, partition: ReplicatedPartition) -> None: ...
+
+    def leads_no_longer(self, partition: ReplicatedPartition) -> None: ...
+
+
+class Replicating(Leading, Protocol):
+    """What leaders and followers need of their broker (`replication.Replication`)."""
+
+    def follows(self, follower: Follower) -> None:
+        """It is there, or follows another leader or epoch than before."""
+
+    def follows_no_longer(self, follower: Follower) -> None: ...
+
+
+class ReplicatedPartition(Partition):
+    """See the module's contract."""
+
+    is_replicated = True
+
+    __slots__ = (
+        "_is_over",
+        "_leading",
+        "_local_waiters",
+        "_replicated_offset",
+        "_told_start",
+        "is_damaged",
+        "log_failure",
+        "progress",
+        "state",
+    )
+
+    def __init__(
+        self,
+        topic: TopicImage,
+        index: int,
+        open_log: Callable[[Partition], PartitionLog],
+        *,
+        state: PartitionState,
+        leading: Leading,
+        log: PartitionLog | None = None,
+        high_watermark: int = 0,
+        **rest: Any,
+    ) -> None:
+        """`log`: open, with what was copied into it as a follower, which knew of `high_watermark`."""
+        super().__init__(topic, index, open_log, leader_epoch=state.leader_epoch, **rest)
+        self.state = state
+        self.log_failure: str | None = None
+        """What its open log has failed for, which a replica that follows goes by: a disk that has failed once is not
+        asked again before a restart."""
+        self.is_damaged = False
+        self.high_watermark = self._replicated_offset = high_watermark
+        self._leading = leading
+        self._local_waiters: list[asyncio.Future[None]] = []
+        self._told_start = -1
+        self._is_over = False
+        self.progress = Progress(leading.broker_id, state, 0, leading.now())
+        if log is not None:
+            log.assign_epoch(self.leader_epoch)
+            self._log = log
+            self._opened(log)
+            if log.recovery_point < log.log_end_offset:
+                self._unflushed()
+        leading.leads(self)
+
+    def _open(self) -> PartitionLog:
+        had_failed = self.failure is not None
+        try:
+            return super()._open()
+        finally:
+            if self.failure is not None and not had_failed:
+                self._leading.failed(self)
+
+    def fail(self, reason: str) -> None:
+        had_failed = self.failure is not None
+        super().fail(reason)
+        log = self._log
+        if log is not None and log.failure is not None and not had_failed:
+            self.log_failure, self.is_damaged = log.failure, log.is_damaged
+            self._leading.failed(self)
+
+    def _opened(self, log: PartitionLog) -> None:
+        """In the thread that opens it: nobody waits yet."""
+        self._begin(log)
+        self._replicated_offset = min(max(self._replicated_offset, log.log_start_offset), log.log_end_offset)
+        self._replicated_offset = self.high_watermark = self._possible_high_watermark(log)
+
+    def _begin(self, log: PartitionLog) -> None:
+        leading = self._leading
+        self.progress = Progress(leading.broker_id, self.state, log.log_end_offset, leading.now())
+        self.progress.own_end = (
+            min(log.recovery_point, log.log_end_offset) if log.must_commit else log.log_end_offset
+        )
+
+    # -- what the store says -------------------------------------------------------------------------------
+
+    def renew(self, state: PartitionState) -> None:
+        """Go on leading, under a later epoch: what is known of followers is of the one before."""
+        self.state = state
+        if self.is_open:
+            self.leader_epoch = state.leader_epoch
+            self.log.assign_epoch(state.leader_epoch)
+            self._begin(self.log)
+        super().lead(state.leader_epoch)
+        self._leading.doubted(self)
+        self.advance()
+
+    def follow(self, state: PartitionState) -> None:
+        """Replicas or ISR have changed, the epoch has not."""
+        self.state = state
+        unheard = self.progress.follow(state)
+        if unheard:
+            self._leading.unheard(self, unheard)
+        self._leading.doubted(self)
+        self.advance()
+
+    def refused(self, change: ChangeIsr) -> None:
+        """A proposal was not carried out, and never will be."""
+        if (change.leader_epoch, change.partition_epoch) == (self.leader_epoch, self.state.partition_epoch):
+            self.progress.proposed = None
+            self._leading.doubted(self)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Other brokers are alive, or what was proposed was refused: somebody may count, or join, who did not."""
+        self.advance()
+        progress = self.progress
+        if self.is_open and not self.closed and len(self.state.isr) <= len(progress.replicas):
+            for broker, replica in progress.replicas.items():
+                self._join(broker, replica.broker_epoch)
+
+    def reconfigure(self, config: LogConfig) -> None:
+        super().reconfigure(config)
+        self.look_again()  # by a smaller `min.insync.replicas`
+
+    # -- the high watermark --------------------------------------------------------------------------------
+
+    @property
+    def in_sync_count(self) -> int:  # type: ignore[override]
+        return self.progress.in_sync_count()
+
+    @property
+    def replica_count(self) -> int:  # type: ignore[override]
+        return len(self.progress.state.replicas)
+
+    @property
+    def is_fenced(self) -> bool:  # type: ignore[override]
+        return self._fence is not None and self._fence.is_shut
+
+    @property
+    def is_end_known(self) -> bool:  # type: ignore[override]
+        return self.high_watermark >= self.progress.start_offset
+
+    @property
+    def replicated_offset(self) -> int:
+        return self._replicated_offset
+
+    def _possible_high_watermark(self, log: PartitionLog) -> int:
+        leading = self._leading
+        return min(
+            self.progress.high_watermark(
+                self._replicated_offset,
+                log.config.min_insync_replicas,
+                leading.now(),
+                leading.lag_seconds,
+                leading.epochs(),
+            ),
+            log.log_end_offset,
+        )
+
+    def advance(self) -> None:
+        """Publish what all of the ISR have, or have the hooks do so."""
+        if not self.is_open or self.closed or self.is_fenced:
+            return
+        if self.state.elr and self.progress.must_end_eligibility(self.log.config.min_insync_replicas):
+            self._propose()
+        new = self._possible_high_watermark(self.log)
+        if new <= self._replicated_offset:
+            return
+        self._replicated_offset = new
+        if self.hooks is not None:
+            self.hooks.high_watermark_candidate(new)
+        else:
+            self.high_watermark = new
+            self._moved()
+        self._leading.published(self)
+
+    def publish_high_watermark(self, offset: int) -> None:
+        if offset > self._replicated_offset:
+            raise RuntimeError(f"{self!r}: {offset} is not replicated, but {self._replicated_offset}")
+        super().publish_high_watermark(offset)
+
+    def _replicated(self, offset: int) -> None:
+        progress = self.progress
+        progress.own_end = max(progress.own_end, offset)
+        self._leading.appended(self)
+        self.advance()
+        if self._local_waiters:
+            self._tell_local_waiters()
+
+    def wake(self) -> None:
+        super().wake()
+        self._tell_local_waiters()
+        if self._log is not None and self._log.log_start_offset != self._told_start:
+            self._told_start = self._log.log_start_offset
+            self._leading.published(self)
+
+    def _tell_local_waiters(self) -> None:
+        waiters, self._local_waiters = self._local_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_acknowledged(
+        self, offset: int, acks: int, timeout_ms: int, check: Callable[[], None] | None = None
+    ) -> bool:
+        if acks == 1:
+            return await self._wait_durable(offset, timeout_ms)
+        if not await self.wait_for_high_watermark(offset, timeout_ms, check):
+            return False
+        needed = self.needed_in_sync
+        if self.in_sync_count < needed:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+                f"{self.topic.name}-{self.index} wants min.insync.replicas={needed}; {self.in_sync_count} is in sync,"
+                " now that it is appended",
+            )
+        return True
+
+    async def _wait_durable(self, offset: int, timeout_ms: int) -> bool:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while self.progress.own_end < offset:
+                    self._check_alive()
+                    waiter = asyncio.get_running_loop().create_future()
+                    self._local_waiters.append(waiter)
+                    await waiter
+        except TimeoutError:
+            return self.progress.own_end >= offset
+        return True
+
+    # -- followers -----------------------------------------------------------------------------------------
+
+    def begins_too_late(self, broker: int, start_offset: int) -> bool:
+        """Whether a follower's log lacks what this one begins with: a power cut may take its first segments and leave
+        later ones. Who is in sync, or eligible, has been told so by a leader that had deleted more than this one.
+        """
+        begins_at = max(self.log.log_start_offset, self.log.tiered_to)
+        return start_offset > begins_at and broker not in {*self.state.isr, *self.state.elr}
+
+    def fetched(self, broker: int, broker_epoch: int, offset: int) -> None:
+        """A follower has everything below `offset`, as this leader has it. Raises KafkaError for one that is none."""
+        leading, log = self._leading, self.log
+        if not self.progress.fetched(broker, broker_epoch, offset, log.log_end_offset, leading.now()):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"broker {broker} with epoch {broker_epoch} is no replica of {self.topic.name}-{self.index}",
+            )
+        self.advance()
+        self._join(broker, broker_epoch)
+
+    def vouches_for(self, broker: int) -> bool:
+        """Whether what this leader says of the high watermark is what a follower may go by: nobody can have
+        acknowledged more elsewhere without having heard from that follower, or from this broker's fence.
+        """
+        progress = self.progress
+        return (
+            self.is_open
+            and not self._is_over
+            and self.failure is None
+            and self._replicated_offset >= progress.start_offset
+            and broker in self.state.isr
+            and (progress.proposed is None or broker in progress.proposed)
+        )
+
+    def had_all(self, broker: int, at: float) -> None:
+        """A follower that said nothing since had everything then."""
+        self.progress.had_all(broker, at)
+
+    def _join(self, broker: int, broker_epoch: int) -> None:
+        if (
+            self.progress.joining(broker, self._replicated_offset)
+            and self._leading.epochs().get(broker) == broker_epoch
+            and (self.hooks is None or self.hooks.may_join(broker, broker_epoch))
+        ):
+            self._propose(joins=broker)
+
+    def check_lag(self) -> None:
+        """Propose an ISR without those that have been behind for too long. A log that readers have found damaged is
+        given up.
+        """
+        if not self.is_open:
+            return
+        if self.log.failure is not None:
+            self.fail(self.log.failure)
+            return
+        leading = self._leading
+        behind = self.progress.lagging(self.progress.own_end, leading.now(), leading.lag_seconds)
+        if behind:
+            self._propose(leave=behind)
+        self.look_again()  # who lags is not waited for any more
+
+    def _propose(self, *, joins: int | None = None, leave: list[int] | None = None) -> None:
+        leading, state = self._leading, self.state
+        epochs = leading.epochs()
+        isr = self.progress.propose(
+            joins=joins, leave=leave, known=lambda broker: epochs.get(broker, UNKNOWN)
+        )
+        leading.doubted(self)
+        leading.propose(
+            self,
+            ChangeIsr(
+                self.topic.name,
+                self.index,
+                leading.broker_id,
+                state.leader_epoch,
+                state.partition_epoch,
+                isr,
+                self.needed_in_sync,
+            ),
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def close(self, executor: Any = None) -> None:
+        self._is_over = True
+        self._leading.leads_no_longer(self)
+        await super().close(executor)
+
+    async def drop(self) -> None:
+        self._is_over = True
+        self._leading.leads_no_longer(self)
+        await super().drop()

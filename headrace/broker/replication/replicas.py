@@ -1,0 +1,399 @@
+"""This broker's partitions: made, opened, led and closed as the image says.
+
+`follow` brings the partitions of one topic to what the image has become; nobody else makes or ends any. A partition is
+led here when the image says so, under the leader epoch of the image, which its log has before anything is written with
+it; one that is led elsewhere is closed, and answers NOT_LEADER_OR_FOLLOWER. Of those that are led elsewhere and have a
+replica here there is a follower (`broker.replication.following`), whose log becomes the partition's when this broker is
+to lead it. What this broker is to hold no longer is removed. A partition of one replica that gets others is led anew,
+as one that has several. Topics whose extension cannot serve them, and logs that cannot be opened, are offline; the
+others are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from headrace.broker.metadata.image import PartitionState, TopicEntry
+from headrace.broker.metadata.topic_names import unknown_partition, unknown_topic
+from headrace.broker.partitions.partition import Partition, PartitionChanges
+from headrace.broker.partitions.topic import TopicImage
+from headrace.broker.replication.following import Follower
+from headrace.broker.replication.leading import ReplicatedPartition, Replicating
+from headrace.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from headrace.broker.log.config import LogConfig
+    from headrace.broker.log.partition_log import PartitionLog
+    from headrace.broker.partitions.fence import Fence
+    from headrace.broker.partitions.hooks import ReplicaHooks
+    from headrace.broker.replication.topic_policy import TopicPolicy
+
+logger = logging.getLogger("headrace.metadata")
+
+PARTITIONS_OPENED_TOGETHER: Final = 4
+PARTITIONS_PER_TURN: Final = 32
+"""Partitions that are made in one turn of the event loop: below a millisecond."""
+PARTITIONS_CLOSED_TOGETHER: Final = 8
+
+
+class Leadership(msgspec.Struct, frozen=True):
+    """This broker leads a partition under an epoch from now on, or leads it no longer since that epoch."""
+
+    topic: str
+    index: int
+    epoch: int
+    leads: bool
+
+
+class LocalReplicas:
+    """On the event loop. `open_log` gives a partition its log, on its first use."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        *,
+        executor: Executor,
+        open_log: Callable[[Partition], PartitionLog],
+        log_config: Callable[[TopicImage], LogConfig],
+        policies: Sequence[TopicPolicy] = (),
+        fence: Fence | None = None,
+        replication: Replicating | None = None,
+        tell: Callable[[Leadership], None] = lambda _: None,
+        remove: Callable[[TopicImage, int], Awaitable[None]] | None = None,
+    ) -> None:
+        """`replication`: where there are other brokers. `tell`: of what this broker begins and ends to lead. `remove`:
+        the files of a closed replica.
+        """
+        self._remove = remove
+        self.changes = PartitionChanges()
+        self._replication = replication
+        self._tell = tell
+        self._followers: dict[tuple[str, int], Follower] = {}
+        self._broker_id = broker_id
+        self._executor = executor
+        self._open_log = open_log
+        self._log_config = log_config
+        self._policies = tuple(policies)
+        self._fence = fence
+        self._partitions: dict[str, list[Partition]] = {}
+
+    # -- finding ---------------------------------------------------------------------------------------------
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        partitions = self._partitions.get(topic)
+        if partitions is None:
+            raise unknown_topic(topic)
+        if not 0 <= index < len(partitions):
+            raise unknown_partition(topic, index, len(partitions))
+        return partitions[index]
+
+    def find_partition(self, topic: str, index: int) -> Partition | None:
+        """The same for the hot paths, None instead of an error."""
+        partitions = self._partitions.get(topic)
+        if partitions is None or not 0 <= index < len(partitions):
+            return None
+        return partitions[index]
+
+    def partitions(self, topic: str) -> Sequence[Partition]:
+        """Of a topic, by their index; the same list for as long as the topic is there."""
+        return self._partitions.get(topic, ())
+
+    def follower(self, topic: str, index: int) -> Follower | None:
+        """This broker's replica of a partition that is led elsewhere."""
+        return self._followers.get((topic, index))
+
+    def followers(self) -> list[Follower]:
+        return list(self._followers.values())
+
+    def all_partitions(self) -> list[Partition]:
+        return [partition for partitions in self._partitions.values() for partition in partitions]
+
+    # -- following the image ---------------------------------------------------------------------------------
+
+    async def follow(self, old: TopicEntry | None, new: TopicEntry, *, open_all: bool = False) -> None:
+        """Over when new partitions are made and those with hooks have started; `open_all` opens every log now."""
+        image = new.topic
+        there = self._partitions.get(image.name, [])
+        begun: list[Partition] = []
+        if old is not None:
+            if old.topic != image:
+                # Before the states: what an ISR means depends on the configuration that it was decided by.
+                config = self._log_config(image) if old.topic.config != image.config else None
+                for partition in there:
+                    partition.topic = image
+                    if config is not None:
+                        partition.reconfigure(config)
+                        self._reconfigure_follower(partition, config)
+            begun = await self._lead(old, new, there)
+        added = await self._make(new, range(len(there), image.partition_count), open_all)
+        there.extend(added)
+        self._partitions[image.name] = there
+        for partition in (*begun, *added):
+            if not partition.closed:
+                self._tell(Leadership(image.name, partition.index, partition.leader_epoch, leads=True))
+
+    async def settled(self, name: str) -> None:
+        """Wait for what a stricter durability of a topic asks for."""
+        for partition in self.partitions(name):
+            await partition.settled()
+
+    async def reconfigure_all(self, topics: Iterable[TopicImage]) -> None:
+        """The defaults have changed: open logs follow. Over when what a stricter durability asks for is on disk."""
+        parsed: dict[tuple[bool, tuple[tuple[str, str], ...]], LogConfig] = {}
+        for image in topics:
+            key = (image.internal, tuple(sorted(image.config.items())))
+            config = parsed.get(key)
+            if config is None:
+                config = parsed[key] = self._log_config(image)
+            for partition in self._partitions[image.name]:
+                partition.reconfigure(config)
+                self._reconfigure_follower(partition, config)
+        for partition in self.all_partitions():
+            await partition.settled()
+
+    async def drop(self, name: str) -> None:
+        """The topic was deleted: nobody finds its partitions from here on. Their files are the caller's."""
+        for partition in self._partitions.pop(name, ()):
+            follower = self._no_follower(partition)
+            if follower is not None:
+                await follower.drop()
+            elif not partition.closed:
+                self._tell(Leadership(name, partition.index, partition.leader_epoch, leads=False))
+            await partition.drop()
+
+    async def close(self) -> None:
+        limit = asyncio.Semaphore(PARTITIONS_CLOSED_TOGETHER)
+
+        async def close(partition: Partition) -> None:
+            async with limit:
+                await partition.close(self._executor)
+
+        async def close_follower(follower: Follower) -> None:
+            async with limit:
+                await follower.close(self._executor)
+
+        partitions = self.all_partitions()
+        for partition in partitions:
+            if partition.hooks is not None:
+                await partition.close()
+        followers = self.followers()
+        for follower in followers:
+            self._no_follower(follower.partition, forget=False)
+        await asyncio.gather(*(close_follower(follower) for follower in followers))
+        # Several at a time, because they share the file system's commits.
+        await asyncio.gather(*(close(partition) for partition in partitions if not partition.closed))
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> list[Partition]:
+        """What has changed of who holds and leads the partitions that are there; gives those that are led anew."""
+        lost: list[Partition] = []
+        gained: list[int] = []
+        gone: list[int] = []
+        for index, before, state in zip(range(len(there)), old.states(), new.states(), strict=False):
+            if state == before:
+                continue
+            partition, leads = there[index], state.leader == self._broker_id
+            if leads and partition.closed:
+                gained.append(index)
+            elif leads and self._is_replicated(state) and not isinstance(partition, ReplicatedPartition):
+                lost.append(partition)
+                gained.append(index)
+            elif leads:
+                self._go_on(partition, before, state)
+            elif not partition.closed:
+                lost.append(partition)
+            if self._broker_id in before.replicas and self._broker_id not in state.replicas:
+                gone.append(index)
+        limit = asyncio.Semaphore(PARTITIONS_CLOSED_TOGETHER)
+
+        async def close(partition: Partition) -> None:
+            async with limit:
+                self._tell(
+                    Leadership(
+                        new.topic.name, partition.index, new.state(partition.index).leader_epoch, leads=False
+                    )
+                )
+                await partition.close(self._executor)
+
+        await asyncio.gather(*(close(partition) for partition in lost))
+        begun = await self._make(new, gained, open_all=False)
+        for partition in begun:
+            there[partition.index] = partition
+        for index, state in zip(range(len(there)), new.states(), strict=False):
+            if state.leader != self._broker_id:
+                there[index].leader_epoch = state.leader_epoch
+                await self._follow_leader(there[index], state)
+        for index in gone:
+            logger.info("%s-%d is held here no longer", new.topic.name, index)
+            for policy in self._policies:
+                await policy.replica_removed(new.topic, index)
+            if self._remove is not None:
+                await self._remove(new.topic, index)
+        return begun
+
+    def _is_replicated(self, state: PartitionState) -> bool:
+        return self._replication is not None and len(state.replicas) > 1
+
+    def _go_on(self, partition: Partition, before: PartitionState, state: PartitionState) -> None:
+        """Lead what was led before: by another state, or another epoch."""
+        if state.leader_epoch == before.leader_epoch:
+            if isinstance(partition, ReplicatedPartition):
+                partition.follow(state)
+            return
+        if isinstance(partition, ReplicatedPartition):
+            partition.renew(state)
+        else:
+            partition.lead(state.leader_epoch)
+        self._tell(Leadership(partition.topic.name, partition.index, state.leader_epoch, leads=True))
+
+    async def _follow_leader(self, partition: Partition, state: PartitionState) -> None:
+        """Be the follower that the state wants, or none."""
+        key = partition.topic.name, partition.index
+        follower, replication = self._followers.get(key), self._replication
+        if replication is None or self._broker_id not in state.replicas or len(state.replicas) == 1:
+            if follower is not None:
+                self._no_follower(partition)
+                await follower.close(self._executor)
+            return
+        if follower is None:
+            follower = self._followers[key] = Follower(partition, state, self._open_log)
+            follower.hooks = self._find_replica_hooks(follower)
+            if isinstance(partition, ReplicatedPartition) and partition.log_failure is not None:
+                follower.is_damaged = partition.is_damaged
+                follower.fail(partition.log_failure)
+        elif follower.state == state:
+            return
+        follower.follow(state)
+        replication.follows(follower)
+
+    def _no_follower(self, partition: Partition, *, forget: bool = True) -> Follower | None:
+        """From here on nothing is fetched for it; ending it is the caller's."""
+        key = partition.topic.name, partition.index
+        follower = self._followers.pop(key, None) if forget else self._followers.get(key)
+        if follower is not None and self._replication is not None:
+            self._replication.follows_no_longer(follower)
+        return follower
+
+    def _reconfigure_follower(self, partition: Partition, config: LogConfig) -> None:
+        follower = self._followers.get((partition.topic.name, partition.index))
+        if follower is not None and follower.is_open:
+            follower.log.reconfigure(config)
+
+    async def _make(self, entry: TopicEntry, indexes: Sequence[int], open_all: bool) -> list[Partition]:
+        limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
+
+        async def start(partition: Partition) -> None:
+            async with limit:
+                await self._start(partition)
+
+        image, created = entry.topic, list[Partition]()
+        for first in range(0, len(indexes), PARTITIONS_PER_TURN):
+            some = []
+            for index in indexes[first : first + PARTITIONS_PER_TURN]:
+                state = entry.state(index)
+                if state.leader == self._broker_id:
+                    partition = await self._leader(image, index, state)
+                    self._find_hooks(partition, image)
+                else:
+                    partition = self._partition(image, index, state)
+                    await partition.close()
+                    await self._follow_leader(partition, state)
+                some.append(partition)
+            await asyncio.gather(
+                *(
+                    start(partition)
+                    for partition in some
+                    if not partition.closed
+                    and partition.failure is None
+                    and (
+                        open_all or partition.hooks is not None or isinstance(partition, ReplicatedPartition)
+                    )
+                )
+            )
+            created += some
+            await asyncio.sleep(0)
+        return created
+
+    def _partition(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
+        return Partition(
+            image,
+            index,
+            self._open_log,
+            leader_epoch=state.leader_epoch,
+            executor=self._executor,
+            changes=self.changes,
+            fence=self._fence,
+        )
+
+    async def _leader(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
+        """With what was copied here before, if it was followed. The only replica opens its log anew."""
+        replication = self._replication
+        follower = self._followers.pop((image.name, index), None)
+        if follower is not None and replication is not None:
+            replication.follows_no_longer(follower)
+        if replication is None or not self._is_replicated(state):
+            if follower is not None:
+                await follower.close(self._executor)
+            return self._partition(image, index, state)
+        log, high_watermark, remote = None, 0, None
+        if follower is not None:
+            log, high_watermark = await follower.release()
+            remote = follower.partition.remote
+        partition = ReplicatedPartition(
+            image,
+            index,
+            self._open_log,
+            state=state,
+            leading=replication,
+            log=log,
+            high_watermark=high_watermark,
+            executor=self._executor,
+            changes=self.changes,
+            fence=self._fence,
+        )
+        if log is not None and remote is not None:
+            remote.reload()  # another leader has copied meanwhile
+            partition.remote = remote
+        return partition
+
+    def _find_hooks(self, partition: Partition, image: TopicImage) -> None:
+        """A topic that its extension cannot serve is offline; the others are served."""
+        try:
+            for policy in self._policies:
+                partition.hooks = policy.partition_hooks(partition, image)
+                if partition.hooks is not None:
+                    return
+        except Exception as error:
+            logger.error("%r cannot be served", partition, exc_info=error)
+            partition.fail(f"it cannot be served: {error}")
+
+    def _find_replica_hooks(self, follower: Follower) -> ReplicaHooks | None:
+        """A replica that its extension cannot keep up is a log all the same."""
+        topic = follower.partition.topic
+        try:
+            found = (policy.replica_hooks(follower, topic) for policy in self._policies)
+            return next((hooks for hooks in found if hooks is not None), None)
+        except Exception as error:
+            logger.error("%r cannot be kept up", follower, exc_info=error)
+            return None
+
+    async def _start(self, partition: Partition) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._executor, lambda: partition.log)
+        except KafkaError:
+            return  # the partition is offline and has said so; the rest of the broker lives
+        if partition.hooks is not None:
+            try:
+                await partition.hooks.start()
+            except Exception as error:
+                logger.error("%r cannot start", partition, exc_info=error)
+                partition.fail(f"it cannot start: {error}")

@@ -1,0 +1,209 @@
+"""Long work on the event loop, done in slices, so that nobody else waits for longer than one.
+
+Work is a generator that yields wherever it may rest, and returns its result. It rests once a slice is over
+(`SLICE_SECONDS`); then the loop serves everybody else. All work of a loop shares one queue and gets one slice in each
+turn of the loop: a hundred long requests hold up an innocent one by one slice, not by a hundred. What the time is, a
+clock says that is handed in: under a simulated one, which stands still while anything runs, no work ever rests.
+
+What the work reads may change while it rests; it has to look again, or to take what it needs before its first rest.
+Whoever only wants the result of such a generator, and owns the thread, calls `finish`.
+
+What a long request is made of are hundreds of thousands of objects, none of them garbage; the collector, which would go
+through all of them again and again in steps that nobody can interrupt, rests meanwhile (`CollectorRest`). Those of them
+that stay are put where it does not look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from headrace.broker.runtime.usage import USAGE, Usage
+
+Result = TypeVar("Result")
+
+Work = Generator[None, None, Result]
+
+FIRST_SLICE_SECONDS = 0.00025
+"""Before anything is queued: most work is done by then, and costs no turn."""
+SLICE_SECONDS = 0.00025
+"""What a quick request may find before it is a turn of this and of all that is ready beside it; a turn itself costs a
+twentieth of it.
+"""
+_RUN_LENGTH = 512
+_COLLECTOR_RESTS_SECONDS = 1.0
+_COLLECTOR_RESTS_SECONDS_MAX = 10.0
+
+
+class CollectorRest:
+    """Python's garbage collector is off while `is_busy`, up to a second later, and for no longer than ten: what is
+    allocated by then has mostly been freed, by its reference counts. One that was off already stays so.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._others = 0
+        self._until = 0.0
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """It rests while this block runs, which is no work in slices."""
+        self._others += 1
+        self.begin()
+        try:
+            yield
+        finally:
+            self._others -= 1
+
+    def spare_what_is_there(self) -> None:
+        """What has just been made is many objects and stays for as long as its like from the process' start: they are
+        not looked at again either, whose full pass would stop everything for a hundred milliseconds. Nothing happens in
+        a process that does not do so at its start, for it is not the broker's own (`Broker.run_forever`).
+        """
+        if gc.get_freeze_count():
+            gc.freeze()
+
+    def begin(self) -> None:
+        """Something long has begun."""
+        if not self._until and gc.isenabled():
+            gc.disable()
+            loop = asyncio.get_running_loop()
+            self._until = loop.time() + _COLLECTOR_RESTS_SECONDS_MAX
+            loop.call_later(_COLLECTOR_RESTS_SECONDS, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._until and (self._others or self._is_busy()) and loop.time() < self._until:
+            loop.call_later(_COLLECTOR_RESTS_SECONDS, self._look, loop)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """The collector is on again, if it was."""
+        if self._until:
+            self._until = 0.0
+            gc.enable()
+
+
+class Slices:
+    """The queue of one event loop. `clock` gives seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._queue: deque[tuple[Work[Any], asyncio.Future[Any], Usage | None]] = deque()
+        self.collector = CollectorRest(lambda: bool(self._queue))
+
+    def start(self, work: Work[Result]) -> tuple[bool, Result | asyncio.Future[Result]]:
+        """Do the first slice. (True, the result) if that was all, else (False, a future of it).
+
+        What the work raises in its first slice is raised here. Cancelling the future closes the work.
+        """
+        clock = self._clock
+        until = clock() + FIRST_SLICE_SECONDS
+        try:
+            while True:
+                next(work)
+                if clock() >= until:
+                    break
+        except StopIteration as end:
+            return True, end.value
+        return False, self._enqueue(work)
+
+    def pace(self) -> Pace:
+        """For a coroutine that loops over much and awaits little: `await pace.rest()` in each round."""
+        return Pace(self)
+
+    async def run(self, work: Work[Result]) -> Result:
+        """Do all of it. Cancelling the caller closes the work."""
+        is_done, result = self.start(work)
+        return result if is_done else await result  # type: ignore[misc, return-value]
+
+    def _enqueue(self, work: Work[Result]) -> asyncio.Future[Result]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._queue.append((work, future, USAGE.get()))
+        if len(self._queue) == 1:
+            self.collector.begin()
+            loop.call_soon(self._turn)
+        return future
+
+    def _turn(self) -> None:
+        """One slice of whatever has waited longest."""
+        work, future, usage = self._queue[0]
+        if future.done():  # cancelled
+            work.close()
+        else:
+            clock = self._clock
+            began = clock()
+            until = began + SLICE_SECONDS
+            try:
+                while True:
+                    next(work)
+                    if clock() >= until:
+                        self._queue.append((work, future, usage))
+                        break
+            except StopIteration as end:
+                future.set_result(end.value)
+            except Exception as error:  # noqa: BLE001 - told to whoever waits
+                future.set_exception(error)
+            if usage is not None:
+                usage.add(clock() - began)
+        self._queue.popleft()
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+
+class Pace:
+    """What a coroutine has of its slice. See `Slices.pace`."""
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        self._until = slices._clock() + FIRST_SLICE_SECONDS
+
+    async def rest(self) -> None:
+        """Once the slice is over, wait for the next one, in the same queue as all other work."""
+        clock = self._slices._clock
+        if clock() >= self._until:
+            await self._slices._enqueue(_nothing())
+            self._until = clock() + SLICE_SECONDS
+
+
+def _nothing() -> Work[None]:
+    return
+    yield
+
+
+def sort_in_slices(items: Iterable[Any]) -> Work[list[Any]]:
+    """The items in their order."""
+    runs, run = [], []
+    for item in items:
+        run.append(item)
+        if len(run) == _RUN_LENGTH:
+            run.sort()
+            runs.append(run)
+            run = []
+            yield
+    run.sort()
+    if not runs:
+        return run
+    ordered = []
+    for item in heapq.merge(*runs, run):
+        ordered.append(item)
+        if not len(ordered) % 32:
+            yield
+    return ordered
+
+
+def finish(work: Work[Result]) -> Result:
+    """Do all of it at once."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as end:
+        result: Result = end.value
+        return result

@@ -1,0 +1,101 @@
+"""A partition: high watermark, waiters, flush and its races with the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from headrace.broker.log.config import LogConfig
+from headrace.broker.log.partition_log import AppendOrigin, PartitionLog
+from headrace.broker.partitions.partition import Partition
+from headrace.broker.partitions.topic import TopicImage
+from headrace.broker.runtime.ports import SystemClock
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.records.encode import Record, build_batch
+
+BATCH = build_batch([Record(None, b"v", (), SystemClock().time_ms())])
+
+
+def partition_in(path) -> Partition:
+    image = TopicImage("t", uuid.uuid4(), 1)
+    return Partition(image, 0, lambda _: PartitionLog.open(path / "t-0", LogConfig(), clock=SystemClock()))
+
+
+def test_the_high_watermark_follows_appends_and_wakes_who_waits(tmp_path) -> None:
+    partition = partition_in(tmp_path)
+    seen = []
+    partition.add_waiter(lambda: seen.append(partition.high_watermark))
+    for _ in range(3):
+        partition.append(BATCH, AppendOrigin.CLIENT)
+    assert seen == [1, 2, 3]
+    asyncio.run(partition.close())
+
+
+def test_a_log_that_cannot_be_opened_is_tried_once(tmp_path) -> None:
+    tries = []
+
+    def broken(partition: Partition) -> PartitionLog:
+        tries.append(partition)
+        raise OSError(5, "Input/output error")
+
+    partition = Partition(TopicImage("t", uuid.uuid4(), 1), 0, broken)
+    for _ in range(3):
+        with pytest.raises(KafkaError, match="Input/output error") as caught:
+            partition.append(BATCH, AppendOrigin.CLIENT)
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+async def test_the_end_waits_for_a_flush_under_way(tmp_path, end) -> None:
+    partition = partition_in(tmp_path)
+    partition.append(BATCH, AppendOrigin.CLIENT)
+    begun, go_on = threading.Event(), threading.Event()
+    real = partition.log.flush
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(60)
+        real()
+
+    partition.log.flush = slow
+    with ThreadPoolExecutor(1) as executor:
+        flush = asyncio.ensure_future(partition.flush(executor))
+        await asyncio.sleep(0)
+        assert begun.wait(60)
+        flush.cancel()  # as when the broker stops
+        ending = asyncio.ensure_future(getattr(partition, end)())
+        await asyncio.sleep(0.02)
+        assert not ending.done()
+        partition.log.flush = real
+        go_on.set()
+        await ending
+    with pytest.raises(KafkaError) as caught:
+        partition.append(BATCH, AppendOrigin.CLIENT)
+    assert caught.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_waiting_for_the_high_watermark(tmp_path) -> None:
+    class Holding:
+        def high_watermark_candidate(self, offset: int) -> None:
+            pass
+
+    partition = partition_in(tmp_path)
+    partition.hooks = Holding()
+    partition.append(BATCH, AppendOrigin.EXTENSION)
+    assert not await partition.wait_for_high_watermark(1, 10)
+    waiting = asyncio.ensure_future(partition.wait_for_high_watermark(1, 5000))
+    await asyncio.sleep(0)
+    partition.publish_high_watermark(1)
+    assert await waiting
+    assert await partition.wait_for_high_watermark(1, 0)
+    waiting = asyncio.ensure_future(partition.wait_for_high_watermark(2, 5000))
+    await asyncio.sleep(0)
+    partition.fail("the test says so")
+    with pytest.raises(KafkaError, match="the test says so"):
+        await waiting
+    assert not partition._waiters

@@ -1,0 +1,132 @@
+"""What may not be known costs the broker the same whether it is there or not, so that nobody tells it by the time.
+
+Counted, not timed: the calls of functions on the event loop between a request and its answer, which are the same on
+every machine. What is there has many partitions, records, members and configurations; the calls must not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from headrace.broker.runtime.ports import Clock
+from headrace.broker.security.rights import Operation, ResourceType
+from headrace.broker.tests.security.people import SECURED, client, creation, grant, revoke_all
+from headrace.broker.tests.security.test_matrix import BATCH, CASES, DESCRIBE, Case, Names, commit
+from headrace.protocol.messages.find_coordinator import FindCoordinatorRequest
+from headrace.protocol.messages.init_producer_id import InitProducerIdRequest
+from simulator.call_clock import counted_calls
+from simulator.direct import DirectBroker, direct_broker
+
+TOPIC, GROUP, TRANSACTION = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
+PARTITIONS = 60
+OF_NAMES_MAX, OF_IDS_MAX = 5, 100
+"""Calls that one of the two may have more than the other. Of an id that is there more is asked, and written down: two
+questions about rights and a line for the audit log. Nobody guesses an id.
+"""
+ATTEMPTS_MIN, ATTEMPTS_MAX = 3, 12
+THERE = Names("t-there", "g-there", "x-there", "t-there", UUID(int=0))
+MISSING = Names("t-other", "g-other", "x-other", "t-other", UUID(int=77 << 70))
+
+
+class StandingClock(Clock):
+    """Nothing takes time, so nothing rests: what is done in slices is done at once."""
+
+    def time_ms(self) -> int:
+        return 1_750_000_000_000
+
+    def monotonic(self) -> float:
+        return 1000.0
+
+
+async def calls_of(
+    broker: DirectBroker, version: int | None, there: Any, missing: Any, most: int = OF_NAMES_MAX
+) -> tuple[int, int]:
+    """The least of some attempts at each.
+
+    What is remembered from the first is not paid again, and what the loop did for something else in one of them says
+    nothing: where they differ it is tried more often.
+    """
+    least = [1 << 30, 1 << 30]
+    for attempt in range(ATTEMPTS_MAX):
+        for index, request in enumerate((there, missing)):
+            with counted_calls() as count:
+                async with asyncio.timeout(60):
+                    await broker.send(request, version)
+            least[index] = min(least[index], count.calls)
+        if attempt >= ATTEMPTS_MIN - 1 and abs(least[0] - least[1]) <= most:
+            break
+    return least[0], least[1]
+
+
+def with_one_changed(names: Names, resource_type: ResourceType) -> Names:
+    """Of what is there, the resource of this type is another that is not."""
+    if resource_type == TOPIC:
+        return replace(names, topic=MISSING.topic, fresh=MISSING.fresh, topic_id=MISSING.topic_id)
+    if resource_type == GROUP:
+        return replace(names, group=MISSING.group)
+    return replace(names, transaction=MISSING.transaction)
+
+
+async def furnished(admin: DirectBroker) -> Names:
+    """One of everything, large."""
+    image = await admin.create_topic(THERE.topic, PARTITIONS, retention_ms="1000000")
+    names = replace(THERE, topic_id=image.topic_id)
+    for _ in range(20):
+        await admin.produce(names.topic, BATCH)
+    await admin.send(FindCoordinatorRequest(key_type=0, coordinator_keys=[names.group]))
+    begun = await admin.send(
+        InitProducerIdRequest(transactional_id=names.transaction, transaction_timeout_ms=60_000)
+    )
+    assert begun.error_code == 0
+    await admin.send(commit(names), 9)
+    return names
+
+
+def asks_by_id(case: Case, names: Names) -> bool:
+    """Whether it is answered otherwise for another id of the same name."""
+    other = replace(names, topic_id=MISSING.topic_id)
+    version = type(case.request(names)).MAX_VERSION if case.version is None else case.version
+    return case.request(names).encode(version) != case.request(other).encode(version)
+
+
+async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path) -> None:
+    checked, found = 0, []
+    config = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
+    async with direct_broker(tmp_path, {**SECURED, **config}, clock=StandingClock()) as broker:
+        admin = client(broker, "admin")
+        names = await furnished(admin)
+        for key, case, right in hidden_rights():
+            ann = client(admin, "ann", f"10.0.0.{checked}")  # so many refusals of one are written down
+            others = [each for each in case.rights if each != right]
+            await grant(
+                admin, *(creation(operation, kind, names.of(kind, case)) for operation, kind in others)
+            )
+            most = OF_IDS_MAX if asks_by_id(case, names) else OF_NAMES_MAX
+            without = case.request(with_one_changed(names, right[1]))
+            there, missing = await calls_of(ann, case.version, case.request(names), without, most)
+            checked += 1
+            if abs(there - missing) > most:
+                found.append(
+                    f"API {key} without {right[0].name} {right[1].name}: {there} calls, else {missing}"
+                )
+            await revoke_all(admin)
+    assert checked > 60
+    assert not found, "\n".join(found)
+
+
+def hidden_rights() -> Iterator[tuple[int, Case, tuple[Operation, ResourceType]]]:
+    """Without which a resource may not be known."""
+    for key, cases in sorted(CASES.items()):
+        for case in cases:
+            for right in case.rights:
+                of_another = (DESCRIBE, right[1]) in case.rights and right[
+                    0
+                ] is not DESCRIBE  # it is seen by that
+                if case.is_as_missing and right[1] in (TOPIC, GROUP, TRANSACTION) and not of_another:
+                    yield key, case, right

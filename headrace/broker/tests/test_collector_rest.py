@@ -1,0 +1,129 @@
+"""While long work is done in slices the garbage collector rests, and never for good."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.broker.cluster.topics import MANY_TOPICS, NewTopic
+from headrace.broker.partitions.partition import Partition
+from headrace.broker.runtime import slices
+from headrace.broker.runtime.slices import Slices
+from simulator.direct import direct_broker
+
+
+@pytest.fixture(autouse=True)
+def _on() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def counting(to: int) -> Iterator[None]:
+    for _ in range(to):
+        yield
+
+
+def clock_of_ticks() -> Slices:
+    """Every look at the clock finds a millisecond gone."""
+    ticks = iter(range(10**9))
+    return Slices(lambda: next(ticks) / 1000)
+
+
+async def test_it_rests_from_the_first_slice_that_was_not_enough_until_after_the_last(monkeypatch) -> None:
+    monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS", 0.01)
+    work = clock_of_ticks()
+    running = asyncio.ensure_future(work.run(counting(50)))
+    while not running.done():
+        await asyncio.sleep(0)
+        assert running.done() or not gc.isenabled()
+    async with asyncio.timeout(60):
+        while not gc.isenabled():  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.005)
+
+
+async def test_it_does_not_rest_for_ever_while_there_is_always_work(monkeypatch) -> None:
+    monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS", 0.01)
+    monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS_MAX", 0.05)
+    work = clock_of_ticks()
+    running = asyncio.ensure_future(work.run(counting(10**9)))
+    async with asyncio.timeout(60):
+        await asyncio.sleep(0)
+        assert not gc.isenabled()
+        while not gc.isenabled():  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.005)
+    running.cancel()
+
+
+async def test_one_that_is_off_stays_off_and_short_work_does_not_touch_it() -> None:
+    await clock_of_ticks().run(counting(0))
+    assert gc.isenabled()
+    gc.disable()
+    work = clock_of_ticks()
+    await work.run(counting(50))
+    work.collector.end()
+    assert not gc.isenabled()
+
+
+async def test_a_server_that_stops_leaves_it_on() -> None:
+    work = clock_of_ticks()
+    await work.run(counting(50))
+    assert not gc.isenabled()
+    work.collector.end()
+    assert gc.isenabled()
+
+
+async def test_it_rests_during_a_block_that_is_no_work_in_slices(monkeypatch) -> None:
+    monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS", 0.01)
+    collector = clock_of_ticks().collector
+    with collector.during():
+        await asyncio.sleep(0.03)
+        assert not gc.isenabled()
+    async with asyncio.timeout(60):
+        while not gc.isenabled():  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(("count", "is_spared"), [(MANY_TOPICS, True), (MANY_TOPICS - 1, False)])
+async def test_many_topics_that_are_made_at_once_are_not_looked_at_again(tmp_path, count, is_spared) -> None:
+    async with direct_broker(tmp_path) as broker:
+        gc.freeze()
+        try:
+            before = gc.get_freeze_count()
+            await broker.broker.context.metadata.create_topics(
+                [NewTopic(f"t{n}", 1, {}) for n in range(count)]
+            )
+            assert (gc.get_freeze_count() > before) is is_spared
+        finally:
+            gc.unfreeze()
+
+
+async def test_in_a_process_of_somebody_else_nothing_is_spared(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.broker.context.metadata.create_topics(
+            [NewTopic(f"t{n}", 1, {}) for n in range(MANY_TOPICS)]
+        )
+        assert not gc.get_freeze_count()
+
+
+async def test_topics_that_are_deleted_are_freed_without_the_collector(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        metadata = broker.broker.context.metadata
+        await metadata.create_topics([NewTopic("deleted", 2, {})])
+        gc.disable()
+        await metadata.delete_topic("deleted")
+        await asyncio.sleep(0)
+
+        def left() -> list[Partition]:
+            return [
+                each
+                for each in gc.get_objects()
+                if isinstance(each, Partition) and each.topic.name == "deleted"
+            ]
+
+        async with asyncio.timeout(60):
+            while left():  # noqa: ASYNC110 - a thread lets go of its last work when it comes to it
+                await asyncio.sleep(0.01)

@@ -1,0 +1,723 @@
+"""The transaction APIs on the wire: requests to events, results to responses.
+
+Of AddPartitionsToTxn clients send versions 0 to 3; later ones are between brokers, of which the leader of a partition
+asks the coordinator whether a write is part of a transaction, or says that it is (KIP-890).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from headrace.broker.groups.model import CommittedOffset
+from headrace.broker.groups.offset_handlers import prepared
+from headrace.broker.requests.answers import AnswerBudget
+from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
+from headrace.broker.runtime.pattern import PatternError, matching
+from headrace.broker.runtime.slices import Slices, Work, sort_in_slices
+from headrace.broker.security.requirement import within
+from headrace.broker.security.rights import CLUSTER_NAME, Operation, ResourceType
+from headrace.broker.transactions.admission import (
+    FIRST_OFFSET_COMMIT_OF_VERSION_2,
+    by_other_coordinator,
+    part_of_transaction,
+)
+from headrace.broker.transactions.events import AddPartitions, EndTransaction, Result
+from headrace.broker.transactions.markers import Marker, write_marker
+from headrace.broker.transactions.model import State, TopicPartition
+from headrace.broker.transactions.others import SendersOfMarkers
+from headrace.broker.transactions.state import RAISES_EPOCH, needs_producer_id
+from headrace.broker.transactions.verification import Guard
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from headrace.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopicResult,
+)
+from headrace.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from headrace.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TopicData,
+    TransactionState,
+)
+from headrace.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from headrace.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from headrace.protocol.messages.list_transactions import TransactionState as ListedTransaction
+from headrace.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from headrace.protocol.messages.write_txn_markers import (
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.runtime.ports import Clock
+    from headrace.broker.transactions.coordinator import TransactionCoordinator
+
+_FIRST_ADD_OF_BROKERS = 4
+_FIRST_ADD_WITH_ABORTABLE = 5
+_FIRST_VERSION_WITH_FENCED = 2
+_FIRST_END_OF_VERSION_2 = 5
+_FIRST_OFFSET_COMMIT_WITH_ABORTABLE = 4
+
+_PRODUCER_BYTES = 40  # of an answer
+
+Errors = Mapping[tuple[str, int], ErrorCode]
+
+
+class TransactionHandlers:
+    def __init__(
+        self,
+        coordinator: TransactionCoordinator,
+        metadata: TopicManager,
+        allocate_producer_id: Callable[[], Awaitable[int]],
+        executor: Executor,
+        clock: Clock,
+        slices: Slices,
+    ) -> None:
+        self._coordinator = coordinator
+        self._groups = coordinator.groups
+        self._metadata = metadata
+        self._allocate_producer_id = allocate_producer_id
+        self._executor = executor
+        self._clock = clock
+        self._slices = slices
+        self._senders = SendersOfMarkers(self._is_broker)
+
+    def _is_broker(self, client_id: str) -> bool:
+        name, _, number = client_id.rpartition("-")
+        return name == "broker" and number.isdecimal() and int(number) in self._metadata.image.brokers
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(
+                AddPartitionsToTxnRequest,
+                AddPartitionsToTxnResponse,
+                self.add_partitions,
+                within(
+                    transactional_id=Operation.WRITE, topic=Operation.WRITE, cluster=Operation.CLUSTER_ACTION
+                ),
+                on_error=_failed_add,
+            ),
+            ApiDeclaration(
+                AddOffsetsToTxnRequest,
+                AddOffsetsToTxnResponse,
+                self.add_offsets,
+                within(transactional_id=Operation.WRITE, group=Operation.READ),
+            ),
+            ApiDeclaration(EndTxnRequest, EndTxnResponse, self.end, within(transactional_id=Operation.WRITE)),
+            ApiDeclaration(
+                WriteTxnMarkersRequest,
+                WriteTxnMarkersResponse,
+                self.write_markers,
+                within(cluster=(Operation.ALTER, Operation.CLUSTER_ACTION)),
+                on_error=_failed_markers,
+            ),
+            ApiDeclaration(
+                TxnOffsetCommitRequest,
+                TxnOffsetCommitResponse,
+                self.commit_offsets,
+                within(transactional_id=Operation.WRITE, group=Operation.READ, topic=Operation.READ),
+                on_error=_failed_commit,
+            ),
+            ApiDeclaration(
+                DescribeProducersRequest,
+                DescribeProducersResponse,
+                self.describe_producers,
+                within(topic=Operation.READ),
+            ),
+            ApiDeclaration(
+                DescribeTransactionsRequest,
+                DescribeTransactionsResponse,
+                self.describe,
+                within(transactional_id=Operation.DESCRIBE, topic=Operation.DESCRIBE),
+            ),
+            ApiDeclaration(
+                ListTransactionsRequest,
+                ListTransactionsResponse,
+                self.list,
+                within(transactional_id=Operation.DESCRIBE),
+            ),
+        ]
+
+    def _refusal(self, transactional_id: str) -> ErrorCode:
+        return (
+            self._coordinator.unavailable(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
+        )
+
+    # -- what belongs to a transaction ---------------------------------------------------------------------
+
+    def add_partitions(
+        self, context: RequestContext, request: AddPartitionsToTxnRequest
+    ) -> Work[AddPartitionsToTxnResponse | Awaitable[Any]]:
+        """All partitions or none are added, but for those of tables, which no transaction has in it: to produce to one
+        is refused, in words, for which there is no room here.
+        """
+        if context.api_version >= _FIRST_ADD_OF_BROKERS:
+            return self._add_for_brokers(context, request)
+        transactional_id = request.v3_and_below_transactional_id
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+        error = self._refusal(transactional_id)
+        if error is not ErrorCode.NONE:
+            return (yield from _added(request, error, {}))
+        wanted: set[tuple[str, int]] = set()
+        bad: dict[tuple[str, int], ErrorCode] = {}
+        for topic in request.v3_and_below_topics:
+            yield
+            may_write = context.may(Operation.WRITE, ResourceType.TOPIC, topic.name)
+            for index in topic.partitions:
+                yield
+                code = (
+                    self._cannot_join(topic.name, index)
+                    if may_write
+                    else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                )
+                if code is not ErrorCode.NONE:
+                    bad[topic.name, index] = code
+                elif not self._is_table(topic.name, index):
+                    wanted.add((topic.name, index))
+        if bad:
+            return (yield from _added(request, ErrorCode.OPERATION_NOT_ATTEMPTED, bad))
+        error = self._refusal(transactional_id)  # it may have begun to stop
+        if error is not ErrorCode.NONE:
+            return (yield from _added(request, error, {}))
+        outcome = self._coordinator.submit(
+            transactional_id,
+            lambda token: AddPartitions(
+                token,
+                request.v3_and_below_producer_id,
+                request.v3_and_below_producer_epoch,
+                frozenset(wanted),
+            ),
+            lambda result: _fenced_in(result.error, context),
+        )
+        if isinstance(outcome, asyncio.Future):
+            return _added_later(request, outcome)
+        return (yield from _added(request, outcome, {}))
+
+    async def _add_for_brokers(
+        self, context: RequestContext, request: AddPartitionsToTxnRequest
+    ) -> AddPartitionsToTxnResponse:
+        """Each partition by itself: a leader asks for what it is about to write."""
+        context.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+        pace = self._slices.pace()
+        response = AddPartitionsToTxnResponse()
+        for asked in request.transactions:
+            result = AddPartitionsToTxnResult(transactional_id=asked.transactional_id)
+            response.results_by_transaction.append(result)
+            producer = asked.producer_id, asked.producer_epoch
+            for topic in asked.topics:
+                told = AddPartitionsToTxnTopicResult(name=topic.name)
+                result.topic_results.append(told)
+                for index in topic.partitions:
+                    await pace.rest()
+                    code = self._refusal(asked.transactional_id)
+                    if code is ErrorCode.NONE:
+                        answer = part_of_transaction(
+                            self._coordinator,
+                            asked.transactional_id,
+                            producer,
+                            (topic.name, index),
+                            announces=not asked.verify_only,
+                        )
+                        code = answer if isinstance(answer, ErrorCode) else await answer
+                    if (
+                        code is ErrorCode.TRANSACTION_ABORTABLE
+                        and context.api_version < _FIRST_ADD_WITH_ABORTABLE
+                    ):
+                        code = ErrorCode.INVALID_TXN_STATE
+                    told.results_by_partition.append(
+                        AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=code)
+                    )
+        return response
+
+    def _cannot_join(self, topic: str, index: int) -> ErrorCode:
+        """Why a partition cannot be part of a client's transaction, or NONE."""
+        partition = self._metadata.find_partition(topic, index)
+        if partition is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if partition.topic.internal:
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        return ErrorCode.NONE
+
+    def _is_table(self, topic: str, index: int) -> bool:
+        """As far as this broker knows: of one that another leads that one says it when it ends the transaction."""
+        partition = self._metadata.find_partition(topic, index)
+        return partition is not None and partition.hooks is not None
+
+    async def add_offsets(
+        self, context: RequestContext, request: AddOffsetsToTxnRequest
+    ) -> AddOffsetsToTxnResponse:
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        context.require(Operation.READ, ResourceType.GROUP, request.group_id)
+        error = self._refusal(request.transactional_id)
+        if error is ErrorCode.NONE and not request.group_id:
+            error = ErrorCode.INVALID_GROUP_ID
+        if error is ErrorCode.NONE:
+            await self._groups.journal.ensure()
+            added = frozenset({self._journal_partition(request.group_id)})
+            outcome = self._coordinator.submit(
+                request.transactional_id,
+                lambda token: AddPartitions(token, request.producer_id, request.producer_epoch, added),
+                lambda result: result.error,
+            )
+            error = await outcome if isinstance(outcome, asyncio.Future) else outcome
+        return AddOffsetsToTxnResponse(error_code=_fenced_in(error, context))
+
+    def _journal_partition(self, group_id: str) -> TopicPartition:
+        """Where the group's offsets are written; the topic must be there."""
+        return self._groups.journal.name, self._groups.journal.index_of(group_id)
+
+    async def commit_offsets(
+        self, context: RequestContext, request: TxnOffsetCommitRequest
+    ) -> Work[TxnOffsetCommitResponse]:
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        context.require(Operation.READ, ResourceType.GROUP, request.group_id)
+        if not request.group_id:
+            return _committed(request, ErrorCode.INVALID_GROUP_ID, {})
+        await self._groups.journal.ensure()
+        error = self._groups.unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return _committed(request, error, {})
+        slices, producer = self._slices, (request.producer_id, request.producer_epoch)
+        offsets, errors = await slices.run(self._offsets(context, request))
+        try:
+            batch = await slices.run(prepared(self._groups, request.group_id, offsets, errors, producer))
+        except KafkaError as refused:
+            return _committed(request, refused.code, errors)
+        guard = None
+        try:
+            error, guard = await self._admit_offsets(context, request)  # last: it must not end in between
+            if error is ErrorCode.NONE:
+                error = self._groups.unavailable(request.group_id)
+            if error is ErrorCode.NONE and guard is not None and not self._coordinator.guards.holds(guard):
+                error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # which clients repeat
+        finally:
+            self._coordinator.guards.release(guard)
+        if error is not ErrorCode.NONE:
+            return _committed(request, error, errors)
+        outcome = self._groups.commit_in_transaction(
+            request.group_id,
+            producer=producer,
+            member_id=request.member_id,
+            instance_id=request.group_instance_id,
+            generation=request.generation_id,
+            offsets=offsets,
+            batch=batch,
+        )
+        result = await outcome if isinstance(outcome, asyncio.Future) else outcome
+        return _committed(request, result.error, {**errors, **result.errors})
+
+    async def _admit_offsets(
+        self, context: RequestContext, request: TxnOffsetCommitRequest
+    ) -> tuple[ErrorCode, Guard | None]:
+        version = context.api_version
+        producer = request.producer_id, request.producer_epoch
+        place = self._journal_partition(request.group_id)
+        announces = version >= FIRST_OFFSET_COMMIT_OF_VERSION_2
+        error, guard = self._refusal(request.transactional_id), None
+        if error is ErrorCode.NONE:
+            admission = part_of_transaction(
+                self._coordinator, request.transactional_id, producer, place, announces=announces
+            )
+            error = admission if isinstance(admission, ErrorCode) else await admission
+        elif error is ErrorCode.NOT_COORDINATOR:
+            try:
+                error, guard = await by_other_coordinator(
+                    self._coordinator,
+                    request.transactional_id,
+                    producer,
+                    self._metadata.partition(*place),
+                    announces=announces,
+                )
+            except KafkaError:  # another broker has the group now
+                error = ErrorCode.NOT_COORDINATOR
+        return self._told_of_offsets(error, version), guard
+
+    @staticmethod
+    def _told_of_offsets(error: ErrorCode, version: int) -> ErrorCode:
+        """What clients of a version are told of a commit of offsets."""
+        if error is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_OFFSET_COMMIT_WITH_ABORTABLE:
+            return ErrorCode.INVALID_TXN_STATE
+        if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < FIRST_OFFSET_COMMIT_OF_VERSION_2:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # what these versions retry
+        return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
+
+    def _offsets(
+        self, context: RequestContext, request: TxnOffsetCommitRequest
+    ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
+        """The offsets to store, and the partitions that do not exist."""
+        now_ms = self._clock.time_ms()
+        offsets: dict[tuple[str, int], CommittedOffset] = {}
+        errors: dict[tuple[str, int], ErrorCode] = {}
+        for topic in request.topics:
+            yield
+            may_read = context.may(Operation.READ, ResourceType.TOPIC, topic.name)
+            for partition in topic.partitions:
+                yield
+                key = (topic.name, partition.partition_index)
+                if not may_read:
+                    errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    continue
+                if self._metadata.find_partition(*key) is None:
+                    errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    continue
+                offsets[key] = CommittedOffset(
+                    offset=partition.committed_offset,
+                    leader_epoch=partition.committed_leader_epoch,
+                    metadata=partition.committed_metadata or "",
+                    commit_timestamp_ms=now_ms,
+                )
+        return offsets, errors
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def end(
+        self, context: RequestContext, request: EndTxnRequest
+    ) -> EndTxnResponse | Awaitable[EndTxnResponse]:
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        error = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return EndTxnResponse(error_code=error)
+        event = EndTransaction(
+            0,
+            request.producer_id,
+            request.producer_epoch,
+            request.committed,
+            client_version=RAISES_EPOCH if context.api_version >= _FIRST_END_OF_VERSION_2 else 1,
+        )
+        if needs_producer_id(self._coordinator.transaction(request.transactional_id), event):
+            return self._end_with_new_id(context, request, event)
+        return self._end(context, request, event)
+
+    async def _end_with_new_id(
+        self, context: RequestContext, request: EndTxnRequest, event: EndTransaction
+    ) -> EndTxnResponse:
+        event = replace(event, new_producer_id=await self._allocate_producer_id())
+        answer = self._end(context, request, event)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _end(
+        self, context: RequestContext, request: EndTxnRequest, event: EndTransaction
+    ) -> EndTxnResponse | asyncio.Future[EndTxnResponse]:
+        return self._coordinator.submit(
+            request.transactional_id,
+            lambda token: replace(event, token=token),
+            lambda result: self._ended(context, result),
+        )
+
+    def _ended(self, context: RequestContext, result: Result) -> EndTxnResponse:
+        return EndTxnResponse(
+            error_code=_fenced_in(result.error, context),
+            producer_id=result.producer_id,
+            producer_epoch=result.producer_epoch,
+        )
+
+    async def write_markers(
+        self, context: RequestContext, request: WriteTxnMarkersRequest
+    ) -> WriteTxnMarkersResponse:
+        """For administrators who end a transaction that hangs (KIP-664), and for brokers."""
+        if not context.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME, audited=False):
+            context.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+        self._senders.check(context.client_id, context.connection_id)
+        results = []
+        pace = self._slices.pace()
+        for entry in request.markers:
+            await pace.rest()
+            marker = Marker(
+                entry.producer_id,
+                entry.producer_epoch,
+                entry.transaction_result,
+                entry.coordinator_epoch,
+                entry.transaction_version,
+            )
+            topics = []
+            for topic in entry.topics:
+                partitions = []
+                for index in topic.partition_indexes:
+                    await pace.rest()
+                    error = await self._write_marker(topic.name, index, marker)
+                    partitions.append(
+                        WritableTxnMarkerPartitionResult(partition_index=index, error_code=error)
+                    )
+                topics.append(WritableTxnMarkerTopicResult(name=topic.name, partitions=partitions))
+            results.append(WritableTxnMarkerResult(producer_id=entry.producer_id, topics=topics))
+        return WriteTxnMarkersResponse(markers=results)
+
+    async def _write_marker(self, topic: str, index: int, marker: Marker) -> ErrorCode:
+        stored: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
+        try:
+            now_ms = self._clock.time_ms()
+            if write_marker(
+                self._metadata,
+                self._groups,
+                topic,
+                index,
+                marker,
+                now_ms,
+                stored.set_result,
+                self._coordinator.guards,
+            ):
+                return ErrorCode.NONE
+        except KafkaError as error:
+            return error.code
+        failed = await stored
+        return ErrorCode.NONE if failed is None else failed.code
+
+    # -- administration ------------------------------------------------------------------------------------
+
+    def describe_producers(
+        self, context: RequestContext, request: DescribeProducersRequest
+    ) -> Work[DescribeProducersResponse]:
+        response = DescribeProducersResponse(topics=[])
+        budget = AnswerBudget()
+        for topic in request.topics:
+            yield
+            told = TopicResponse(name=topic.name)
+            response.topics.append(told)
+            may_read = context.may(Operation.READ, ResourceType.TOPIC, topic.name)
+            for index in topic.partition_indexes:
+                yield
+                if not may_read:
+                    told.partitions.append(
+                        PartitionResponse(
+                            partition_index=index, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                        )
+                    )
+                    continue
+                told.partitions.append((yield from self._producers(topic.name, index, budget)))
+        return response
+
+    def _producers(self, topic: str, index: int, budget: AnswerBudget) -> Work[PartitionResponse]:
+        answer = PartitionResponse(partition_index=index)
+        try:
+            log = self._metadata.partition(topic, index).log
+            opened, producers = log.open_transactions(), list(log.producers().items())
+            budget.charge(_PRODUCER_BYTES * len(producers))
+        except KafkaError as error:
+            answer.error_code, answer.error_message = error.code, error.message
+            return answer
+        for producer_id, producer in producers:
+            yield
+            if producer_id < 0:
+                continue
+            answer.active_producers.append(
+                ProducerState(
+                    producer_id=producer_id,
+                    producer_epoch=producer.epoch,
+                    last_sequence=producer.last_sequence,
+                    last_timestamp=producer.timestamp,
+                    coordinator_epoch=producer.coordinator_epoch,
+                    current_txn_start_offset=opened.get(producer_id, -1),
+                )
+            )
+        return answer
+
+    def describe(
+        self, context: RequestContext, request: DescribeTransactionsRequest
+    ) -> Work[DescribeTransactionsResponse]:
+        """One that is named again and again is described once."""
+        response = DescribeTransactionsResponse(transaction_states=[])
+        budget = AnswerBudget()
+        for name in dict.fromkeys(request.transactional_ids):
+            yield
+            if context.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
+                response.transaction_states.append((yield from self._describe(context, name, budget)))
+            else:
+                response.transaction_states.append(
+                    TransactionState(
+                        transactional_id=name, error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                    )
+                )
+        return response
+
+    def _describe(
+        self, context: RequestContext, transactional_id: str, budget: AnswerBudget
+    ) -> Work[TransactionState]:
+        """With the partitions of topics that may be seen."""
+        answer = TransactionState(transactional_id=transactional_id)
+        error = self._refusal(transactional_id)
+        known = self._coordinator.transaction(transactional_id)
+        if error is ErrorCode.NONE and known.stored is None:
+            error = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        answer.error_code = error
+        if error is not ErrorCode.NONE or known.stored is None:
+            return answer
+        stored = known.stored
+        topics: dict[str, list[int]] = {}
+        partitions = known.unmarked if stored.state.is_ending else stored.partitions
+        try:
+            budget.charge(sum(4 + len(topic) for topic, _ in partitions))
+        except KafkaError as refused:
+            return TransactionState(transactional_id=transactional_id, error_code=refused.code)
+        for topic, index in (yield from sort_in_slices(list(partitions))):
+            yield
+            if context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic, audited=False):
+                topics.setdefault(topic, []).append(index)
+        answer.transaction_state = stored.state.value
+        answer.transaction_timeout_ms = stored.timeout_ms
+        answer.transaction_start_time_ms = stored.start_ms
+        answer.producer_id = stored.producer_id
+        answer.producer_epoch = stored.producer_epoch
+        answer.topics = [TopicData(topic=topic, partitions=indexes) for topic, indexes in topics.items()]
+        return answer
+
+    async def list(
+        self, context: RequestContext, request: ListTransactionsRequest
+    ) -> ListTransactionsResponse:
+        if self._coordinator.journal.is_loading:
+            return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        names = {state.value: state for state in State}
+        states = {names[name] for name in request.state_filters if name in names}
+        unknown = [name for name in request.state_filters if name not in names]
+        found = await self._slices.run(self._filtered(context, request, states))
+        if request.transactional_id_pattern:
+            try:
+                matched = await matching(
+                    request.transactional_id_pattern, list(found), self._executor, self._clock
+                )
+            except PatternError as error:
+                raise KafkaError(
+                    ErrorCode.INVALID_REGULAR_EXPRESSION,
+                    f"{request.transactional_id_pattern!r} is not a regular expression: {error}",
+                ) from None
+            found = {name: found[name] for name in matched}
+        return ListTransactionsResponse(
+            unknown_state_filters=unknown, transaction_states=list(found.values())
+        )
+
+    def _filtered(
+        self, context: RequestContext, request: ListTransactionsRequest, states: set[State]
+    ) -> Work[dict[str, ListedTransaction]]:
+        """By id, whatever the other filters let through."""
+        now_ms = self._clock.time_ms()
+        producer_ids = frozenset(request.producer_id_filters)
+        found: dict[str, ListedTransaction] = {}
+        for transactional_id, transaction in list(self._coordinator.transactions.items()):
+            yield
+            stored = transaction.stored
+            if stored is None or (request.state_filters and stored.state not in states):
+                continue
+            if producer_ids and stored.producer_id not in producer_ids:
+                continue
+            running_ms = now_ms - stored.start_ms if stored.start_ms >= 0 else -1
+            if request.duration_filter >= 0 and running_ms <= request.duration_filter:
+                continue
+            if not context.may(
+                Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id, audited=False
+            ):
+                continue
+            found[transactional_id] = ListedTransaction(
+                transactional_id=transactional_id,
+                producer_id=stored.producer_id,
+                transaction_state=stored.state.value,
+            )
+        return found
+
+
+def _fenced_in(error: ErrorCode, context: RequestContext) -> ErrorCode:
+    """Versions before 2 of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn do not know PRODUCER_FENCED."""
+    if error is ErrorCode.PRODUCER_FENCED and context.api_version < _FIRST_VERSION_WITH_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return error
+
+
+def _added(
+    request: AddPartitionsToTxnRequest, error: ErrorCode, errors: Errors
+) -> Work[AddPartitionsToTxnResponse]:
+    """`error` for every partition that has none of its own in `errors`."""
+    response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[])
+    for topic in request.v3_and_below_topics:
+        yield
+        told = AddPartitionsToTxnTopicResult(name=topic.name)
+        response.results_by_topic_v3_and_below.append(told)
+        for index in topic.partitions:
+            yield
+            told.results_by_partition.append(
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=index, partition_error_code=errors.get((topic.name, index), error)
+                )
+            )
+    return response
+
+
+async def _added_later(
+    request: AddPartitionsToTxnRequest, outcome: asyncio.Future[ErrorCode]
+) -> Work[AddPartitionsToTxnResponse]:
+    return _added(request, await outcome, {})
+
+
+def _failed_add(
+    request: AddPartitionsToTxnRequest, version: int, error: KafkaError
+) -> Work[AddPartitionsToTxnResponse] | AddPartitionsToTxnResponse:
+    if version >= _FIRST_ADD_OF_BROKERS:
+        return AddPartitionsToTxnResponse(error_code=error.code)
+    return _added(request, error.code, {})
+
+
+def _committed(
+    request: TxnOffsetCommitRequest, error: ErrorCode, errors: Errors
+) -> Work[TxnOffsetCommitResponse]:
+    response = TxnOffsetCommitResponse(topics=[])
+    for topic in request.topics:
+        yield
+        told = TxnOffsetCommitResponseTopic(name=topic.name)
+        response.topics.append(told)
+        for partition in topic.partitions:
+            yield
+            index = partition.partition_index
+            told.partitions.append(
+                TxnOffsetCommitResponsePartition(
+                    partition_index=index, error_code=errors.get((topic.name, index), error)
+                )
+            )
+    return response
+
+
+def _failed_commit(
+    request: TxnOffsetCommitRequest, version: int, error: KafkaError
+) -> Work[TxnOffsetCommitResponse]:
+    return _committed(request, error.code, {})
+
+
+def _failed_markers(
+    request: WriteTxnMarkersRequest, version: int, error: KafkaError
+) -> Work[WriteTxnMarkersResponse]:
+    response = WriteTxnMarkersResponse(markers=[])
+    for entry in request.markers:
+        yield
+        marker = WritableTxnMarkerResult(producer_id=entry.producer_id, topics=[])
+        response.markers.append(marker)
+        for topic in entry.topics:
+            yield
+            told = WritableTxnMarkerTopicResult(name=topic.name)
+            marker.topics.append(told)
+            for index in topic.partition_indexes:
+                yield
+                told.partitions.append(
+                    WritableTxnMarkerPartitionResult(partition_index=index, error_code=error.code)
+                )
+    return response

@@ -1,0 +1,79 @@
+"""Writing the markers that end a transaction, partition by partition.
+
+Of partitions that this broker leads; other leaders are asked (`others.py`). A marker on `__consumer_offsets` also makes
+the group coordinator apply or forget the offsets that the transaction has committed. All of it is on the event loop;
+the effect is there when the marker is stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.broker.cluster.journal_topic import Later
+from headrace.broker.groups import journal as groups_journal
+from headrace.broker.transactions.verification import Guards
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.records.control import build_end_marker
+
+if TYPE_CHECKING:
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.groups.coordinator import GroupCoordinator
+
+RAISES_EPOCH = 2
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """`client_version` 2: its epoch is above that of the batches it ends."""
+
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    coordinator_epoch: int
+    client_version: int = 0
+
+
+def write_marker(
+    metadata: TopicManager,
+    groups: GroupCoordinator,
+    topic: str,
+    index: int,
+    marker: Marker,
+    timestamp_ms: int,
+    later: Later,
+    guards: Guards,
+) -> bool:
+    """True: it is as durable as its topic wants it. False: `later` will be told, with an error if it failed.
+
+    Raises KafkaError, and `later` is not told: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the
+    groups of the partition are not loaded, INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, KAFKA_STORAGE_ERROR.
+    """
+    partition = metadata.partition(topic, index)
+    if partition.hooks is not None:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, f"{topic} takes no part in transactions, so it has none to end"
+        )
+    is_of_groups = topic == groups_journal.TOPIC
+    if is_of_groups and not groups.journal.is_loaded(index):
+        raise KafkaError(
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"the groups of {topic}-{index} are not loaded"
+        )
+    partition.log.check_end_marker(
+        marker.producer_id, marker.producer_epoch, is_next_epoch=marker.client_version >= RAISES_EPOCH
+    )
+    batch = build_end_marker(
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        commit=marker.commit,
+        coordinator_epoch=marker.coordinator_epoch,
+        timestamp_ms=timestamp_ms,
+    )
+    guards.ended(topic, index, marker.producer_id)
+    if is_of_groups:
+        return groups.end_transaction(index, marker.producer_id, batch, later, commit=marker.commit)
+    end_offset = partition.append_end(batch, marker.producer_id).last_offset + 1
+    if partition.is_published(end_offset):
+        return True
+    partition.when_published(end_offset, later)
+    return False

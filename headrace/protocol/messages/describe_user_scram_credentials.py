@@ -1,0 +1,32 @@
+"""DescribeUserScramCredentials, API key 50: who has which SCRAM credentials (KIP-554). Users None means all."""
+
+from __future__ import annotations
+
+from headrace.protocol.schema import ApiMessage, Struct, array, int8, int16, int32, string
+
+
+class UserName(Struct):
+    name: str = string()
+
+
+class DescribeUserScramCredentialsRequest(ApiMessage, key=50, kind="request", versions="0", flexible="0+"):
+    users: list[UserName] | None = array(UserName, nullable="0+")
+
+
+class CredentialInfo(Struct):
+    mechanism: int = int8()
+    iterations: int = int32()
+
+
+class DescribeUserScramCredentialsResult(Struct):
+    user: str = string()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    credential_infos: list[CredentialInfo] = array(CredentialInfo)
+
+
+class DescribeUserScramCredentialsResponse(ApiMessage, key=50, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    results: list[DescribeUserScramCredentialsResult] = array(DescribeUserScramCredentialsResult)

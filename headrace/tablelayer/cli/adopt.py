@@ -1,0 +1,71 @@
+"""`headrace cluster adopt`: a data directory becomes a cluster's, while no server uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import typer
+
+from headrace.broker.cluster.adoption import Adopted, adopt
+from headrace.broker.configs.broker_config import STATIC_SOURCE, BrokerConfig
+from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.ports import STORE_LOST, StoreError, SystemClock, SystemEntropy
+from headrace.broker.stores.configured import configured_store
+from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.cli.output import size_text
+from headrace.tablelayer.cli.serve import parse_sets
+from headrace.tablelayer.server.extension import TableExtension
+
+
+def adopt_directory(
+    data: Path, zookeeper: str | None, sets: list[str], config_file: Path | None, *, dry_run: bool
+) -> None:
+    """Raises CommandError, ConfigError."""
+    given = parse_sets(sets)
+    if zookeeper is not None:
+        given["zookeeper.connect"] = zookeeper
+    config = BrokerConfig.load(given, config_file, TableExtension().broker_configs())
+    address = config["zookeeper.connect"]
+    if address is None:
+        raise CommandError("say with --zookeeper where the cluster is to be, as in 127.0.0.1:2181/headrace")
+    found = asyncio.run(_adopt(data, config, dry_run))
+    broker = f"broker {found.node_id} of cluster {found.cluster_id}"
+    start = f"headrace serve --data {data} --zookeeper {address} --set node.id={found.node_id}"
+    if not found.is_new:
+        typer.echo(f"{data} is that of {broker} already, which is at {address}; start it with\n  {start}")
+        return
+    typer.echo(
+        f"{data} has {found.topics} topics and tables with {found.partitions} partitions;"
+        f" {found.nodes} nodes of {size_text(found.size_bytes)} "
+        + (f"would be written to {address}" if dry_run else f"are at {address} now")
+    )
+    if not found.was_clean:
+        typer.echo("it was not stopped cleanly: its next start looks through all of its logs")
+    if dry_run:
+        typer.echo(f"it can become {broker}; nothing was changed")
+    else:
+        typer.echo(
+            f"it is {broker} from now on, and starts no more without ZooKeeper; start it with\n  {start}"
+        )
+
+
+async def _adopt(data: Path, config: BrokerConfig, dry_run: bool) -> Adopted:
+    store = await configured_store(config, SystemClock(), makes_path=not dry_run)
+    assert store is not None
+    is_set = config.layers("node.id")[0][1] == STATIC_SOURCE
+    try:
+        return await adopt(
+            data,
+            store,
+            SystemDisk(),
+            SystemEntropy(),
+            node_id=config["node.id"] if is_set else None,
+            dry_run=dry_run,
+        )
+    except (*STORE_LOST, StoreError) as error:
+        raise CommandError(
+            f"ZooKeeper refused it or was lost, and what was begun is not over: {error}. Run the command again"
+        ) from error
+    finally:
+        await store.close()

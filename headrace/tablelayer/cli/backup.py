@@ -1,0 +1,271 @@
+"""`headrace backup` and `headrace restore`: a running server's data in a directory or an object store, and back.
+
+The command reads the server's data directory itself, so that the server goes on undisturbed: it runs on the server's
+machine, as a user who may read it. The server makes the cut, and keeps its files in place until the command is done.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+
+import typer
+
+from headrace.broker.backup.archive import (
+    THREADS,
+    BackupError,
+    FilesGoneError,
+    Manifest,
+    Progress,
+    choose,
+    make_backup,
+    manifests,
+    prune,
+    read_manifest,
+    restore,
+)
+from headrace.broker.log.disk import SystemDisk
+from headrace.broker.objects.files import RemoteFiles, open_files
+from headrace.broker.runtime.ports import SystemThreads
+from headrace.tablelayer.cli.connect import open_connection
+from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.cli.options import Format
+from headrace.tablelayer.cli.output import size_text, write_rows
+from headrace.tablelayer.cli.words import moment_of
+from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError
+from headrace.tablelayer.model.messages.process import (
+    BeginBackupRequest,
+    BeginBackupResponse,
+    HoldBackupRequest,
+    HoldBackupResponse,
+)
+
+_HOLD_SECONDS = 10.0
+_ATTEMPTS = 3
+"""Of a backup during which a topic was deleted: what was written is not written again."""
+
+
+def backup(server: str, target: str, keep: int | None) -> None:
+    """Raises CommandError."""
+    files = _open(target)
+    with _told(target), open_connection(server) as connection:
+        for attempt in range(1, _ATTEMPTS + 1):
+            began = perf_counter()
+            try:
+                manifest, progress = _backup(connection, files)
+                break
+            except FilesGoneError:
+                if attempt == _ATTEMPTS:
+                    raise
+        typer.echo(
+            f"{manifest.name}: {len(manifest.files):,} files of {size_text(manifest.size_bytes)}, "
+            f"{size_text(progress.written_bytes)} of them written, {perf_counter() - began:.1f} s"
+        )
+        if keep is not None:
+            backups, chunks = prune(files, keep)
+            typer.echo(f"{backups} older backups and {chunks} of their chunks removed")
+
+
+def _backup(connection: Connection, files: RemoteFiles) -> tuple[Manifest, Progress]:
+    begun = connection.call(
+        BeginBackupRequest(), BeginBackupResponse, doing="begin a backup", repeatable=False
+    )
+    disk, last = SystemDisk(), Progress()
+    pool = SystemThreads().pool(THREADS, "backup")
+    is_made = False
+    try:
+        if not disk.is_directory(Path(begun.folder)):
+            raise CommandError(
+                f"the server's data directory {begun.data_directory} is not on this machine: run the backup where the "
+                "server runs, as a user who may read it"
+            )
+
+        def told(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            held.check()
+
+        with _Held(connection, begun.backup_id) as held, _shown(lambda: last):
+            manifest = make_backup(files, disk, pool, Path(begun.data_directory), Path(begun.folder), told)
+        is_made = True
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            _hold(connection, begun.backup_id, is_over=True)
+        except (KafkaError, ClientError):
+            if is_made:
+                raise
+    return manifest, last
+
+
+def _hold(connection: Connection, backup_id: str, *, is_over: bool) -> None:
+    connection.call(
+        HoldBackupRequest(backup_id=backup_id, is_over=is_over), HoldBackupResponse, doing="hold the backup"
+    )
+
+
+class _Held:
+    """Tells the server now and then that its files are still needed."""
+
+    def __init__(self, connection: Connection, backup_id: str) -> None:
+        self._connection = connection
+        self._backup_id = backup_id
+        self._ended = threading.Event()
+        self._lost: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="hold the backup", daemon=True)
+
+    def __enter__(self) -> _Held:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if kind is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raises what the server said when it did not hold the backup any more."""
+        if self._lost is not None:
+            raise self._lost
+
+    def _run(self) -> None:
+        while not self._ended.wait(_HOLD_SECONDS):
+            try:
+                _hold(self._connection, self._backup_id, is_over=False)
+            except (KafkaError, ClientError, TableError) as error:
+                self._lost = error
+                return
+
+
+def restore_backup(
+    source: str, data: Path | None, as_of: str | None, *, listed: bool, output: Format
+) -> None:
+    """Raises CommandError."""
+    files = _open(source)
+    with _told(source):
+        if listed:
+            names = manifests(files)
+            write_rows(
+                ("time", "backup", "files", "bytes"),
+                [
+                    (_time_text(each.made_ms), each.id, len(each.files), each.size_bytes)
+                    for each in (read_manifest(files, name) for name in names)
+                ],
+                output,
+                numeric=(False, False, True, True),
+            )
+            return
+        if data is None:
+            raise CommandError(
+                "say with --data where to restore to, or use --list to see what backups there are"
+            )
+        manifest = read_manifest(files, choose(files, None if as_of is None else moment_of(as_of, "--as-of")))
+        pool, last, began = SystemThreads().pool(THREADS, "restore"), Progress(), perf_counter()
+
+        def told(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+
+        try:
+            with _shown(lambda: last):
+                restore(files, manifest, SystemDisk(), pool, data.absolute(), told)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    typer.echo(
+        f"{data} is as the server was at {_time_text(manifest.made_ms)}: {len(manifest.files):,} files of "
+        f"{size_text(manifest.size_bytes)}, {perf_counter() - began:.1f} s"
+    )
+
+
+def restore_from_remote(location: str, data: Path | None, cluster_id: str | None) -> None:
+    """Raises CommandError."""
+    from headrace.broker.remote.bootstrap import NODES, make_directory
+    from headrace.broker.remote.cluster_copy import ClusterCopyError
+
+    if data is None:
+        raise CommandError("say with --data where to restore to")
+    files = _open(location)
+    pool = SystemThreads().pool(THREADS, "restore")
+    with _told(location):
+        try:
+            restored = make_directory(files, location, cluster_id, SystemDisk(), data.absolute(), pool)
+        except ClusterCopyError as error:
+            raise CommandError(str(error)) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    image = restored.image
+    count = sum(path.startswith(f"{NODES}/") for path, _, _ in image.store.nodes)
+    typer.echo(
+        f"{data} is of cluster {image.cluster_id}, broker {image.broker_id}, as its metadata was at "
+        f"{_time_text(image.made_ms)}; {count} topics have records in remote storage"
+    )
+    if image.controller_epoch >= 0:
+        typer.echo(
+            f"It was a cluster, and is broker {image.broker_id} alone now, which has all partitions; start it once, "
+            "stop it, and `headrace cluster adopt` makes it the first of a new cluster"
+        )
+    if restored.lowered:
+        named = ", ".join(name or "the default of all topics" for name in restored.lowered)
+        typer.echo(f"min.insync.replicas was more than one broker can have, and is 1 now: {named}")
+    if restored.positions_ms is not None:
+        typer.echo(f"{restored.positions}; copied at {_time_text(restored.positions_ms)} or later")
+    for name in restored.damaged:
+        typer.echo(f"{name} cannot be read: the positions in it are left out")
+    typer.echo(
+        "Start it with remote.log.storage.system.enable=true and the same remote.log.storage.directory; the old "
+        "server, should it still run, copies nothing any more then"
+    )
+
+
+def _time_text(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _open(location: str) -> RemoteFiles:
+    try:
+        return open_files(location)
+    except (ValueError, OSError) as error:
+        raise CommandError(str(error)) from error
+
+
+@contextmanager
+def _told(location: str) -> Iterator[None]:
+    try:
+        yield
+    except BackupError as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        raise CommandError(f"{error.filename or location}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _shown(progress: Callable[[], Progress]) -> Iterator[None]:
+    """A line on the terminal while files are copied; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+
+    def show() -> None:
+        while not ended.wait(0.5):
+            now = progress()
+            done = f"{size_text(now.bytes)} of {size_text(now.bytes_total)}"
+            text = f"{now.files:,} of {now.files_total:,} files, {done}"
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+    shower = threading.Thread(target=show, name="progress", daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shower.join()

@@ -1,0 +1,116 @@
+"""What the tab key offers at the prompt of `headrace sql`: words of SQL, databases, tables, columns.
+
+Which of them depends on the words before: tables after FROM, databases after USE, otherwise the columns of the tables
+that the statement names, and words. Names are asked for when they are needed first, and again after a statement that
+may have changed them. A server that does not answer costs the names, not the prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.tablelayer.cli.errors import explain
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.client import Connection
+
+_TEXT = """
+" ADD AFTER ALTER AND AS AUTO_INCREMENT BETWEEN BIGINT BINARY BOOLEAN BY BYTES CASCADE CASE CHAR
+COLUMN COLUMNS COMMENT COPY COUNT CREATE CROSS DATABASE DATABASES DATE DECIMAL DEFAULT DELETE DESC
+DESCRIBE DISTINCT DOUBLE DROP ELSE END ENFORCED EXISTS EXPLAIN FALSE FIRST FLOAT FOR FORMAT FROM
+FULL GRANT GRANTS GROUP HAVING IDENTIFIED IF IN INNER INSERT INT INTERVAL INTO IS JOIN KEY LEFT LIKE
+LIMIT MAX MIN MODIFY NOT NULL OF OFFSET ON OPTIONS OR ORDER OUTER PARTITION PARTITIONED PARTITIONS
+PASSWORD PRIMARY RENAME REPLACE RESET REVOKE RIGHT SCHEMAS SELECT SET SHOW SMALLINT STRING SUM
+SUMMARIZE SYSTEM_TIME TABLE TABLES THEN TIME TIMESTAMP TIMESTAMP_LTZ TINYINT TO TOPICS TRUE TRUNCATE
+UNION UPDATE USE USER USERS USING VALUES VARCHAR VERSION VIEW VIEWS WHEN WHERE WITH
+"""
+WORDS = tuple(_TEXT.split())
+_BEFORE_TABLES = {"FROM", "JOIN", "INTO", "UPDATE", "TABLE", "DESCRIBE", "DESC", "EXISTS"}
+_BEFORE_DATABASES = {"USE", "DATABASE"}
+_SUFFIXES = ("$changelog",)
+_NAME = r"[\w.`\"$]+"
+_TABLE_PLACES = re.compile(
+    rf"\b(?:FROM|JOIN|INTO|UPDATE|TABLE|DESCRIBE|DESC)\s+({_NAME}(?:\s+(?:AS\s+)?\w+)?(?:\s*,\s*{_NAME}(?:\s+(?:AS\s+)?\w+)?)*)",
+    re.IGNORECASE,
+)
+
+
+class Names:
+    """Databases, tables and columns as the server has them; what was asked for is kept until `forget`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def forget(self) -> None:
+        """Ask again."""
+        self._known.clear()
+
+    def databases(self) -> Sequence[str]:
+        return self._ask("", lambda: self._connection.admin.list_databases())
+
+    def tables(self, database: str) -> Sequence[str]:
+        return self._ask(f"{database}.", lambda: self._connection.admin.list_tables(database))
+
+    def columns(self, table: str) -> Sequence[str]:
+        """`table` with its database."""
+        return self._ask(table, lambda: self._connection.admin.describe_table(table).schema.names)
+
+    def _ask(self, key: str, question: Callable[[], Sequence[str]]) -> Sequence[str]:
+        if key not in self._known:
+            try:
+                self._known[key] = tuple(question())
+            except Exception as error:
+                if explain(error) is None:
+                    raise
+                self._known[key] = ()
+        return self._known[key]
+
+
+def candidates(before: str, word: str, database: str, names: Names, after: str = "") -> list[str]:
+    """What `word` may be completed to, sorted; `before` is the statement up to it, `after` what follows. Words as they
+    are typed: small letters stay small."""
+    last = re.findall(r"\w+", before)
+    previous = last[-1].upper() if last and not before.rstrip().endswith((",", "(", ")", "=")) else ""
+    if previous in _BEFORE_DATABASES:
+        return _matching(names.databases(), word)
+    if previous in _BEFORE_TABLES:
+        return _tables(word, database, names)
+    tables = _named_tables(f"{before} {after}", database)
+    if "." in word:
+        alias = word.rsplit(".", 1)[0]
+        of = tables.get(alias.lower())
+        return [] if of is None else _matching([f"{alias}.{name}" for name in names.columns(of)], word)
+    found = [column for table in dict.fromkeys(tables.values()) for column in names.columns(table)]
+    words = [each.lower() for each in WORDS] if word.islower() else WORDS
+    return sorted(dict.fromkeys([*_matching(found, word), *_matching(words, word)]))
+
+
+def _named_tables(text: str, database: str) -> dict[str, str]:
+    """The tables of a statement with their databases, by the names that it has for them, in small letters."""
+    found: dict[str, str] = {}
+    for listed in _TABLE_PLACES.findall(text):
+        for each in listed.split(","):
+            name, *alias = each.replace("`", "").replace('"', "").split()
+            table = name.split("$")[0]
+            path = table if "." in table else f"{database}.{table}"
+            found[table.lower()] = found[table.rsplit(".", 1)[-1].lower()] = path
+            if alias and alias[-1].upper() not in WORDS:
+                found[alias[-1].lower()] = path
+    return found
+
+
+def _tables(word: str, database: str, names: Names) -> list[str]:
+    if "." in word:
+        other = word.split(".")[0]
+        listed = [f"{other}.{table}" for table in names.tables(other)]
+    else:
+        listed = [*names.tables(database), *(f"{each}." for each in names.databases())]
+    quoted = [f'"{table}{suffix}"' for table in listed for suffix in _SUFFIXES if not table.endswith(".")]
+    return _matching([*listed, *(quoted if word.startswith('"') else [])], word)
+
+
+def _matching(names: Sequence[str], word: str) -> list[str]:
+    return sorted(name for name in names if name.lower().startswith(word.lower()))

@@ -1,0 +1,171 @@
+"""`headrace configs`: configurations of topics, brokers, their loggers and groups, with what each of them does."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from headrace.tablelayer.cli.words import DryRunOption, named_values
+
+configs = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, describe and set configurations of topics, brokers, their loggers and groups.",
+)
+
+
+class Kind(StrEnum):
+    """What has configurations."""
+
+    TOPIC = "topic"
+    BROKER = "broker"
+    BROKER_LOGGER = "broker-logger"
+    GROUP = "group"
+
+
+KindArgument = Annotated[Kind, typer.Argument(help="What it is a configuration of.")]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the topic or group, id of the broker (of its loggers); all: of all brokers."
+    ),
+]
+
+
+def _name(kind: Kind, name: str) -> str:
+    return "" if kind is Kind.BROKER and name == "all" else name
+
+
+@configs.command("list")
+def list_configured(
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """List what has configurations of its own: values that somebody has set, by topic, broker and group.
+
+    \b
+      headrace configs list
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_rows
+    from headrace.tablelayer.client import ConfigKind, KafkaError
+
+    rows: list[tuple[str, str, str, str | None]] = []
+    with open_connection(server) as connection:
+        for kind, name in sorted({*connection.kafka.configured(), (ConfigKind.BROKER, "")}):
+            if kind is ConfigKind.BROKER_LOGGER:
+                continue  # a level that was set looks as one that the server began with
+            word = kind.name.lower()
+            own = {"topic": ("topic",), "group": ("group",)}.get(
+                word, ("broker",) if name else ("all brokers",)
+            )
+            try:
+                found = connection.kafka.configs(kind, name)
+            except KafkaError as error:
+                if error.code.name == "UNKNOWN_TOPIC_OR_PARTITION":
+                    continue  # deleted since
+                raise
+            rows += [
+                (word, name or "all", each.name, _shown(each.value, each.is_sensitive))
+                for each in found
+                if each.source in own
+            ]
+    write_rows(("kind", "name", "configuration", "value"), rows, output)
+
+
+@configs.command()
+def describe(
+    kind: KindArgument,
+    name: NameArgument,
+    only: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CONFIGURATION...", help="Only these.", show_default=False),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Those that nobody has set too, with their defaults.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show configurations: value, where it comes from, whether it can be changed, and what it does.
+
+    \b
+      headrace configs describe topic clicks
+      headrace configs describe topic clicks retention.ms
+      headrace configs describe broker 0 --all -o json
+      headrace configs describe group my-app
+      headrace configs describe broker-logger 0
+    """
+    from difflib import get_close_matches
+
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_rows
+    from headrace.tablelayer.client import ConfigKind
+
+    with open_connection(server) as connection:
+        found = connection.kafka.configs(ConfigKind[kind.name], _name(kind, name))
+    known = {each.name: each for each in found}
+    for each in only or ():
+        if each not in known:
+            near = get_close_matches(each, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise CommandError(f"a {kind.value} has no configuration {each!r}{hint}")
+    rows = [
+        (
+            each.name,
+            _shown(each.value, each.is_sensitive),
+            each.source,
+            "no" if each.is_read_only else "yes",
+            each.documentation,
+        )
+        for each in found
+        if (each.name in only if only else everything or not each.is_default)
+    ]
+    write_rows(("configuration", "value", "from", "can be changed", "what it does"), rows, output)
+
+
+@configs.command("set")
+def set_configs(
+    kind: KindArgument,
+    name: NameArgument,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE...", help="What to set.", show_default=False),
+    ] = None,
+    unsets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", metavar="NAME", help="A configuration that goes back to its default; repeatable."
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Set configurations, or put them back to their defaults: all that is named, or nothing.
+
+    \b
+      headrace configs set topic clicks retention.ms=3600000 cleanup.policy=delete
+      headrace configs set broker all log.retention.ms=86400000
+      headrace configs set group my-app --unset consumer.session.timeout.ms
+      headrace configs set broker-logger 0 headrace.groups=DEBUG
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.client import ConfigKind
+
+    wanted, removed = named_values(values or [], ""), unsets or []
+    if not wanted and not removed:
+        raise CommandError("nothing is to be changed: write NAME=VALUE, or --unset NAME")
+    with open_connection(server) as connection:
+        connection.kafka.alter_configs(
+            ConfigKind[kind.name], _name(kind, name), wanted, removed, validate_only=dry_run
+        )
+    done = "could be" if dry_run else "are"
+    typer.echo(f"{len(wanted) + len(removed)} configurations of {kind.value} {name} {done} set")
+
+
+def _shown(value: str | None, is_sensitive: bool) -> str | None:
+    return "(hidden)" if is_sensitive else value

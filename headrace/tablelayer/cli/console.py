@@ -1,0 +1,183 @@
+"""`headrace console`: the web page, the REST interface and Flight SQL, in this process, until a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from headrace.tablelayer.cli.connect import settings_of
+from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.cli.process import loaded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.tablelayer.client import Connection
+    from headrace.tablelayer.console.access import Access
+
+_PATIENCE_SECONDS = 2
+"""With what is under way when it is to end: live tails never end by themselves."""
+BASIC_VARIABLE = "HEADRACE_CONSOLE_BASIC_AUTH"
+TOKEN_VARIABLE = "HEADRACE_CONSOLE_TOKEN"
+
+
+def run_console(
+    server: str,
+    listen: str,
+    *,
+    basic_auth_file: Path | None,
+    token_file: Path | None,
+    hosts: list[str],
+    allow_writes: bool,
+    flight_sql: str | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises CommandError for what it cannot be started with."""
+    try:
+        import uvicorn
+
+        from headrace.tablelayer.console.access import Access
+        from headrace.tablelayer.console.app import make_app
+
+        if flight_sql is not None:
+            import headrace.tablelayer.flight.server  # noqa: F401 - what it needs is asked for before anything is opened
+    except ModuleNotFoundError as error:
+        raise CommandError(f"the console needs {error.name}: pip install 'headrace[console]'") from None
+    from headrace.tablelayer.client import ClientConfig, connect
+
+    host, port = _address(listen)
+    credentials = _secret(basic_auth_file, BASIC_VARIABLE)
+    token = _secret(token_file, TOKEN_VARIABLE)
+    if credentials is not None and not all(credentials.partition(":")):
+        raise CommandError("credentials for the console are written USER:PASSWORD")
+    is_local = _is_local(host)
+    doors = [host] if flight_sql is None else [host, _address(flight_sql)[0]]
+    strange = next((each for each in doors if not _is_local(each)), None)
+    if credentials is None and token is None and strange is not None:
+        raise CommandError(
+            f"on {strange} others could use the console: give it --basic-auth-file or --token-file "
+            f"(or {BASIC_VARIABLE}, {TOKEN_VARIABLE}), or listen on 127.0.0.1"
+        )
+    loaded()
+    config = ClientConfig(client_id="headrace-console", delivery_timeout_ms=20_000)
+    with connect(settings_of(server), config) as connection:
+        listener = uvicorn.Config(
+            "",
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            server_header=False,
+            timeout_graceful_shutdown=_PATIENCE_SECONDS,
+        )
+        bound = _bound(host, port)
+        place = bound.getsockname()
+        names = {f"{name}:{place[1]}" for name in ("127.0.0.1", "localhost", "[::1]")} if is_local else set()
+        access = Access(credentials, token, frozenset(name.lower() for name in (*names, *hosts)))
+        listener.app = make_app(
+            connection,
+            _query,
+            access,
+            allow_writes=allow_writes,
+            version=_version(),
+            server=connection.bootstrap,
+        )
+        shown = f"[{place[0]}]" if ":" in place[0] else place[0]
+        typer.echo(f"headrace console is on http://{shown}:{place[1]}/ (server {connection.bootstrap})")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)  # uvicorn ends by it, and raises it again when it has
+        with _flight(connection, access, flight_sql):
+            uvicorn.Server(listener).run(sockets=[bound])
+
+
+@contextmanager
+def _flight(connection: Connection, access: Access, listen: str | None) -> Iterator[None]:
+    """Flight SQL beside the console, where it is wanted."""
+    if listen is None:
+        yield
+        return
+    from headrace.tablelayer.flight.server import FlightSql
+
+    host, port = _address(listen)
+    try:
+        server = FlightSql(connection, access, host, port, _version())
+    except OSError as error:
+        raise CommandError(f"{error}; choose another address for --flight-sql") from None
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"Flight SQL is on grpc://{shown}:{server.port}")
+    try:
+        yield
+    finally:
+        if not server.close(_PATIENCE_SECONDS):
+            sys.stdout.flush()
+            os._exit(0)  # a client takes no more of its rows, and gRPC waits for it without end
+
+
+def _query(connection: Connection, text: str) -> pa.Table | pa.RecordBatchReader:
+    """The rows of one statement that reads nothing but tables, topics and names."""
+    from headrace.tablelayer.model.errors import TableError
+    from headrace.tablelayer.sql.errors import SqlError
+    from headrace.tablelayer.sql.session import Session
+
+    try:
+        return Session(connection, files=False).reading(text).run()
+    except SqlError as error:
+        raise ValueError(str(error)) from None
+    except TableError as error:
+        if type(error) is TableError:
+            raise
+        raise ValueError(error.message) from None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address"
+        ) from None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise CommandError(f"{text!r} is no address: write HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _secret(file: Path | None, variable: str) -> str | None:
+    if file is None:
+        return os.environ.get(variable) or None
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} cannot be read: {error}") from None
+    if not text:
+        raise CommandError(f"{file} is empty")
+    return text
+
+
+def _version() -> str:
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,73 @@
+"""A table's definition on the screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from headrace.tablelayer.cli.options import Format
+from headrace.tablelayer.cli.output import write_rows
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.values import literal_sql
+
+_COLUMNS = ("column", "type", "nullable", "default", "key", "comment")
+
+
+def _rows(definition: TableDefinition) -> list[tuple[str, ...]]:
+    return [
+        (
+            column.name,
+            str(column.type),
+            "yes" if column.nullable else "no",
+            "" if column.default is None else literal_sql(column.default, column.type),
+            _key(definition, column.name),
+            column.comment or "",
+        )
+        for column in definition.schema.columns
+    ]
+
+
+def definition_object(definition: TableDefinition) -> dict[str, Any]:
+    """All that `describe_definition` says, for programs."""
+    return {
+        "table": str(definition.path),
+        "comment": definition.comment,
+        "columns": [dict(zip(_COLUMNS, row, strict=True)) for row in _rows(definition)],
+        "primary key": definition.schema.primary_key,
+        "buckets": definition.bucket_count,
+        "bucket key": definition.bucket_key,
+        "partitioned by": definition.partition_keys,
+        "options": dict(definition.options),
+        "id": str(definition.table_id),
+        "schema": definition.schema.schema_id,
+        "altered": len(definition.history),
+    }
+
+
+def describe_definition(definition: TableDefinition, output: Format) -> None:
+    """Columns as rows; for people, what holds for the whole table below."""
+    write_rows(_COLUMNS, _rows(definition), output)
+    if output is not Format.TABLE:
+        return
+    if definition.comment:
+        typer.echo(f"comment: {definition.comment}")
+    by = f" by {', '.join(definition.bucket_key)}" if definition.bucket_key else ""
+    typer.echo(f"{definition.bucket_count} bucket{'s' if definition.bucket_count != 1 else ''}{by}")
+    if definition.partition_keys:
+        typer.echo(f"partitioned by {', '.join(definition.partition_keys)}")
+    for name, value in definition.options.items():
+        typer.echo(f"  '{name}' = '{value}'")
+    altered = f", altered {len(definition.history)} times" if definition.history else ""
+    typer.echo(f"id {definition.table_id}, schema {definition.schema.schema_id}{altered}")
+
+
+def _key(definition: TableDefinition, name: str) -> str:
+    words = []
+    if name in definition.schema.primary_key:
+        words.append("primary")
+    if name in definition.partition_keys:
+        words.append("partition")
+    if name in definition.bucket_key and definition.bucket_key != definition.default_bucket_key:
+        words.append("bucket")
+    return ", ".join(words)

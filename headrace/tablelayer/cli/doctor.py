@@ -1,0 +1,415 @@
+"""`headrace doctor`: the usual mistakes, each with what to do about it.
+
+Every check is a function that gives findings and never raises for what it looks for. Nothing is changed: no file is
+written, no topic made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import pwd
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from headrace.tablelayer.cli.errors import explain
+from headrace.tablelayer.cli.lake import span_text
+from headrace.tablelayer.cli.options import Format
+from headrace.tablelayer.cli.output import size_text, write_rows
+from headrace.tablelayer.client.wire.cluster import parse_bootstrap
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.client import Connection
+    from headrace.tablelayer.client.admin.databases import ServerProcess
+
+_FILES_WARN, _FILES_FAIL = 65_536, 4_096
+_DISK_WARN_SHARE, _DISK_FAIL_SHARE, _DISK_FAIL_BYTES = 0.1, 0.05, 1 << 30
+_JAVA = (17, 21)
+_PACKAGES = {"pyarrow": (19,), "duckdb": (1, 2), "rocksdict": (0, 3, 29), "numba": (0, 61), "numpy": (2,)}
+_SPARK = (4, 1)
+_NAMES_MAX = 5
+_TIME_ERROR = 5
+_CONNECT_SECONDS = 3.0
+_ANSWER_MS = 15_000
+_EARLIEST_SANE_SECONDS = 1_735_689_600  # 2025: before this there was no such program
+
+
+@dataclass(slots=True)
+class Running:
+    """What is known of the server that was asked: the ids of its processes, and the addresses it is reached at."""
+
+    processes: dict[int, str] = field(default_factory=dict)
+    addresses: set[tuple[str, int]] = field(default_factory=set)
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, how it is, and what to do if it is not well."""
+
+    check: str
+    verdict: Verdict
+    what: str
+    advice: str = ""
+
+
+def examine(server: str, data: Path | None, listen: str | None, output: Format) -> int:
+    """Run every check that applies and show what was found; the exit code."""
+    machine: list[Callable[[], Iterable[Finding]]] = [versions, java, open_files, clock]
+    found = [finding for check in machine for finding in check()]
+    running = Running()
+    found += served(server, running)
+    if data is not None:
+        found += data_directory(data, running)
+    if listen is not None:
+        found += free_address(listen, running)
+    rows = [(each.check, each.verdict.value, each.what, each.advice) for each in found]
+    write_rows(("check", "verdict", "what", "what to do"), rows, output)
+    problems = sum(each.verdict is Verdict.PROBLEM for each in found)
+    warnings = sum(each.verdict is Verdict.WARNING for each in found)
+    if output is Format.TABLE:
+        typer.echo(
+            f"{problems} problem{'' if problems == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}"
+        )
+    return 1 if problems else 0
+
+
+# -- this machine
+
+
+def versions() -> Iterator[Finding]:
+    """Python and the packages that matter."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("python", Verdict.OK, f"{python} at {sys.executable}")
+    for name, least in _PACKAGES.items():
+        wanted = ".".join(map(str, least))
+        try:
+            text = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, Verdict.PROBLEM, "not installed", f"pip install '{name}>={wanted}'")
+            continue
+        if numbers(text) < least:
+            yield Finding(name, Verdict.PROBLEM, f"{text} is too old", f"pip install -U '{name}>={wanted}'")
+        else:
+            yield Finding(name, Verdict.OK, text)
+    try:
+        text = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            "pyspark", Verdict.WARNING, "not installed: no lake, no Spark", "pip install 'headrace[spark]'"
+        )
+        return
+    if numbers(text)[:2] != _SPARK:
+        yield Finding("pyspark", Verdict.WARNING, f"{text} is not 4.1", "pip install 'headrace[spark]'")
+    else:
+        yield Finding("pyspark", Verdict.OK, text)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found.group().split("."))) if found else ()
+
+
+def java() -> Iterator[Finding]:
+    """Spark, and so the lake, needs Java 17 or 21."""
+    home = os.environ.get("JAVA_HOME")
+    command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = "install Java 17 or 21 (only Spark and `headrace tier` need it), or set JAVA_HOME"
+    if command is None:
+        yield Finding("java", Verdict.WARNING, "none was found on the PATH", advice)
+        return
+    try:
+        done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding("java", Verdict.WARNING, f"{command} does not run: {error}", advice)
+        return
+    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    if found is None:
+        yield Finding("java", Verdict.WARNING, f"{command} does not say its version", advice)
+    elif int(found.group(1)) not in _JAVA:
+        yield Finding("java", Verdict.WARNING, f"{command} is Java {found.group(1)}", advice)
+    else:
+        yield Finding("java", Verdict.OK, f"{found.group(1)} at {command}")
+
+
+def open_files() -> Iterator[Finding]:
+    """Logs and stores keep files open; the server takes as many as the hard limit lets it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    advice = f"ulimit -Hn {_FILES_WARN}, or LimitNOFILE={_FILES_WARN} for a service"
+    if hard == resource.RLIM_INFINITY or hard >= _FILES_WARN:
+        text = "no limit" if hard == resource.RLIM_INFINITY else f"{hard} may be open"
+        yield Finding("open files", Verdict.OK, text)
+    else:
+        verdict = Verdict.PROBLEM if hard < _FILES_FAIL else Verdict.WARNING
+        yield Finding("open files", verdict, f"only {hard} may be open", advice)
+
+
+def clock() -> Iterator[Finding]:
+    """Retention and time travel go by it."""
+    now = time.time()
+    if now < _EARLIEST_SANE_SECONDS:
+        yield Finding("clock", Verdict.PROBLEM, f"it says {time.ctime(now)}", "set the clock")
+        return
+    synchronised = _is_synchronised()
+    if synchronised is False:
+        advice = "run an NTP client (chrony, systemd-timesyncd): several machines must agree"
+        yield Finding("clock", Verdict.WARNING, "the system does not know it to be synchronised", advice)
+    else:
+        yield Finding("clock", Verdict.OK, "synchronised" if synchronised else time.ctime(now))
+
+
+def _is_synchronised() -> bool | None:
+    """What the kernel says; None where it cannot be asked (only Linux can)."""
+    try:
+        ask = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError):
+        return None
+    state = int(ask(ctypes.create_string_buffer(512)))  # struct timex of zeros: change nothing
+    return None if state < 0 else state != _TIME_ERROR
+
+
+# -- a data directory
+
+
+def data_directory(path: Path, running: Running | None = None) -> Iterator[Finding]:
+    """Whose it is, who uses it (the server that was asked may), and what is left on its disk."""
+    name = "data directory"
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not path.exists():
+        yield Finding(name, Verdict.OK, f"{path} will be made")
+    elif not path.is_dir():
+        yield Finding(name, Verdict.PROBLEM, f"{path} is no directory", "name another with --data")
+        return
+    owner = there.stat().st_uid
+    if owner != os.getuid() and os.getuid() != 0:
+        user = _user(owner)
+        advice = f"run the server as {user}, or chown -R it to {_user(os.getuid())}"
+        yield Finding(name, Verdict.PROBLEM, f"{there} belongs to {user}", advice)
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield Finding(name, Verdict.PROBLEM, f"{there} cannot be written", f"chmod u+rwx {there}")
+    elif path.exists():
+        yield Finding(name, Verdict.OK, f"{path} belongs to {_user(owner)}")
+    from headrace.broker.log.disk import SystemDisk
+    from headrace.broker.partitions.data_dir import holder
+
+    user_of_it = holder(SystemDisk(), path)
+    ours = {str(number): server for number, server in (running.processes if running else {}).items()}
+    if user_of_it in ours:
+        yield Finding(name, Verdict.OK, f"in use by process {user_of_it}, the server at {ours[user_of_it]}")
+    elif user_of_it is not None:
+        yield Finding(
+            name,
+            Verdict.WARNING,
+            f"in use by process {user_of_it}",
+            "one server at a time: stop that one first",
+        )
+    disk = shutil.disk_usage(there)
+    text = f"{size_text(disk.free)} of {size_text(disk.total)} free"
+    verdict = disk_verdict(disk.free, disk.total)
+    advice = "make room, or lower log.retention.ms and log.retention.bytes"
+    yield Finding("disk", verdict, text, "" if verdict is Verdict.OK else advice)
+
+
+def disk_verdict(free_bytes: int, total_bytes: int) -> Verdict:
+    """A gigabyte left is too little, and of a small disk a twentieth."""
+    if free_bytes < min(_DISK_FAIL_BYTES, total_bytes * _DISK_FAIL_SHARE):
+        return Verdict.PROBLEM
+    return Verdict.WARNING if free_bytes < total_bytes * _DISK_WARN_SHARE else Verdict.OK
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+# -- addresses
+
+
+def free_address(listen: str, running: Running | None = None) -> Iterator[Finding]:
+    """Whether a server could listen there, or the one that was asked does."""
+    from headrace.broker.configs.config_key import ConfigError
+    from headrace.broker.configs.listeners import parse_listener
+
+    try:
+        host, port = parse_listener(listen)
+    except ConfigError as error:
+        yield Finding("listen", Verdict.PROBLEM, str(error))
+        return
+    if running is not None and port and (host, port) in running.addresses:
+        yield Finding("listen", Verdict.OK, f"{listen} is where the running server listens")
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            yield Finding(
+                "listen", Verdict.PROBLEM, f"{listen}: {reason}", "choose another port, or stop who has it"
+            )
+            return
+    yield Finding("listen", Verdict.OK, f"{listen} is free")
+
+
+def served(server: str, running: Running | None = None) -> Iterator[Finding]:
+    """The server, its tables, whether the addresses that it tells its clients lead to it, and how it is; `running` is
+    told who it is.
+    """
+    from headrace.tablelayer.cli.connect import settings_of
+    from headrace.tablelayer.client import ClientConfig, connect
+
+    config = ClientConfig(
+        client_id="headrace-doctor",
+        connect_timeout_ms=int(_CONNECT_SECONDS * 1000),
+        request_timeout_ms=_ANSWER_MS,
+        delivery_timeout_ms=_ANSWER_MS,
+    )
+    try:
+        connection = connect(settings_of(server), config)
+    except Exception as error:
+        sentence = explain(error)
+        if sentence is None:
+            raise
+        yield Finding(
+            "server", Verdict.PROBLEM, sentence, "headrace serve --data DIR, or name it with --server"
+        )
+        return
+    with connection:
+        try:
+            yield from _asked(connection, server, Running() if running is None else running)
+        except Exception as error:
+            sentence = explain(error)
+            if sentence is None:
+                raise
+            yield Finding("server", Verdict.PROBLEM, sentence, "look into DIR/headrace.log")
+
+
+def _asked(connection: Connection, server: str, running: Running) -> Iterator[Finding]:
+    from headrace.tablelayer.client import KafkaError, UnsupportedRequest
+
+    addresses = connection.kafka.brokers()
+    running.addresses |= set(addresses.values()) | set(parse_bootstrap(connection.bootstrap))
+    yield Finding("server", Verdict.OK, f"{server} answers; {len(connection.kafka.list_topics())} topics")
+    try:
+        databases = len(connection.admin.list_databases())
+        yield Finding("tables", Verdict.OK, f"{databases} database{'' if databases == 1 else 's'}")
+    except UnsupportedRequest:
+        yield Finding(
+            "tables", Verdict.WARNING, f"{server} is a Kafka broker without tables", "headrace serve has them"
+        )
+    reached = [advertised(node_id, host, port) for node_id, (host, port) in sorted(addresses.items())]
+    yield from reached
+    if any(each.verdict is not Verdict.OK for each in reached):
+        return  # what is asked of each broker cannot be asked
+    for node_id, (free, total) in sorted(connection.kafka.log_sizes().disks.items()):
+        if free >= 0:
+            verdict = disk_verdict(free, total)
+            text = f"broker {node_id} has {size_text(free)} of {size_text(total)} left"
+            advice = "" if verdict is Verdict.OK else "make room, or lower log.retention.ms"
+            yield Finding("server's disk", verdict, text, advice)
+    try:
+        processes = connection.admin.servers()
+    except (UnsupportedRequest, KafkaError):  # an older one, or one that tells administrators only
+        return
+    for each in processes:
+        running.processes[each.process_id] = server
+        yield from process_findings(each)
+    yield from lakes(connection)
+
+
+def lakes(connection: Connection) -> Iterator[Finding]:
+    """Whether what is to be tiered has a lake: without one its log never expires."""
+    from headrace.tablelayer.client import KafkaError, UnsupportedRequest
+    from headrace.tablelayer.lake.adapter import LakeError
+    from headrace.tablelayer.lake.catalogs import lake_catalog
+    from headrace.tablelayer.lake.coordinator import ServerCoordinator, list_lake
+    from headrace.tablelayer.model.errors import TableError
+
+    coordinator = ServerCoordinator(connection, "headrace-doctor")
+    try:
+        never = [each for each in list_lake(connection) if each.committed_at_ms < 0]
+        told = {each.format: coordinator.describe(each.table_id) for each in never}
+    except (UnsupportedRequest, KafkaError, TableError):  # dropped meanwhile, or not this user's to see
+        return
+    for lake, status in sorted(told.items()):
+        names = sorted(each.name for each in never if each.format == lake)
+        if any(
+            name.startswith(f"datalake.{lake}.") and value is None
+            for name, value in status.properties.items()
+        ):
+            continue  # a catalog whose credentials are not for us
+        try:
+            lake_catalog(status, None, names[0])
+        except LakeError:
+            some = ", ".join(names[:_NAMES_MAX]) + (", ..." if len(names) > _NAMES_MAX else "")
+            verb, whose = (
+                ("are", "their logs never expire") if len(names) > 1 else ("is", "its log never expires")
+            )
+            yield Finding(
+                "lake",
+                Verdict.WARNING,
+                f"{some} {verb} to be tiered, but the server has no {lake} lake: {whose}",
+                f"serve with --set datalake.{lake}.warehouse=FOLDER and run headrace tier (or headrace tier --warehouse"
+                " FOLDER), or set 'table.datalake.enabled' = 'false' (a topic: 'datalake.enabled')",
+            )
+
+
+def process_findings(process: ServerProcess) -> Iterator[Finding]:
+    """Whether it is of our version, and how many files it may open."""
+    ours = importlib.metadata.version("headrace")
+    text = f"broker {process.broker_id} is headrace {process.version}, up {span_text(process.uptime_ms)},"
+    text += f" {size_text(process.memory_bytes)} of memory"
+    if process.version == ours:
+        yield Finding("server's process", Verdict.OK, text)
+    else:
+        advice = f"this command is of {ours}: use the same version on both sides"
+        yield Finding("server's process", Verdict.WARNING, text, advice)
+    most = process.open_files_max
+    if 0 <= most < _FILES_WARN:
+        verdict = Verdict.PROBLEM if most < _FILES_FAIL else Verdict.WARNING
+        advice = f"ulimit -Hn {_FILES_WARN} before it is started, or LimitNOFILE={_FILES_WARN} for a service"
+        text = f"broker {process.broker_id} may open {most} files only"
+        yield Finding("server's open files", verdict, text, advice)
+
+
+def advertised(node_id: int, host: str, port: int) -> Finding:
+    """Whether clients of this machine reach a broker where it says it is."""
+    advice = "start it with --set advertised.listeners=HOST:PORT, an address that its clients reach"
+    place = f"broker {node_id} tells clients to come to {host}:{port}"
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
+            return Finding("advertised address", Verdict.OK, place)
+    except socket.gaierror:
+        return Finding(
+            "advertised address", Verdict.PROBLEM, f"{place}, a name that is not known here", advice
+        )
+    except OSError as error:
+        reason = error.strerror or "no answer"
+        return Finding(
+            "advertised address", Verdict.PROBLEM, f"{place}, where nobody answers: {reason}", advice
+        )

@@ -1,0 +1,156 @@
+"""What `headrace tables` shows of partitions, buckets, sizes and rows by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.client import Connection, Table
+from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.partitions import check_partitioned
+
+_EARLIEST = -2
+Row = tuple[Any, ...]
+
+
+_SAMPLES = 100
+"""Of each partition of a topic; an envelope with its schema takes some kilobytes."""
+
+
+def table_for_topic(
+    connection: Connection,
+    name: str,
+    topic: str,
+    primary_key: Sequence[str],
+    buckets: int,
+    options: Mapping[str, str],
+) -> TableDefinition:
+    """A table for the newest records of a topic. Raises TableError if they do not say what its columns are."""
+    from headrace.tablelayer.model.table.derived import Sample, derive
+
+    begin, end = connection.kafka.offsets(topic, _EARLIEST), connection.kafka.offsets(topic)
+    unread = {place: max(begin[place], last - _SAMPLES) for place, last in end.items()}
+    records = []
+    while unread := {place: at for place, at in unread.items() if at < end[place]}:
+        found, after = connection.kafka.read(topic, unread, max_wait_ms=500)
+        if not found and after == unread:
+            break  # what is left are transactions that are open
+        records += found
+        unread = {**unread, **after}
+    records.sort(key=lambda record: (record.timestamp_ms, record.partition, record.offset))
+    samples = [Sample.of(record.key, record.value) for record in records]
+    derived = derive(TablePath.parse(name), samples, primary_key)
+    return replace(derived, bucket_count=buckets, options={**derived.options, **options})
+
+
+def _topics(connection: Connection, table: Table) -> list[str]:
+    """Those with the table's rows: itself, or its partitions."""
+    if not table.definition.is_partitioned:
+        return [table.path.topic]
+    return [table.path.of_partition(each.name).topic for each in table.partitions()]
+
+
+def bucket_rows(connection: Connection, name: str, moment: int | None) -> list[Row]:
+    """(topic, bucket, leader, first offset, end offset, log bytes[, offset at the moment])"""
+    kafka, rows = connection.kafka, []
+    for topic in _topics(connection, connection.table(name)):
+        leaders, sizes = kafka.describe_topic(topic).leaders, kafka.log_sizes(topic).bytes.get(topic, {})
+        begin, end = kafka.offsets(topic, _EARLIEST), kafka.offsets(topic)
+        at = {} if moment is None else kafka.offsets(topic, moment)
+        for bucket in sorted(end):
+            row: Row = (topic, bucket, leaders[bucket], begin[bucket], end[bucket], sizes.get(bucket, 0))
+            if moment is not None:
+                row = (*row, end[bucket] if at[bucket] < 0 else at[bucket])
+            rows.append(row)
+    return rows
+
+
+def partition_rows(connection: Connection, name: str) -> tuple[tuple[str, ...], list[Row]]:
+    """(partition columns, for each partition (its values, topic, buckets, rows, log bytes)). TableError NOT_PARTITIONED
+    for other tables."""
+    table = connection.table(name)
+    check_partitioned(table.definition)
+    sizes = connection.kafka.log_sizes().bytes
+    rows: list[Row] = []
+    for each in table.partitions():
+        topic = table.path.of_partition(each.name).topic
+        count, size = table.partition(each.name).count(), sum(sizes.get(topic, {}).values())
+        rows.append((*each.values, topic, each.bucket_count, count, size))
+    return table.definition.partition_keys, rows
+
+
+def size_rows(connection: Connection, names: Sequence[str]) -> list[Row]:
+    """(table, kind, partitions, rows, log bytes, bytes a row), the largest first; `names` none: of all tables."""
+    admin, sizes = connection.admin, connection.kafka.log_sizes().bytes
+    listed = names or [
+        f"{database}.{table}" for database in admin.list_databases() for table in admin.list_tables(database)
+    ]
+    rows: list[Row] = []
+    for name in listed:
+        table = connection.table(name)
+        topics = _topics(connection, table)
+        count = table.count()
+        size = sum(sum(sizes.get(topic, {}).values()) for topic in topics)
+        kind = "primary key" if table.definition.is_primary_key_table else "log"
+        partitions = len(topics) if table.definition.is_partitioned else None
+        rows.append(
+            (str(table.path), kind, partitions, count, size, round(size / count, 1) if count else None)
+        )
+    return sorted(rows, key=lambda row: (-row[4], row[0]))
+
+
+def looked_up(
+    table: Table, texts: Sequence[str], columns: Sequence[str] | None
+) -> tuple[pa.Table, list[str]]:
+    """(the rows of keys that are there, the texts of those that are not). CommandError for a text that is no key."""
+    definition = table.definition
+    wanted = set(definition.schema.primary_key)
+    if not wanted:
+        raise CommandError(f"{table.path} has no primary key: use headrace tables head, or SQL")
+    keys = [_key(table, text) for text in texts]
+    if all(set(key) == wanted for key in keys):
+        found, rows = table.lookup(_rows(table, keys), columns)
+        return rows.filter(pa.array(found)), [
+            text for text, there in zip(texts, found, strict=True) if not there
+        ]
+    if definition.allows_prefix_lookup and all(set(key) == set(definition.prefix_columns) for key in keys):
+        owners, rows = table.prefix_lookup_grouped(_rows(table, keys), columns)
+        there = set(owners.tolist())
+        return rows, [text for index, text in enumerate(texts) if index not in there]
+    allowed = ",".join(f"{each}=..." for each in definition.schema.primary_key)
+    if definition.allows_prefix_lookup:
+        allowed += " or " + ",".join(f"{each}=..." for each in definition.prefix_columns)
+    raise CommandError(f"keys of {table.path} are written {allowed}, all of them alike")
+
+
+def _key(table: Table, text: str) -> dict[str, str]:
+    primary_key = table.definition.schema.primary_key
+    if len(primary_key) == 1 and not text.startswith(f"{primary_key[0]}="):
+        return {primary_key[0]: text}
+    parts = [part.partition("=") for part in text.split(",")]
+    bad = next((name for name, sign, _ in parts if not sign or name.strip() not in primary_key), None)
+    if bad is not None:
+        raise CommandError(
+            f"{text!r} is no key of {table.path}: write " + ",".join(f"{each}=..." for each in primary_key)
+        )
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+def _rows(table: Table, keys: Sequence[dict[str, str]]) -> pa.Table:
+    schema = table.definition.schema
+    columns = [column for column in schema.key_columns if column.name in keys[0]]
+    return pa.table({each.name: _values([key[each.name] for key in keys], each) for each in columns})
+
+
+def _values(texts: list[str], column: Column) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string()).cast(column.type.arrow())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise CommandError(
+            f"{', '.join(texts)}: no value of column '{column.name}', {column.type}: {error}"
+        ) from None

@@ -1,0 +1,130 @@
+"""Where the lines of the server's log go, and how they look: stderr, and a file that is rotated or reopened.
+
+`TEXT` is a line a record (and a traceback below it), `JSON` an object a line with `time` (UTC, RFC 3339), `level`,
+`logger`, `message`, `thread`, and `exception` where there is one. Whatever a line says of others' words stays in its
+line in JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from headrace.broker.runtime.disk_errors import SECONDS_BETWEEN_LINES
+from headrace.broker.runtime.limited_lines import LimitedLines
+from headrace.tablelayer.cli.options import LogFormat
+
+LOG_FILE: Final = "headrace.log"
+_LOG_SIZE: Final = 10 << 20
+_LOG_FILES: Final = 5
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "thread": record.threadName,
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(
+            {
+                name: text.encode("utf-8", "replace").decode()
+                for name, text in fields.items()
+                if text is not None
+            }
+        ).decode()
+
+
+def _formatter(form: LogFormat) -> logging.Formatter:
+    return JsonFormatter() if form is LogFormat.JSON else logging.Formatter(_TEXT)
+
+
+class LogFile(logging.handlers.RotatingFileHandler):
+    """Without room for it, lines are left out of the file; stderr is told once a minute. With room it goes on."""
+
+    _told_at = -SECONDS_BETWEEN_LINES
+
+    def reopen(self) -> None:
+        """Whoever has moved the file away (logrotate) finds a new one in its place from the next line on."""
+        self.acquire()
+        try:
+            stream, self.stream = self.stream, None  # opened anew by the next line
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        finally:
+            self.release()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif monotonic() - self._told_at >= SECONDS_BETWEEN_LINES:
+            self._told_at = monotonic()
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{LOG_FILE} cannot be written: {error.strerror}\n")
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self.handleError(logging.makeLogRecord({}))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+class ServerLog:
+    """The log of a server's process: lines wait in memory until the data directory is its own."""
+
+    def __init__(self, form: LogFormat, *, verbose: bool) -> None:
+        self._form = form
+        console = logging.StreamHandler(sys.stderr)
+        console.setLevel(logging.INFO if verbose else logging.WARNING)
+        console.setFormatter(_formatter(form))
+        self._held = logging.handlers.MemoryHandler(
+            100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False
+        )
+        self._file: LogFile | None = None
+        root = logging.getLogger()
+        root.setLevel(logging.WARNING)
+        logging.getLogger("headrace").setLevel(logging.INFO)
+        self.lines = LimitedLines([console, self._held], monotonic)
+        root.handlers[:] = [self.lines]
+
+    def write_into(self, folder: Path) -> None:
+        """From here on, and what was held back, into the folder's file."""
+        try:
+            self._file = file = LogFile(
+                folder / LOG_FILE, maxBytes=_LOG_SIZE, backupCount=_LOG_FILES, encoding="utf-8"
+            )
+        except OSError as error:
+            logging.getLogger("headrace").warning("no log file can be written: %s", error)
+            self.lines.targets.remove(self._held)
+            return
+        file.setFormatter(_formatter(self._form))
+        self._held.setTarget(file)
+        self._held.flush()
+        self.lines.targets.remove(self._held)
+        self.lines.targets.append(file)
+
+    def reopen(self) -> None:
+        """The file may have been moved."""
+        if self._file is not None:
+            self._file.reopen()

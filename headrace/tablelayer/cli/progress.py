@@ -1,0 +1,57 @@
+"""A line on the terminal while something long is read or written: how many rows, and how fast. Nothing in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.client import Connection
+    from headrace.tablelayer.sql.session import Session
+
+_QUIET_SECONDS = 0.8
+"""Shorter waits need no words."""
+_STEP_SECONDS = 0.2
+
+
+def progress_text(rows: int, seconds: float, verb: str = "read") -> str:
+    """What is shown."""
+    speed = f", {rows / seconds:,.0f}/s" if rows and seconds > 0 else ""
+    return f"{rows:,} rows {verb}{speed}, {seconds:.0f} s"
+
+
+@contextmanager
+def showing(connection: Connection, session: Session) -> Iterator[None]:
+    """Show on the terminal's stderr how many rows are written, before that how many are read, while the block runs; the
+    line is gone afterwards."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+    shower = threading.Thread(target=_show, args=(connection, session, ended), name="progress", daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shower.join()
+
+
+def _show(connection: Connection, session: Session, ended: threading.Event) -> None:
+    began, before = perf_counter(), connection.metrics().rows_scanned
+    if ended.wait(_QUIET_SECONDS):
+        return
+    while not ended.wait(_STEP_SECONDS):
+        seconds, written = perf_counter() - began, session.written_count
+        if written:
+            text = progress_text(written, seconds, "written")
+        else:
+            text = progress_text(connection.metrics().rows_scanned - before, seconds)
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()

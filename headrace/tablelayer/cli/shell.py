@@ -1,0 +1,143 @@
+"""`headrace sql`: statements from the command line, a file, a pipe, or a prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import typer
+
+from headrace.tablelayer.cli.connect import open_connection
+from headrace.tablelayer.cli.describe import describe_definition
+from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.cli.options import Format, SqlFormat
+from headrace.tablelayer.cli.output import write_batches, write_parquet, write_rows
+from headrace.tablelayer.cli.progress import showing
+from headrace.tablelayer.client import Connection
+from headrace.tablelayer.sql.answer import Answer
+from headrace.tablelayer.sql.session import Session
+
+
+def run_sql(
+    server: str,
+    database: str,
+    *,
+    execute: str | None,
+    file: Path | None,
+    output: SqlFormat,
+    to: Path | None = None,
+) -> None:
+    """Run the statements given, or those of standard input: with a prompt if that is a terminal.
+
+    `to`: a file for the rows. It is written beside its place and moved there at the end, so that it is never half of
+    the answer.
+    """
+    with open_connection(server) as connection:
+        session = Session(connection, database)
+        if execute is not None:
+            text = execute
+        elif file is not None:
+            text = _read(file)
+        elif not sys.stdin.isatty():
+            text = _read(Path("-"))
+        elif to is not None or output is SqlFormat.PARQUET:
+            raise CommandError("give the statements by -e or by -f to write their rows to a file")
+        else:
+            from headrace.tablelayer.cli.prompt import (
+                run_prompt,
+            )  # a tenth of a second, which only the prompt waits for
+
+            run_prompt(connection, session, server, Format(output.value), show)
+            return
+        if output is SqlFormat.PARQUET:
+            _write_parquet(connection, session, text, to)
+        elif to is None:
+            _run(connection, session, text, Format(output.value))
+        else:
+            with (
+                _replacing(to) as path,
+                path.open("w", encoding="utf-8") as written,
+                redirect_stdout(written),
+            ):
+                _run(connection, session, text, Format(output.value))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Where to write what becomes the file at the end of the block, if that does not fail."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        try:
+            yield part
+            part.replace(path)
+        except OSError as error:
+            raise CommandError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_parquet(connection: Connection, session: Session, sql: str, to: Path | None) -> None:
+    """One query's rows; other statements may stand before and after it."""
+    if to is None:
+        raise CommandError("Parquet goes into a file: add --to FILE")
+    count: int | None = None
+    with _replacing(to) as path:
+        for answer in _answers(connection, session, sql):
+            if answer.schema is None:
+                continue
+            if count is not None:
+                raise CommandError("a Parquet file has the rows of one query, and there are two")
+            count = write_parquet(answer.schema, answer.batches(), path)
+        if count is None:
+            raise CommandError("there is no query whose rows could be written")
+    typer.echo(f"{count} row{'' if count == 1 else 's'} written to {to}", err=True)
+
+
+def _answers(connection: Connection, session: Session, sql: str) -> Iterator[Answer]:
+    """Of a text's statements; while each is carried out the terminal shows what is read."""
+    running = session.run(sql)
+    while True:
+        with showing(connection, session):
+            answer = next(running, None)
+        if answer is None:
+            return
+        yield answer
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        where = "standard input" if str(file) == "-" else str(file)
+        raise CommandError(f"{where} is not UTF-8: {error}") from error
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error}") from error
+
+
+def _run(connection: Connection, session: Session, sql: str, output: Format) -> None:
+    for answer in _answers(connection, session, sql):
+        show(answer, output)
+
+
+def show(answer: Answer, output: Format, *, took: str = "") -> None:
+    """Write an answer: rows, as they come, and definitions to standard output; messages too, but not among CSV or JSON
+    rows. `took`: what is said of its time."""
+    count: int | None = None
+    if answer.texts is not None:
+        rows = list(zip(*answer.texts.values(), strict=True))
+        write_rows(list(answer.texts), rows, output)
+        count = len(rows)
+    elif answer.schema is not None:
+        count = write_batches(answer.schema, answer.batches(), output)
+    if count is not None:
+        if output is Format.TABLE:
+            typer.echo(f"{count} row{'' if count == 1 else 's'}{took}")
+    elif answer.definition is not None:
+        describe_definition(answer.definition, output)
+    elif answer.text is not None:
+        typer.echo(
+            answer.text + ("" if answer.is_code else took),
+            err=output is not Format.TABLE and not answer.is_code,
+        )

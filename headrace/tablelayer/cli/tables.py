@@ -1,0 +1,348 @@
+"""`headrace tables`: look at tables without SQL."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace.tablelayer.cli.names import table_names, topic_names
+from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from headrace.tablelayer.cli.words import named_values
+
+tables = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, create, describe and look into tables."
+)
+
+TableArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATABASE.TABLE",
+        help="The table; without a database, of `default`.",
+        autocompletion=table_names,
+    ),
+]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option("--columns", "-c", metavar="A,B,...", help="Only these columns.", show_default=False),
+]
+
+
+def _columns(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+@tables.command("list")
+def list_tables(
+    database: Annotated[str | None, typer.Option("-d", "--database", help="Only of this database.")] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """List tables with their kind, buckets and rows.
+
+    \b
+      headrace tables list
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_rows
+
+    rows = []
+    with open_connection(server) as connection:
+        for name in [database] if database else connection.admin.list_databases():
+            for table_name in connection.admin.list_tables(name):
+                table = connection.table(f"{name}.{table_name}")
+                definition = table.definition
+                kind = "primary key" if definition.is_primary_key_table else "log"
+                rows.append((str(table.path), kind, definition.bucket_count, table.count()))
+    write_rows(("table", "kind", "buckets", "rows"), rows, output, numeric=(False, False, True, True))
+
+
+@tables.command()
+def create(
+    name: TableArgument,
+    from_topic: Annotated[
+        str,
+        typer.Option(
+            "--from-topic",
+            metavar="TOPIC",
+            help="The topic whose records say what columns there are, such as a connector's.",
+            autocompletion=topic_names,
+        ),
+    ],
+    primary_key: Annotated[
+        str | None,
+        typer.Option(
+            "--primary-key",
+            metavar="A,B,...",
+            help="The key; otherwise the fields of the records' keys.",
+            show_default=False,
+        ),
+    ] = None,
+    buckets: Annotated[int, typer.Option(min=1, help="Number of buckets.")] = 1,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An option of the table; repeatable."),
+    ] = None,
+    shown: Annotated[bool, typer.Option("--print", help="Show the statement, and create nothing.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Create a table for the records of a topic: their schema (Kafka Connect's), or what is found in them.
+
+    \b
+      headrace tables create shop.orders --from-topic cdc.public.orders
+      headrace tables create shop.orders --from-topic cdc.public.orders --print > orders.sql
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.inspect import table_for_topic
+    from headrace.tablelayer.model.ddl import create_table_sql
+
+    options = named_values(sets or [])
+    with open_connection(server) as connection:
+        definition = table_for_topic(
+            connection, name, from_topic, _columns(primary_key) or (), buckets, options
+        )
+        if not shown:
+            definition = connection.admin.create_table(definition)
+    typer.echo(f"{create_table_sql(definition)};")
+
+
+@tables.command()
+def describe(
+    name: TableArgument, output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """Show a table's columns, keys and options.
+
+    \b
+      headrace tables describe orders
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.describe import definition_object, describe_definition
+    from headrace.tablelayer.cli.output import write_object
+
+    with open_connection(server) as connection:
+        definition = connection.admin.describe_table(name)
+    if output is Format.JSON:
+        write_object(definition_object(definition))
+    else:
+        describe_definition(definition, output)
+
+
+@tables.command()
+def head(
+    name: TableArgument,
+    count: Annotated[int, typer.Option("-n", min=1, help="So many rows.")] = 10,
+    columns: ColumnsOption = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show some rows, quickly: of a primary-key table the first by key of each bucket, of a log table the latest.
+
+    \b
+      headrace tables head orders -n 3 --columns id,amount
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_arrow
+
+    with open_connection(server) as connection:
+        write_arrow(connection.table(name).limit(count, _columns(columns)), output)
+
+
+@tables.command()
+def tail(
+    name: TableArgument,
+    count: Annotated[
+        int, typer.Option("-n", min=0, help="Begin with the last so many changes of each bucket.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new changes until Ctrl-C.")
+    ] = False,
+    columns: ColumnsOption = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show the last changes of a table, with their change types: +A +I -U +U -D.
+
+    \b
+      headrace tables tail fruit
+      headrace tables tail fruit --follow --format json
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import RowStream, write_arrow
+    from headrace.tablelayer.sql.changes import as_changes
+
+    with open_connection(server) as connection:
+        table = connection.table(name)
+        begin, end = table.offsets("earliest"), table.offsets("latest")
+        start = {bucket: max(begin[bucket], end[bucket] - count) for bucket in end}
+        batches, shown = [], RowStream(output)
+        with table.scan(_columns(columns), start=start, until=None if follow else end) as scan:
+            for batch in scan:
+                if follow:
+                    shown.write_arrow(as_changes([batch], table.arrow_schema, _columns(columns)))
+                else:
+                    batches.append(batch)
+        if not follow:
+            write_arrow(as_changes(batches, table.arrow_schema, _columns(columns)), output)
+
+
+@tables.command()
+def count(
+    name: TableArgument, output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """Print the number of rows, without reading them.
+
+    \b
+      headrace tables count orders
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        table = connection.table(name)
+        rows = table.count()
+    if output is Format.TABLE:
+        typer.echo(rows)
+    else:
+        write_rows(("table", "rows"), [(str(table.path), rows)], output)
+
+
+@tables.command()
+def partitions(
+    name: TableArgument, output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """List the partitions of a partitioned table with their buckets, rows and sizes.
+
+    Partitions are added and dropped by SQL: ALTER TABLE t ADD PARTITION (day = '2024-09-19').
+
+    \b
+      headrace tables partitions daily
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.inspect import partition_rows
+    from headrace.tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        keys, rows = partition_rows(connection, name)
+    names = (*keys, "topic", "buckets", "rows", "log bytes")
+    write_rows(names, rows, output, numeric=(*(False for _ in keys), False, True, True, True))
+
+
+@tables.command()
+def buckets(
+    name: TableArgument,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Show the offset at a time too: 2024-09-19T12:00:00, or milliseconds."
+        ),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show a table's buckets: leader, offsets, the size of the log; of a partitioned table, of each partition.
+
+    \b
+      headrace tables buckets orders
+      headrace tables buckets orders --at 2024-09-19T12:00:00
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.inspect import bucket_rows
+    from headrace.tablelayer.cli.output import write_rows
+    from headrace.tablelayer.cli.words import moment_of
+
+    moment = None if at is None else moment_of(at)
+    with open_connection(server) as connection:
+        rows = bucket_rows(connection, name, moment)
+    names = ["topic", "bucket", "leader", "first offset", "end offset", "log bytes"]
+    if moment is not None:
+        names.append("offset at time")
+    write_rows(names, rows, output, numeric=(False, *(True for _ in names[1:])))
+
+
+@tables.command()
+def size(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DATABASE.TABLE", help="Only these tables.", show_default=False),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show how many rows tables have and how many bytes their logs take, the largest first.
+
+    \b
+      headrace tables size
+      headrace tables size shop.orders --output json
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.inspect import size_rows
+    from headrace.tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        rows = size_rows(connection, names or [])
+    write_rows(
+        ("table", "kind", "partitions", "rows", "log bytes", "bytes per row"), rows, output,
+        numeric=(False, False, True, True, True, True),
+    )  # fmt: skip
+
+
+@tables.command()
+def lookup(
+    name: TableArgument,
+    keys: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...", help="Values of the key; of several columns: a=1,b=x", show_default=False
+        ),
+    ],
+    columns: ColumnsOption = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Look rows up by primary key, or by the bucket key if it is the beginning of it. Exit code 1 if none is there.
+
+    \b
+      headrace tables lookup fruit 1 2
+      headrace tables lookup orders customer=7,number=3 --output json
+      headrace tables lookup orders customer=7
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.inspect import looked_up
+    from headrace.tablelayer.cli.output import write_arrow
+
+    with open_connection(server) as connection:
+        rows, missing = looked_up(connection.table(name), keys, _columns(columns))
+    write_arrow(rows, output)
+    for key in missing:
+        typer.echo(f"{key}: no such row", err=True)
+    if not rows.num_rows:
+        raise typer.Exit(1)
+
+
+@tables.command()
+def lake(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATABASE.TABLE", help="Only this table, with its buckets.", show_default=False
+        ),
+    ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Have the running round end after what is in hand.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show how far the lake is: snapshot, changes behind, age, the running round, failures.
+
+    \b
+      headrace tables lake
+      headrace tables lake shop.orders
+      headrace tables lake shop.orders --finish
+    """
+    from headrace.tablelayer.cli.errors import CommandError
+    from headrace.tablelayer.cli.lake import show
+
+    if finish and name is None:
+        raise CommandError("--finish needs a table: headrace tables lake DATABASE.TABLE --finish")
+    show(server, name, output, finish=finish)

@@ -1,0 +1,261 @@
+"""`headrace top`: what is written to all topics, how far groups and the lake are behind, and what the servers use, look
+after look.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from headrace.tablelayer.cli.connect import open_connection
+from headrace.tablelayer.cli.lake import span_text, state_text
+from headrace.tablelayer.cli.options import Format
+from headrace.tablelayer.cli.output import console, size_text, write_object, write_rows
+from headrace.tablelayer.client import Connection, KafkaError, UnsupportedRequest
+from headrace.tablelayer.client.admin.databases import ServerProcess
+from headrace.tablelayer.client.admin.kafka import GroupDescription
+from headrace.tablelayer.lake.coordinator import list_lake
+from headrace.tablelayer.model.messages.lake import ListedLake
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One topic over one interval."""
+
+    topic: str
+    partition_count: int
+    end_offset_sum: int
+    per_second: float
+
+
+def end_offsets(connection: Connection, *, internal: bool) -> dict[str, dict[int, int]]:
+    """Log end offsets of all topics; one that is deleted meanwhile is left out."""
+    found = {}
+    for topic in connection.kafka.list_topics():
+        if internal or not topic.is_internal:
+            try:
+                found[topic.name] = connection.kafka.offsets(topic.name)
+            except KafkaError:
+                continue
+    return found
+
+
+def rates(before: dict[str, dict[int, int]], after: dict[str, dict[int, int]], seconds: float) -> list[Rate]:
+    """Busiest first. A topic that is new, or was deleted and made anew, counts from nothing."""
+    listed = []
+    for topic, ends in after.items():
+        earlier = before.get(topic, {})
+        grown = sum(end - earlier.get(p, 0) if end >= earlier.get(p, 0) else end for p, end in ends.items())
+        listed.append(Rate(topic, len(ends), sum(ends.values()), grown / seconds))
+    return sorted(listed, key=lambda rate: (-rate.per_second, rate.topic))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A broker's process over one interval. `cpu_percent` of one core; `memory_bytes` -1: not known."""
+
+    broker: int
+    version: str
+    up_ms: int
+    cpu_percent: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a group is behind a topic, and how much that has changed by a second."""
+
+    group: str
+    topic: str
+    state: str
+    member_count: int
+    lag: int
+    per_second: float
+
+
+def loads(before: Sequence[ServerProcess], after: Sequence[ServerProcess], seconds: float) -> list[Load]:
+    """By broker. One that was started anew counts from its start."""
+    earlier = {(each.broker_id, each.process_id): each.cpu_ms for each in before}
+    return [
+        Load(
+            each.broker_id,
+            each.version,
+            each.uptime_ms,
+            (each.cpu_ms - earlier.get((each.broker_id, each.process_id), 0)) / (seconds * 10),
+            each.memory_bytes,
+        )
+        for each in after
+    ]
+
+
+def group_lags(
+    groups: Sequence[GroupDescription],
+    ends: Mapping[str, Mapping[int, int]],
+    before: Mapping[tuple[str, str], int],
+    seconds: float,
+) -> list[Lag]:
+    """The largest first; topics that are not shown are left out."""
+    listed = []
+    for group in groups:
+        behind: dict[str, int] = {}
+        for (topic, partition), offset in group.positions.items():
+            end = ends.get(topic, {}).get(partition)
+            if end is not None:
+                behind[topic] = behind.get(topic, 0) + max(0, end - offset)
+        for topic, lag in behind.items():
+            changed = lag - before.get((group.group, topic), lag)
+            listed.append(Lag(group.group, topic, group.state, len(group.members), lag, changed / seconds))
+    return sorted(listed, key=lambda each: (-each.lag, each.group, each.topic))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the servers said at one moment (`at`: monotonic seconds)."""
+
+    at: float
+    ends: dict[str, dict[int, int]]
+    servers: list[ServerProcess]
+    groups: list[GroupDescription]
+
+
+def _look(connection: Connection, *, internal: bool) -> _Look:
+    try:
+        servers = connection.admin.servers()
+    except (UnsupportedRequest, KafkaError):  # another broker than ours, or not for everybody
+        servers = []
+    groups = []
+    for listed in connection.kafka.list_groups():
+        try:
+            groups.append(connection.kafka.describe_group(listed.group))
+        except KafkaError:
+            continue  # deleted since
+    return _Look(time.monotonic(), end_offsets(connection, internal=internal), servers, groups)
+
+
+def _tiered(connection: Connection) -> dict[str, ListedLake]:
+    try:
+        return {each.name: each for each in list_lake(connection)}
+    except UnsupportedRequest:
+        return {}
+
+
+def watch(server: str, *, interval_s: float, looks: int | None, internal: bool, output: Format) -> None:
+    """Show rates, lags and loads until interrupted, or `looks` times."""
+    from rich.live import Live
+
+    out = console()
+    live = Live(console=out, auto_refresh=False) if out.is_terminal and output is Format.TABLE else None
+    with open_connection(server) as connection, live or nullcontext():
+        before = _look(connection, internal=internal)
+        lags_before: dict[tuple[str, str], int] = {}
+        done = 0
+        while looks is None or done < looks:
+            time.sleep(interval_s)
+            now = _look(connection, internal=internal)
+            seconds = now.at - before.at
+            used = loads(before.servers, now.servers, seconds)
+            topics = rates(before.ends, now.ends, seconds)
+            lags = group_lags(now.groups, now.ends, lags_before, seconds)
+            tiered = _tiered(connection)
+            if output is not Format.TABLE:
+                _write(used, topics, lags, tiered, output, first=done == 0)
+            elif live is None:
+                out.print(_shown(used, topics, lags, tiered))
+            else:
+                live.update(_shown(used, topics, lags, tiered), refresh=True)
+            before, lags_before = now, {(each.group, each.topic): each.lag for each in lags}
+            done += 1
+
+
+def _write(
+    used: Sequence[Load],
+    topics: Sequence[Rate],
+    lags: Sequence[Lag],
+    tiered: Mapping[str, ListedLake],
+    output: Format,
+    *,
+    first: bool,
+) -> None:
+    if output is Format.CSV:
+        names = ("topic", "partitions", "end offsets", "records/s")
+        rows = [(each.topic, each.partition_count, each.end_offset_sum, each.per_second) for each in topics]
+        write_rows(names, rows, output, header=first)
+    else:
+        write_object(
+            {
+                "time": datetime.now(UTC),
+                "servers": [asdict(each) for each in used],
+                "topics": [{**asdict(each), **_lake_columns(tiered.get(each.topic))} for each in topics],
+                "groups": [asdict(each) for each in lags],
+            }
+        )
+    sys.stdout.flush()
+
+
+def _lake_columns(lake: ListedLake | None) -> dict[str, object]:
+    if lake is None:
+        return {}
+    return {
+        "lake_behind": lake.behind,
+        "lake_lag_ms": None if lake.behind_ms < 0 else lake.behind_ms,
+        "lake": state_text(lake),
+    }
+
+
+def _shown(
+    used: Sequence[Load], topics: Sequence[Rate], lags: Sequence[Lag], tiered: Mapping[str, ListedLake]
+) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [
+        Text(
+            f"broker {each.broker}, headrace {each.version}, up {span_text(each.up_ms)}: CPU"
+            f" {each.cpu_percent:.0f} %, memory {size_text(each.memory_bytes)}"
+        )
+        for each in used
+    ]
+    titles = ["topic or table", "partitions", "end offsets", "records/s"]
+    table = _grid([*titles, "lake behind", "lake lag"] if tiered else titles, ["lake"] if tiered else [])
+    for rate in topics:
+        row = [
+            rate.topic,
+            str(rate.partition_count),
+            f"{rate.end_offset_sum:,}",
+            f"{rate.per_second:,.0f}",
+        ]
+        lake = tiered.get(rate.topic)
+        if lake is not None:
+            lag = "?" if lake.behind_ms < 0 else span_text(lake.behind_ms)
+            row += [f"{lake.behind:,}", lag, state_text(lake)]
+        table.add_row(*row)
+    parts += [Text(""), table]
+    if lags:
+        grid = _grid(["group", "members", "lag", "lag/s"], ["topic", "state"])
+        for each in lags:
+            change = f"{each.per_second:+,.0f}"
+            grid.add_row(each.group, str(each.member_count), f"{each.lag:,}", change, each.topic, each.state)
+        parts += [Text(""), grid]
+    return Group(*parts)
+
+
+def _grid(first: Sequence[str], texts: Sequence[str]) -> Table:
+    """The first column and `texts` to the left, numbers in between to the right."""
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for index, name in enumerate(first):
+        grid.add_column(name, justify="right" if index else "left")
+    for name in texts:
+        grid.add_column(name)
+    return grid

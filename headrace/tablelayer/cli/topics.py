@@ -1,0 +1,483 @@
+"""`headrace topics`: Kafka topics, tables among them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.tablelayer.cli.errors import CommandError
+from headrace.tablelayer.cli.names import topic_names
+from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from headrace.tablelayer.cli.words import DryRunOption, YesOption, confirm, named_pairs, named_values
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.client import KafkaRecord
+
+topics = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, create, describe, alter and delete Kafka topics; read and write their records.",
+)
+
+
+class Lines(StrEnum):
+    """What a line of `topics produce` is."""
+
+    VALUE = "value"
+    JSON = "json"
+
+
+_EARLIEST, _LATEST = -2, -1
+_PARTITION_COLUMNS = ("partition", "leader", "first offset", "end offset")
+_PIECE_RECORDS, _PIECE_BYTES = 5_000, 1 << 20
+"""What is read before it is written: a file may be large."""
+
+
+@topics.command("list")
+def list_topics(
+    internal: Annotated[bool, typer.Option(help="Show internal topics too.")] = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """List all topics. A table `db.t` is a topic too.
+
+    \b
+      headrace topics list
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        found = [topic for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
+        rows = []
+        for topic in found:
+            end = connection.kafka.offsets(topic.name)
+            begin = connection.kafka.offsets(topic.name, _EARLIEST)
+            kept = sum(end.values()) - sum(begin.values())
+            rows.append((topic.name, len(topic.leaders), kept, str(topic.topic_id)))
+    write_rows(
+        ("topic", "partitions", "offsets kept", "id"), rows, output, numeric=(False, True, True, False)
+    )
+
+
+@topics.command("import")
+def import_from_kafka(
+    kafka_data: Annotated[
+        Path,
+        typer.Option(
+            "--kafka-data", metavar="DIR", help="A log.dirs folder of an Apache Kafka that is stopped."
+        ),
+    ],
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="The data directory of this server, which is stopped.")
+    ],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.", show_default=False)
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A configuration of the imported topics; repeatable."
+        ),
+    ] = None,
+    node_id: Annotated[int, typer.Option(min=0, help="The node.id of this server.")] = 0,
+) -> None:
+    """Take topics over from Apache Kafka: records, offsets, epochs and ids, byte for byte.
+
+    Configurations of topics and offsets of groups do not come along: Kafka keeps them elsewhere.
+
+    \b
+      headrace topics import --kafka-data /var/lib/kafka --data ./data
+      headrace topics import --kafka-data /var/lib/kafka --data ./data clicks --set cleanup.policy=compact
+    """
+    import asyncio
+
+    from headrace.broker.cluster.kafka_import import import_topics
+    from headrace.broker.configs.config_key import ConfigError
+    from headrace.broker.metadata.topic_config import TopicConfigs
+    from headrace.broker.runtime.ports import SystemEntropy
+    from headrace.protocol.errors import KafkaError
+    from headrace.tablelayer.cli.serve import parse_sets
+
+    try:
+        imported = asyncio.run(
+            import_topics(
+                kafka_data,
+                data,
+                names or [],
+                parse_sets(sets or []),
+                configs=TopicConfigs({}),
+                entropy=SystemEntropy(),
+                node_id=node_id,
+            )
+        )
+    except (ConfigError, KafkaError, OSError) as error:
+        raise CommandError(str(error)) from error
+    for name, partitions in imported.items():
+        kept = sum(partition.end_offset - partition.log_start_offset for partition in partitions)
+        size = sum(partition.size_bytes for partition in partitions)
+        typer.echo(f"{name}: {len(partitions)} partitions, {kept} offsets, {size} bytes")
+
+
+@topics.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the new topic.")],
+    partitions: Annotated[int, typer.Option(help="Number of partitions; -1: the server's default.")] = -1,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A topic configuration under Kafka's own name; repeatable."
+        ),
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Create a topic.
+
+    \b
+      headrace topics create clicks --partitions 4 --set retention.ms=3600000
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+
+    configs = named_values(sets or [])
+    with open_connection(server) as connection:
+        topic = connection.kafka.create_topic(name, partitions=partitions, configs=configs)
+    typer.echo(f"topic {name} has {len(topic.leaders)} partition{'s' if len(topic.leaders) != 1 else ''}")
+
+
+@topics.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show a topic's partitions, offsets and configuration.
+
+    \b
+      headrace topics describe clicks
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_object, write_rows
+
+    with open_connection(server) as connection:
+        topic = connection.kafka.describe_topic(name)
+        begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name)
+    partitions = [(p, topic.leaders[p], begin[p], end[p]) for p in sorted(topic.leaders)]
+    if output is Format.JSON:
+        write_object(
+            {
+                "topic": name,
+                "id": str(topic.topic_id),
+                "is table": topic.is_table,
+                "configs": dict(sorted(topic.configs.items())),
+                "partitions": [dict(zip(_PARTITION_COLUMNS, each, strict=True)) for each in partitions],
+            }
+        )
+        return
+    if output is Format.TABLE:
+        typer.echo(f"topic {name}, id {topic.topic_id}" + (", a table" if topic.is_table else ""))
+        for key, value in sorted(topic.configs.items()):
+            typer.echo(f"  {key} = {value}")
+        if topic.configs_withheld:
+            typer.echo("  not authorized: its configurations are withheld (DESCRIBE_CONFIGS)")
+        typer.echo("")
+    write_rows(_PARTITION_COLUMNS, partitions, output, numeric=(True,) * 4)
+
+
+@topics.command()
+def delete(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    yes: YesOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Delete a topic and its records.
+
+    \b
+      headrace topics delete clicks
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+
+    confirm(f"Delete topic {name} and all of its records?", yes=yes)
+    with open_connection(server) as connection:
+        connection.kafka.delete_topic(name)
+    typer.echo(f"topic {name} is deleted")
+
+
+@topics.command()
+def alter(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A topic configuration to set; repeatable."),
+    ] = None,
+    unsets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", metavar="NAME", help="A configuration that goes back to its default; repeatable."
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Change a topic's configuration: all that is named, or nothing.
+
+    \b
+      headrace topics alter clicks --set retention.ms=3600000 --unset cleanup.policy
+      headrace topics alter clicks --set segment.bytes=1048576 --dry-run
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.client import ConfigKind
+
+    values, removed = named_values(sets or []), unsets or []
+    if not values and not removed:
+        raise CommandError("nothing is to be changed: name it by --set NAME=VALUE or --unset NAME")
+    with open_connection(server) as connection:
+        connection.kafka.alter_configs(ConfigKind.TOPIC, name, values, removed, validate_only=dry_run)
+    typer.echo(f"topic {name} {'could be' if dry_run else 'is'} altered")
+
+
+@topics.command()
+def refused(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Topic of a table; without it all.", autocompletion=topic_names, show_default=False
+        ),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show which records tables refused lately, and why: the last 50 of each table since the server started.
+
+    A producer whose library tells a code alone (librdkafka: INVALID_RECORD) does not show the reason. With
+    'table.kafka.dead-letter-topic' the bad record goes there, and the rest of its batch is written.
+
+    \b
+      headrace topics refused
+      headrace topics refused default.fruit -o json
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        found = connection.admin.refused(name)
+    rows = [
+        (
+            table.table,
+            datetime.fromtimestamp(each.time_ms / 1000, UTC),
+            each.topic,
+            each.partition,
+            each.index if each.index >= 0 else None,
+            each.code,
+            "yes" if each.dead_letter else "no",
+            each.reason,
+        )
+        for table in found
+        for each in table.records
+    ]
+    names = ("table", "time", "topic", "partition", "record of the batch", "error", "dead letter", "reason")
+    write_rows(names, rows, output)
+
+
+@topics.command("add-partitions")
+def add_partitions(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    count: Annotated[
+        int, typer.Option("--to", metavar="COUNT", min=1, help="How many partitions there are then, in all.")
+    ],
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Let a topic have more partitions. Records with a key may go to other partitions than before.
+
+    \b
+      headrace topics add-partitions clicks --to 8
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+
+    with open_connection(server) as connection:
+        before = len(connection.kafka.describe_topic(name).leaders)
+        connection.kafka.add_partitions(name, count, validate_only=dry_run)
+    typer.echo(f"topic {name} {'could have' if dry_run else 'has'} {count} partitions instead of {before}")
+
+
+@topics.command()
+def produce(
+    name: Annotated[
+        str, typer.Argument(help="Name of the topic, or of a table.", autocompletion=topic_names)
+    ],
+    value: Annotated[
+        str | None, typer.Option("--value", "-v", help="The value of one record.", show_default=False)
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Its key.", show_default=False)] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records; repeatable."),
+    ] = None,
+    tombstone: Annotated[
+        bool, typer.Option("--tombstone", help="One record with --key and no value: a delete.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Records from a file, a line each; -: standard input."
+        ),
+    ] = None,
+    lines: Annotated[
+        Lines,
+        typer.Option(
+            "--input", "-i", help="What a line is: a value, or an object as `topics tail -o json` writes it."
+        ),
+    ] = Lines.VALUE,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="What stands between key and value."),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option("--partition", "-p", min=0, help="All of them into this one.", show_default=False),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Write records: one from the command line, or the lines of a file or of standard input.
+
+    A record with a key goes to the partition that Kafka's Java producer chooses. What is written is acknowledged by
+    all, and is there once, whatever is lost on the way. Records for a table are checked against it.
+
+    A line of --input json has key, value and headers as [["name", "value"], ...], and may have a timestamp, which the
+    record keeps. Bytes that are no text are base64, with "key_encoding" or "value_encoding" beside them, or a third
+    element in a header, saying "base64". `partition` and `offset` say where a record came from: the key, or
+    --partition, says where it goes.
+
+    \b
+      headrace topics produce clicks --key ann --value '{"page": 7}' --header trace=4711
+      headrace topics produce clicks --file events.jsonl
+      echo '3:{"id": 3, "name": "fig"}' | headrace topics produce default.fruit --key-separator :
+      headrace topics produce default.fruit --key 3 --tombstone
+      headrace topics tail clicks -n 100 -o json | headrace topics produce copy --input json
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+    from headrace.tablelayer.cli.output import RowStream
+    from headrace.tablelayer.cli.records import from_lines, of_words, pieces
+
+    if file is None and (value is not None or tombstone or key is not None):
+        records = iter([of_words(key, value, tombstone=tombstone)])
+    else:
+        if value is not None or tombstone or key is not None:
+            raise CommandError("give one record by --key and --value, or many by --file, not both")
+        records = from_lines(file, key_separator=key_separator, is_json=lines is Lines.JSON)
+    common = [(header, text.encode()) for header, text in named_pairs(headers or [], "--header")]
+    written, shown = 0, RowStream(output)
+    with open_connection(server) as connection:
+        for piece in pieces(records, common, partition, _PIECE_RECORDS, _PIECE_BYTES):
+            try:
+                places = connection.kafka.produce(name, piece)
+            except Exception as error:
+                if written:
+                    error.add_note(f"{written} records had been written before")
+                raise
+            written += len(places)
+            if output is not Format.TABLE:
+                rows = [(name, *place) for place in places]
+                shown.write(("topic", "partition", "offset"), rows, (False, True, True))
+    if output is Format.TABLE:
+        where = f" to partition {places[0][0]} at offset {places[0][1]}" if written == 1 else f" to {name}"
+        typer.echo(f"{written} record{'' if written == 1 else 's'} written{where}")
+
+
+@topics.command()
+def tail(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    count: Annotated[
+        int, typer.Option("-n", min=0, help="Begin with the last so many records of each partition.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new records until Ctrl-C.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show the last records of a topic as a Kafka client sees them; of a table, its Kafka face.
+
+    JSON is exact: `topics produce --input json` writes records of equal bytes. Bytes that are no text are base64 there
+    and in CSV, and an encoding beside them says so. The table is for reading, and shows them as `\\xff`.
+
+    \b
+      headrace topics tail default.orders -n 5
+      headrace topics tail clicks --follow --format json
+    """
+    from headrace.tablelayer.cli.connect import open_connection
+
+    with open_connection(server) as connection:
+        begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name, _LATEST)
+        positions = {p: max(begin[p], end[p] - count) for p in end}
+        collected: list[KafkaRecord] = []
+        begun = False
+        while True:
+            unread = positions if follow else {p: at for p, at in positions.items() if at < end[p]}
+            if not unread:
+                break
+            records, after = connection.kafka.read(name, unread, max_wait_ms=500)
+            shown = [r for r in records if follow or r.offset < end[r.partition]]
+            if follow and shown:
+                _show(shown, output, header=not begun)
+                begun = True
+            elif shown:
+                collected += shown
+            if after == unread and not follow:
+                raise CommandError(
+                    f"{name} gives no records although its log does not end: is it being deleted?"
+                )
+            positions = {**positions, **after}
+    _show(sorted(collected, key=lambda r: (r.partition, r.offset)), output)
+
+
+def _show(records: Sequence[KafkaRecord], output: Format, *, header: bool = True) -> None:
+    from headrace.tablelayer.cli.output import Json, visible, write_rows
+    from headrace.tablelayer.client.admin.record_json import (
+        headers_to_json,
+        record_to_json,
+        text_and_encoding,
+    )
+
+    if output is Format.JSON:
+        sys.stdout.writelines(f"{record_to_json(record)}\n" for record in records)
+    elif output is Format.CSV:
+        rows = []
+        for record in records:
+            (key, of_key), (value, of_value) = text_and_encoding(record.key), text_and_encoding(record.value)
+            place = record.partition, record.offset, record.timestamp_ms
+            rows.append((*place, key, value, Json(headers_to_json(record)), of_key, of_value))
+        names = (
+            "partition",
+            "offset",
+            "timestamp",
+            "key",
+            "value",
+            "headers",
+            "key_encoding",
+            "value_encoding",
+        )
+        write_rows(names, rows, output, header=header)
+    else:
+        for record in records:
+            key = "-" if record.key is None else visible(_readable(record.key))
+            named = "".join(f"  {visible(name)}={_shown(value)}" for name, value in record.headers)
+            typer.echo(f"{record.partition}:{record.offset}  {key}  {_shown(record.value)}{named}")
+    sys.stdout.flush()
+
+
+def _shown(value: bytes | None) -> str:
+    from headrace.tablelayer.cli.output import visible
+
+    return "(deleted)" if value is None else visible(_readable(value))
+
+
+def _readable(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")

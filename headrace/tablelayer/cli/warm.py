@@ -1,0 +1,43 @@
+"""Compile every numba kernel and keep the result in numba's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from time import perf_counter
+
+from headrace.protocol.kernel_cache import giving_way, one_writer
+
+#: Modules that have kernels, each with a `warm()`. What every write, lookup and scan of a table needs comes first: a
+#: server that was killed while it compiled the others has it again at once.
+KERNEL_MODULES = (
+    "headrace.tablelayer.model.rows.keys",
+    "headrace.tablelayer.model.rows.stored",
+    "headrace.tablelayer.server.stored_message",
+    "headrace.tablelayer.server.merge.aggregation",
+    "headrace.protocol.records.decode",
+    "headrace.protocol.records.check",
+    "headrace.protocol.records.encode",
+    "headrace.protocol.records.gather",
+    "headrace.broker.log.scan_kernels",
+    "headrace.tablelayer.model.table.buckets",
+    "headrace.tablelayer.model.filters.literals",
+    "headrace.tablelayer.model.json.rows",
+    "headrace.tablelayer.model.json.connect_schema",
+    "headrace.tablelayer.model.json.debezium",
+    "headrace.tablelayer.model.json.debezium_values",
+    "headrace.tablelayer.model.avro.write",
+    "headrace.tablelayer.model.avro.read",
+)
+
+
+def warm_up() -> Iterator[tuple[str, float]]:
+    """Warm the modules one after the other; yields each one's name and seconds. Whoever needs a kernel meanwhile does
+    not wait for more than one of them. From one thread.
+    """
+    one_writer()
+    with giving_way():
+        for name in KERNEL_MODULES:
+            started = perf_counter()
+            import_module(name).warm()
+            yield name, perf_counter() - started

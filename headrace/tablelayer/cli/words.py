@@ -1,0 +1,64 @@
+"""What several commands read from their words, and how they ask before they act."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from headrace.tablelayer.cli.errors import CommandError
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+
+
+def named_values(texts: Sequence[str], option: str = "--set") -> dict[str, str]:
+    """`name=value` texts. Raises CommandError for one that is not of that form, and for a name with two values."""
+    values: dict[str, str] = {}
+    for name, value in named_pairs(texts, option):
+        if values.setdefault(name, value) != value:
+            raise CommandError(f"{option} gives {name!r} two values: {values[name]!r} and {value!r}".lstrip())
+    return values
+
+
+def named_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """`name=value` texts in their order; a name may be there again. Raises CommandError for another form."""
+    pairs = []
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise CommandError(f"{option} {text!r} is not of the form name=value".lstrip())
+        pairs.append((name.strip(), value))
+    return pairs
+
+
+def moment_of(text: str, option: str = "--at") -> int:
+    """Milliseconds: given as such, or as a date and time (UTC if it does not say). Raises CommandError."""
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandError(
+            f"{option} {text!r} is no time: write 2024-09-19T12:00:00, or milliseconds since 1970"
+        ) from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def topic_and_partitions(text: str) -> tuple[str, list[int] | None]:
+    """`clicks` or `clicks:0,2`; None: all of them. Raises CommandError."""
+    topic, colon, numbers = text.partition(":")
+    if not colon:
+        return topic, None
+    parts = numbers.split(",")
+    if not topic or not all(part.strip().isdecimal() for part in parts):
+        raise CommandError(f"--topic {text!r} is not of the form TOPIC or TOPIC:PARTITION,PARTITION")
+    return topic, [int(part) for part in parts]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on the terminal unless that was answered before. Ends the command if the answer is no."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)

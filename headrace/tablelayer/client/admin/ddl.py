@@ -1,0 +1,140 @@
+"""`connection.execute`: statements that define databases and tables, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from headrace.tablelayer.model.ddl import (
+    AddPartition,
+    AlterDatabase,
+    AlterTable,
+    CreateDatabase,
+    CreateTable,
+    DropDatabase,
+    DropPartition,
+    DropTable,
+    Statement,
+    parse,
+)
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.table.evolution import Change
+from headrace.tablelayer.model.table.partitions import Partition
+from headrace.tablelayer.model.types.values import Value
+
+
+class Definer(Protocol):
+    """What carries the statements out: the blocking `Admin`."""
+
+    def create_database(
+        self,
+        name: str,
+        *,
+        if_not_exists: bool = False,
+        comment: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None: ...
+    def alter_database(
+        self,
+        name: str,
+        *,
+        set_properties: Mapping[str, str] | None = None,
+        reset_properties: Sequence[str] = (),
+        comment: str | None = None,
+    ) -> None: ...
+    def drop_database(self, name: str, *, if_exists: bool = False, cascade: bool = False) -> None: ...
+    def create_table(
+        self, definition: TableDefinition, *, if_not_exists: bool = False
+    ) -> TableDefinition: ...
+    def describe_table(self, path: TablePath | str) -> TableDefinition: ...
+    def alter_table(
+        self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None
+    ) -> TableDefinition: ...
+    def drop_table(self, path: TablePath | str, *, if_exists: bool = False) -> None: ...
+    def add_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_not_exists: bool = False
+    ) -> Partition: ...
+    def drop_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_exists: bool = False
+    ) -> None: ...
+
+
+_DEFINING = (
+    CreateDatabase,
+    AlterDatabase,
+    DropDatabase,
+    CreateTable,
+    AlterTable,
+    DropTable,
+    AddPartition,
+    DropPartition,
+)
+
+
+def execute(admin: Definer, sql: str) -> None:
+    """Run all statements of a text. Nothing has been done if one of them cannot be understood or is no DDL."""
+    statements = parse(sql)
+    for statement in statements:
+        if not isinstance(statement, _DEFINING):
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"execute runs CREATE, ALTER and DROP of databases, tables and partitions, "
+                f"not {type(statement).__name__}: "
+                "use the methods of a table, or `headrace sql`",
+            )
+    for statement in statements:
+        define(admin, statement)
+
+
+def define(admin: Definer, statement: Statement) -> str | None:
+    """Carry out one DDL statement and say what was done; None if it is not one."""
+    if isinstance(statement, CreateDatabase):
+        admin.create_database(
+            statement.name,
+            if_not_exists=statement.if_not_exists,
+            comment=statement.comment,
+            properties=statement.properties,
+        )
+        return f"database {statement.name} is there"
+    if isinstance(statement, AlterDatabase):
+        admin.alter_database(
+            statement.name,
+            set_properties=statement.set_properties,
+            reset_properties=statement.reset_properties,
+            comment=statement.comment,
+        )
+        return f"database {statement.name} is altered"
+    if isinstance(statement, AlterTable):
+        return _alter(admin, statement)
+    if isinstance(statement, DropDatabase):
+        admin.drop_database(statement.name, if_exists=statement.if_exists, cascade=statement.cascade)
+        return f"database {statement.name} is gone"
+    if isinstance(statement, CreateTable):
+        admin.create_table(statement.definition, if_not_exists=statement.if_not_exists)
+        return f"table {statement.definition.path} is there"
+    if isinstance(statement, DropTable):
+        admin.drop_table(statement.path, if_exists=statement.if_exists)
+        return f"table {statement.path} is gone"
+    if isinstance(statement, AddPartition):
+        admin.add_partition(statement.path, statement.spec, if_not_exists=statement.if_not_exists)
+        return f"table {statement.path} has the partition"
+    if isinstance(statement, DropPartition):
+        admin.drop_partition(statement.path, statement.spec, if_exists=statement.if_exists)
+        return f"the partition of table {statement.path} is gone"
+    return None
+
+
+def _alter(admin: Definer, statement: AlterTable) -> str:
+    """The server decides; what it would refuse is found here first, because here the word can be pointed at."""
+    try:
+        before = admin.describe_table(statement.path)
+    except TableError as error:
+        if statement.if_exists and error.code is TableErrorCode.TABLE_NOT_FOUND:
+            return f"table {statement.path} does not exist"
+        raise
+    statement.check(before)
+    after = admin.alter_table(statement.path, statement.changes)
+    if after.schema.schema_id == before.schema.schema_id:
+        return f"table {statement.path} is altered"
+    return f"table {statement.path} is altered and has schema {after.schema.schema_id} now"

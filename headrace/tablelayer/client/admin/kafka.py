@@ -1,0 +1,686 @@
+"""Kafka's side of the cluster: topics, groups, and the records of a topic, with Kafka's own requests.
+
+Enough for a person to look round and for tables' tests to see the Kafka face; not a Kafka client. Programs
+use one of those: every one of them works.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
+from headrace.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from headrace.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from headrace.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
+from headrace.protocol.messages.delete_topics import (
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from headrace.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+)
+from headrace.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from headrace.protocol.messages.describe_log_dirs import (
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
+from headrace.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from headrace.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from headrace.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+)
+from headrace.tablelayer.client.admin.configs import (
+    ConfigKind,
+    ConfigListing,
+    alter_configs,
+    describe_configs,
+    list_resources,
+)
+from headrace.tablelayer.client.admin.moves import elect_preferred_leaders, move_partitions, moving_partitions
+from headrace.tablelayer.client.admin.placement import Placement
+from headrace.tablelayer.client.admin.produce import OutgoingRecord, Producer
+from headrace.tablelayer.client.errors import UnsupportedRequest
+from headrace.tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
+from headrace.tablelayer.client.read.reader import EARLIEST, LATEST, find_coordinator, list_offsets
+from headrace.tablelayer.client.wire.cluster import Cluster
+from headrace.tablelayer.client.wire.retry import Deadline, error_of, raise_for, retrying
+
+if TYPE_CHECKING:
+    from headrace.protocol.records.decode import RecordColumns
+
+_TOPIC_RESOURCE = 2
+_DELETE_BY_STATE_SINCE = 6
+_FETCH_BY_ID_SINCE = 13
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic: `leaders` by partition; `configs` those given explicitly, empty in a listing, and where they are
+    withheld from somebody who may DESCRIBE the topic and not its configurations.
+    """
+
+    name: str
+    topic_id: UUID
+    is_internal: bool
+    leaders: Mapping[int, int]
+    configs: Mapping[str, str] = field(default_factory=dict)
+    configs_withheld: bool = False
+
+    def required_configs(self) -> Mapping[str, str]:
+        """KafkaError TOPIC_AUTHORIZATION_FAILED where they are withheld."""
+        if self.configs_withheld:
+            raise_for(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                None,
+                doing=f"describe the configurations of {self.name}",
+            )
+        return self.configs
+
+    @property
+    def is_table(self) -> bool:
+        return "table.schema" in self.configs
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    group: str
+    protocol_type: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    member_id: str
+    client_id: str
+    client_host: str
+    instance_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A consumer group: `positions` are its committed offsets by (topic, partition)."""
+
+    group: str
+    state: str
+    assignor: str
+    members: Sequence[GroupMember]
+    positions: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSizes:
+    """`bytes`: of log files, without indexes, by topic and partition. `disks`: by server, (bytes free, bytes in all) of
+    the volume with its data; -1 where a server does not say.
+    """
+
+    bytes: Mapping[str, Mapping[int, int]]
+    disks: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    """One record as a Kafka client sees it."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker that is alive: its address as clients are told, and how many partitions it leads."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None
+    partitions_led: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """`controller` is -1 while there is none. `offline` are partitions without a leader, as (topic, partition),
+    `under_replicated` those of which not all replicas are in sync.
+    """
+
+    cluster_id: str
+    controller: int
+    brokers: Sequence[BrokerDescription]
+    topic_count: int
+    partition_count: int
+    offline: Sequence[tuple[str, int]]
+    under_replicated: Sequence[tuple[str, int]] = ()
+
+
+class AsyncKafkaAdmin:
+    """Topics and groups."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._producer = Producer(cluster)
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._cluster.config.delivery_timeout_ms)
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Its brokers, and how its partitions are led; internal topics are counted too."""
+
+        async def attempt(deadline: Deadline) -> ClusterDescription:
+            answer = await self._cluster.metadata(None, deadline)
+            places = [
+                (topic.name or "", each.partition_index, each.leader_id)
+                for topic in answer.topics
+                for each in topic.partitions
+            ]
+            led = Counter(leader for _, _, leader in places)
+            brokers = [
+                BrokerDescription(each.node_id, each.host, each.port, each.rack, led[each.node_id])
+                for each in sorted(answer.brokers, key=lambda each: each.node_id)
+            ]
+            offline = sorted((topic, partition) for topic, partition, leader in places if leader < 0)
+            behind = sorted(
+                (topic.name or "", each.partition_index)
+                for topic in answer.topics
+                for each in topic.partitions
+                if len(each.isr_nodes) < len(each.replica_nodes)
+            )
+            return ClusterDescription(
+                answer.cluster_id or "",
+                answer.controller_id,
+                brokers,
+                len(answer.topics),
+                len(places),
+                offline,
+                behind,
+            )
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
+
+    async def placements(self) -> list[Placement]:
+        """Who holds every partition, internal topics included, the preferred leader first."""
+
+        async def attempt(deadline: Deadline) -> list[Placement]:
+            answer = await self._cluster.metadata(None, deadline)
+            return sorted(
+                (
+                    Placement(topic.name or "", each.partition_index, tuple(each.replica_nodes))
+                    for topic in answer.topics
+                    for each in topic.partitions
+                ),
+                key=lambda each: (each.topic, each.partition),
+            )
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
+
+    async def move_partitions(
+        self, wanted: Sequence[Placement | tuple[str, int]]
+    ) -> dict[tuple[str, int], str]:
+        """Have partitions held by these brokers, or what is (topic, partition) alone no longer moved. Begun when this
+        returns (`moving_partitions`). Gives those that cannot be, each with the reason.
+        """
+        return await move_partitions(self._cluster, wanted)
+
+    async def moving_partitions(self) -> list[Placement]:
+        """Those that are being moved, with all who hold them meanwhile."""
+        return await moving_partitions(self._cluster)
+
+    async def elect_preferred_leaders(self) -> Mapping[tuple[str, int], str]:
+        """Have every partition led by the first of its replicas. Gives those that cannot be, each with the reason."""
+        return await elect_preferred_leaders(self._cluster)
+
+    async def list_topics(self) -> list[TopicDescription]:
+        """All topics by name, tables and internal ones among them; without their configurations."""
+
+        async def attempt(deadline: Deadline) -> list[TopicDescription]:
+            answer = await self._cluster.metadata(None, deadline)
+            return sorted(
+                (
+                    TopicDescription(
+                        topic.name or "",
+                        topic.topic_id,
+                        topic.is_internal,
+                        {p.partition_index: p.leader_id for p in topic.partitions},
+                    )
+                    for topic in answer.topics
+                ),
+                key=lambda topic: topic.name,
+            )
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
+
+    async def create_topic(
+        self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
+    ) -> TopicDescription:
+        """Create a topic; -1 partitions: as many as the server gives by default. KafkaError
+        TOPIC_ALREADY_EXISTS, ...
+        """
+        request = CreateTopicsRequest(
+            topics=[
+                CreatableTopic(
+                    name=name,
+                    num_partitions=partitions,
+                    replication_factor=-1,
+                    configs=[
+                        CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()
+                    ],
+                )
+            ],
+            timeout_ms=self._cluster.config.request_timeout_ms,
+        )
+        answer = await self._cluster.call(
+            request, CreateTopicsResponse, doing=f"create topic {name}", repeatable=False
+        )
+        raise_for(answer.topics[0].error_code, answer.topics[0].error_message, doing=f"create topic {name}")
+        return await self.describe_topic(name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its data; a table's topic is the table. KafkaError UNKNOWN_TOPIC_OR_PARTITION."""
+        connection = await self._cluster.connection(None)
+        request = DeleteTopicsRequest(timeout_ms=self._cluster.config.request_timeout_ms)
+        if connection.version_for(DeleteTopicsRequest) >= _DELETE_BY_STATE_SINCE:
+            request.topics = [DeleteTopicState(name=name)]
+        else:
+            request.topic_names = [name]
+        answer = await self._cluster.call(
+            request, DeleteTopicsResponse, doing=f"delete topic {name}", repeatable=False
+        )
+        raise_for(
+            answer.responses[0].error_code, answer.responses[0].error_message, doing=f"delete topic {name}"
+        )
+        self._cluster.forget_routes(name)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its explicit configuration. KafkaError UNKNOWN_TOPIC_OR_PARTITION at once if there is none."""
+        deadline = self._deadline()
+        topics = (await self._cluster.metadata([name], deadline)).topics
+        raise_for(topics[0].error_code, f"there is no topic {name}", doing="describe topic")
+        request = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsResource(
+                    resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+                )
+            ]
+        )
+        answer = await self._cluster.call(request, DescribeConfigsResponse, doing=f"describe topic {name}")
+        result = answer.results[0]
+        withheld = result.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if not withheld:
+            raise_for(result.error_code, result.error_message, doing=f"describe topic {name}")
+        explicit = {
+            entry.name: entry.value
+            for entry in result.configs
+            if entry.config_source == 1 and entry.value is not None
+        }
+        leaders = {p.partition_index: p.leader_id for p in topics[0].partitions}
+        return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit, withheld)
+
+    async def add_partitions(self, topic: str, count: int, *, validate_only: bool = False) -> None:
+        """Let a topic have `count` partitions, more than it has now. What has a key may go to another partition from
+        then on. KafkaError INVALID_PARTITIONS for fewer or as many, UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        doing = f"add partitions to {topic}"
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=topic, count=count, assignments=None)],
+            timeout_ms=self._cluster.config.request_timeout_ms,
+            validate_only=validate_only,
+        )
+        answer = await self._cluster.call(request, CreatePartitionsResponse, doing=doing, repeatable=False)
+        raise_for(answer.results[0].error_code, answer.results[0].error_message, doing=doing)
+        self._cluster.forget_routes(topic)
+
+    async def configs(self, kind: ConfigKind, name: str) -> list[ConfigListing]:
+        """Every configuration of a topic, broker or group, with its value, where that comes from and what it does."""
+        return await describe_configs(self._cluster, kind, name)
+
+    async def configured(self) -> list[tuple[ConfigKind, str]]:
+        """The kind and name of everything that has configurations; the name of all brokers together is empty."""
+        return await list_resources(self._cluster)
+
+    async def alter_configs(
+        self,
+        kind: ConfigKind,
+        name: str,
+        values: Mapping[str, str],
+        delete: Sequence[str] = (),
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set some configurations and put others (`delete`) back to their defaults, all of it or nothing. KafkaError
+        INVALID_CONFIG, INVALID_REQUEST for one that cannot be changed, UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        await alter_configs(self._cluster, kind, name, values, delete, validate_only=validate_only)
+
+    async def produce(self, topic: str, records: Sequence[OutgoingRecord]) -> list[tuple[int, int]]:
+        """Write records, with acks=all, each once whatever is lost on the way; (partition, offset) of each.
+
+        KafkaError INVALID_RECORD, with the record and the reason, for one that does not fit a table: of its partition's
+        batch nothing is written then. MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, ...
+        """
+        return await self._producer.produce(topic, records)
+
+    async def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
+        """Offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in
+        ms (-1: none). With `committed` the end is where the first transaction begins that is not decided yet.
+        """
+
+        async def attempt(deadline: Deadline) -> dict[int, int]:
+            routes = await self._cluster.routes(topic, deadline)
+            found: dict[int, int] = {}
+            for leader, partitions in (
+                await self._cluster.by_leader(topic, sorted(routes.leaders), deadline)
+            ).items():
+                answers = await list_offsets(
+                    self._cluster, topic, at, leader, partitions, deadline, committed=committed
+                )
+                for partition, answer in answers.items():
+                    raise_for(answer.error_code, None, doing=f"find offsets of {topic}")
+                    found[partition] = answer.offset
+            return dict(sorted(found.items()))
+
+        return await retrying(
+            attempt,
+            config=self._cluster.config,
+            deadline=self._deadline(),
+            repeatable=True,
+            on_stale_route=lambda: self._cluster.forget_routes(topic),
+        )
+
+    async def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Move the beginnings of partitions forward, to the offset of each (-1: to its end): what is before is gone for
+        good. Where the logs begin now. KafkaError OFFSET_OUT_OF_RANGE, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED.
+        """
+
+        async def attempt(deadline: Deadline) -> dict[int, int]:
+            found: dict[int, int] = {}
+            for leader, partitions in (await self._cluster.by_leader(topic, list(before), deadline)).items():
+                asked = [DeleteRecordsPartition(partition_index=p, offset=before[p]) for p in partitions]
+                answer = await self._cluster.call(
+                    DeleteRecordsRequest(
+                        topics=[DeleteRecordsTopic(name=topic, partitions=asked)], timeout_ms=30_000
+                    ),
+                    DeleteRecordsResponse,
+                    doing=f"delete records of {topic}",
+                    node_id=leader,
+                    deadline=deadline,
+                    changes=True,
+                )
+                for each in (each for of_topic in answer.topics for each in of_topic.partitions):
+                    raise_for(each.error_code, None, doing=f"delete records of {topic}")
+                    found[each.partition_index] = each.low_watermark
+            return found
+
+        return await retrying(
+            attempt,
+            config=self._cluster.config,
+            deadline=self._deadline(),
+            repeatable=True,
+            on_stale_route=lambda: self._cluster.forget_routes(topic),
+        )
+
+    async def log_sizes(self, topic: str | None = None) -> LogSizes:
+        """Bytes of log files by topic (None: all) and partition, over all servers, and what their disks have left."""
+        deadline = self._deadline()
+        asked = None
+        if topic is not None:
+            described = await self.describe_topic(topic)
+            asked = [DescribableLogDirTopic(topic=topic, partitions=sorted(described.leaders))]
+        answer = await self._cluster.metadata([] if topic is None else [topic], deadline)
+        sizes: dict[str, dict[int, int]] = {}
+        disks: dict[int, tuple[int, int]] = {}
+        for broker in answer.brokers:
+            found = await self._cluster.call(
+                DescribeLogDirsRequest(topics=asked),
+                DescribeLogDirsResponse,
+                doing="measure logs",
+                node_id=broker.node_id,
+                deadline=deadline,
+            )
+            for each in found.results:
+                raise_for(each.error_code, None, doing=f"measure logs in {each.log_dir}")
+                disks[broker.node_id] = each.usable_bytes, each.total_bytes
+                for of_topic in each.topics:
+                    parts = sizes.setdefault(of_topic.name, {})
+                    for part in of_topic.partitions:
+                        parts[part.partition_index] = parts.get(part.partition_index, 0) + part.partition_size
+        return LogSizes(sizes, disks)
+
+    async def brokers(self) -> dict[int, tuple[str, int]]:
+        """The addresses that the servers advertise, by their ids."""
+        answer = await self._cluster.metadata([], self._deadline())
+        return {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+
+    async def read(
+        self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
+    ) -> tuple[list[KafkaRecord], dict[int, int]]:
+        """One fetch: records from these positions on, and the positions behind them.
+
+        A position that the log has left behind moves on to the log's beginning. A table's records are what
+        its Kafka face shows.
+        """
+        batches, next_positions = await self.read_batches(
+            topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes
+        )
+        records = [
+            KafkaRecord(partition, offset, timestamp, key, value, tuple(columns.headers(index)))
+            for partition, columns in batches
+            for index, (offset, timestamp, key, value) in enumerate(
+                zip(
+                    columns.offsets.tolist(),
+                    columns.timestamps.tolist(),
+                    columns.keys(),
+                    columns.values(),
+                    strict=True,
+                )
+            )
+            if offset >= positions[partition]
+        ]
+        return records, next_positions
+
+    async def read_batches(
+        self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
+    ) -> tuple[list[tuple[int, RecordColumns]], dict[int, int]]:
+        """As `read`, but (partition, columns) for each batch: arrays with an element for each record
+        (`protocol.records.decode.RecordColumns`). The first batch of a partition is given whole, records before the
+        position among them.
+        """
+        try:
+            from headrace.protocol.records.decode import (
+                decode_records,
+            )  # numba: only where records are read one by one
+        except ModuleNotFoundError as error:
+            raise UnsupportedRequest(
+                f"reading records needs {error.name}, which is not installed: pip install headrace instead of"
+                " headrace-client, or use a Kafka client"
+            ) from error
+        from headrace.protocol.records.header import iter_headers
+
+        next_positions = dict(positions)
+        batches: list[tuple[int, RecordColumns]] = []
+
+        async def attempt(deadline: Deadline) -> None:
+            batches.clear()
+            next_positions.update(positions)
+            for leader, partitions in (
+                await self._cluster.by_leader(topic, list(positions), deadline)
+            ).items():
+                answer = await self._fetch(
+                    topic, leader, {p: positions[p] for p in partitions}, max_wait_ms, max_bytes
+                )
+                for data in (data for found in answer.responses for data in found.partitions):
+                    if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                        beginning = await list_offsets(
+                            self._cluster, topic, EARLIEST, leader, [data.partition_index], deadline
+                        )
+                        next_positions[data.partition_index] = beginning[data.partition_index].offset
+                        continue
+                    raise_for(data.error_code, None, doing=f"read {topic}-{data.partition_index}")
+                    buffer = memoryview(data.records or b"")
+                    for position, header in iter_headers(buffer):
+                        next_positions[data.partition_index] = header.next_offset
+                        if not header.is_control:
+                            columns = decode_records(buffer[position : position + header.size])
+                            batches.append((data.partition_index, columns))
+
+        await retrying(
+            attempt,
+            config=self._cluster.config,
+            deadline=self._deadline(),
+            repeatable=True,
+            on_stale_route=lambda: self._cluster.forget_routes(topic),
+        )
+        return batches, next_positions
+
+    async def _fetch(
+        self, topic: str, leader: int, positions: Mapping[int, int], max_wait_ms: int, max_bytes: int
+    ) -> FetchResponse:
+        connection = await self._cluster.connection(leader)
+        wanted = FetchTopic(
+            topic=topic,
+            partitions=[
+                FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
+                for partition, offset in positions.items()
+            ],
+        )
+        if connection.version_for(FetchRequest) >= _FETCH_BY_ID_SINCE:
+            found = (await self._cluster.metadata([topic], self._deadline())).topics[0]
+            error = error_of(found.error_code, None, doing=f"find topic {topic}")
+            if error is not None:
+                raise error
+            wanted.topic_id = found.topic_id
+        request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, topics=[wanted])
+        answer = await self._cluster.send(
+            request, FetchResponse, node_id=leader, deadline=self._deadline(), extra_wait_ms=max_wait_ms
+        )
+        raise_for(answer.error_code, None, doing=f"read {topic}")
+        return answer
+
+    async def list_groups(self) -> list[GroupListing]:
+        """All consumer groups, by name. Each broker knows those that it coordinates."""
+
+        async def attempt(deadline: Deadline) -> list[GroupListing]:
+            listed: dict[str, GroupListing] = {}
+            for broker in (await self._cluster.metadata([], deadline)).brokers:
+                answer = await self._cluster.send(
+                    ListGroupsRequest(), ListGroupsResponse, node_id=broker.node_id, deadline=deadline
+                )
+                raise_for(answer.error_code, None, doing=f"list the groups of broker {broker.node_id}")
+                for group in answer.groups:
+                    listed[group.group_id] = GroupListing(
+                        group.group_id, group.protocol_type, group.group_state
+                    )
+            return [listed[name] for name in sorted(listed)]
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """A group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if nobody has ever used it."""
+
+        async def attempt(deadline: Deadline) -> GroupDescription:
+            node_id = await find_coordinator(self._cluster, group, deadline)
+            request = DescribeGroupsRequest(groups=[group])
+            answer = await self._cluster.send(
+                request, DescribeGroupsResponse, node_id=node_id, deadline=deadline
+            )
+            found = answer.groups[0]
+            raise_for(found.error_code, found.error_message, doing=f"describe group {group}")
+            members = [
+                GroupMember(m.member_id, m.client_id, m.client_host, m.group_instance_id)
+                for m in found.members
+            ]
+            positions = await fetch_offsets(self._cluster, group)
+            if found.group_state == "Dead" and not positions:
+                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group}")
+            return GroupDescription(group, found.group_state, found.protocol_data, members, positions)
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group and its positions. KafkaError NON_EMPTY_GROUP while it has members, GROUP_ID_NOT_FOUND."""
+        doing = f"delete group {group}"
+
+        async def attempt(deadline: Deadline) -> None:
+            node_id = await find_coordinator(self._cluster, group, deadline)
+            answer = await self._cluster.send(
+                DeleteGroupsRequest(groups_names=[group]),
+                DeleteGroupsResponse,
+                node_id=node_id,
+                deadline=deadline,
+            )
+            raise_for(answer.results[0].error_code, None, doing=doing)
+
+        await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=False, changes=True
+        )
+
+    async def delete_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> None:
+        """Forget a group's positions in these partitions. KafkaError GROUP_SUBSCRIBED_TO_TOPIC while a member reads
+        the topic, GROUP_ID_NOT_FOUND.
+        """
+        doing = f"delete offsets of group {group} in {topic}"
+
+        async def attempt(deadline: Deadline) -> None:
+            node_id = await find_coordinator(self._cluster, group, deadline)
+            request = OffsetDeleteRequest(
+                group_id=group,
+                topics=[
+                    OffsetDeleteRequestTopic(
+                        name=topic,
+                        partitions=[OffsetDeleteRequestPartition(partition_index=p) for p in partitions],
+                    )
+                ],
+            )
+            answer = await self._cluster.send(
+                request, OffsetDeleteResponse, node_id=node_id, deadline=deadline
+            )
+            raise_for(answer.error_code, None, doing=doing)
+            for part in (part for found in answer.topics for part in found.partitions):
+                raise_for(part.error_code, None, doing=doing)
+
+        await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True, changes=True
+        )
+
+    async def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the positions, the next offset to read of each partition, of a group without members. KafkaError
+        UNKNOWN_MEMBER_ID for one that has some.
+        """
+        await commit_offsets(self._cluster, group, topic, offsets)

@@ -1,0 +1,221 @@
+"""The way in for programs that wait. What only some programs use (tables, topics, users) is imported when it is asked
+for: a command that lists names has no use for numpy and pyarrow, which cost a fifth of a second."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from headrace.protocol.schema import ApiMessage
+from headrace.tablelayer import plugins
+from headrace.tablelayer.client.blocking.databases import Admin
+from headrace.tablelayer.client.blocking.waiting import LoopThread
+from headrace.tablelayer.client.config import ClientConfig
+from headrace.tablelayer.client.connection import connect_async
+from headrace.tablelayer.client.errors import ClientError
+from headrace.tablelayer.client.metrics import ClientMetrics
+from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+from headrace.tablelayer.client.wire.direct import DirectCluster
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.client.blocking.kafka import KafkaAdmin
+    from headrace.tablelayer.client.blocking.security import SecurityAdmin
+    from headrace.tablelayer.client.blocking.table import Table
+    from headrace.tablelayer.client.result import SqlResult
+    from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+
+ResponseT = TypeVar("ResponseT", bound=ApiMessage)
+
+
+def _session(connection: Connection) -> Any:
+    """Make the connection's SQL session. Raises ClientError where SQL is not installed."""
+    try:
+        return plugins.sql_session(connection)
+    except ModuleNotFoundError as error:
+        raise ClientError(
+            f"SQL needs {error.name}, which is not installed: pip install headrace instead of headrace-client"
+        ) from error
+
+
+class Connection:
+    """A client of one cluster. Make one with `connect`; close it, or use it in `with`."""
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        config: ClientConfig | None = None,
+        properties: Mapping[str, object] | None = None,
+    ) -> None:
+        self.settings = ConnectionSettings.make(bootstrap, properties)
+        self.config = config or ClientConfig()
+        self._loop = LoopThread()
+        try:
+            self._connection = self._loop.run(connect_async(self.settings, self.config))
+        except BaseException:
+            self._loop.stop()
+            raise
+        direct = DirectCluster(self.settings, self.config, self._connection.cluster)
+        self._direct = direct if direct.is_possible else None
+        self.admin = Admin(self._connection.admin, self._loop)
+        self._session: Any = None
+        self._session_made = threading.Lock()
+
+    @cached_property
+    def kafka(self) -> KafkaAdmin:
+        """Topics and groups."""
+        from headrace.tablelayer.client.blocking.kafka import KafkaAdmin
+
+        return KafkaAdmin(self._connection.kafka, self._loop)
+
+    @cached_property
+    def security(self) -> SecurityAdmin:
+        """Users and rights."""
+        from headrace.tablelayer.client.blocking.security import SecurityAdmin
+
+        return SecurityAdmin(self._connection.security, self._loop)
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses it was given."""
+        return self.settings.bootstrap
+
+    def table(self, path: TablePath | str) -> Table:
+        """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
+        from headrace.tablelayer.client.blocking.table import Table
+
+        return Table(self._loop.run(self._connection.table(path)), self._loop, self._direct)
+
+    def open_table(self, definition: TableDefinition) -> Table:
+        """Open a table whose definition, id included, is known already: no question to the server."""
+        from headrace.tablelayer.client.blocking.table import Table
+
+        return Table(self._connection.open_table(definition), self._loop, self._direct)
+
+    def execute(self, statement: str) -> None:
+        """Run DDL: CREATE, ALTER or DROP, DATABASE or TABLE; several statements are separated by semicolons.
+
+        Raises DdlError (a TableError) that points at the word it does not understand.
+        """
+        from headrace.tablelayer.client.admin.ddl import execute  # sqlglot takes half a second to import
+
+        execute(self.admin, statement)
+
+    def sql(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:
+        """Carry out SQL: `connection.sql("SELECT name FROM fruit WHERE id = ?", [1]).to_pandas()`.
+
+        Everything that `headrace sql` takes, by the same engine. `params` stand for `?` in order, or by name for
+        `:name` and `$name`; they are values, never parts of the statement. Of several statements the answer is the last
+        one's. Tables without a database are in the one that a `USE` before named, at first `default`; views last as
+        long as the connection.
+
+        Raises DdlError (a TableError) that points at a word, TableError, DataError, and SqlError (a ClientError) for
+        what DuckDB refuses; ClientError where SQL is not installed (`headrace-client` alone).
+        """
+        answer: SqlResult = self._sql_session().query(query, params)
+        return answer
+
+    def sql_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Carry out a statement for each of many rows of values for its `?`; how many rows were written. An INSERT of
+        one row writes them all at once. Errors as `sql`.
+        """
+        return int(self._sql_session().query_many(statement, rows))
+
+    def _sql_session(self) -> Any:
+        with self._session_made:
+            if self._session is None:
+                self._session = _session(self)
+            return self._session
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self.bootstrap}{', closed' if self._loop.is_stopped else ''}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self)[1:-1])}</p>"
+
+    def call(
+        self,
+        request: ApiMessage,
+        response: type[ResponseT],
+        *,
+        doing: str,
+        repeatable: bool = True,
+        changes: bool = False,
+        to_controller: bool = False,
+    ) -> ResponseT:
+        """Send one request of the table extension to any server, or to the controller, with retries; its error code is
+        raised.
+
+        `doing` says what is attempted, for the error's text; `repeatable` whether doing it twice is harmless; `changes`
+        whether it has an effect, so that an attempt without an answer leaves the outcome unknown.
+        """
+        return self._loop.run(
+            self._connection.cluster.call(
+                request,
+                response,
+                doing=doing,
+                repeatable=repeatable,
+                changes=changes,
+                to_controller=to_controller,
+            )
+        )
+
+    def metrics(self) -> ClientMetrics:
+        """What this connection has done so far: requests, retries, rows; see `ClientMetrics`."""
+        found = self._connection.metrics()
+        if self._direct is None:
+            return found
+        return replace(found, connections=found.connections + self._direct.connection_count)
+
+    def close(self) -> None:
+        """Close everything. Idempotent; in a forked child it leaves the parent's connection alone."""
+        try:
+            self._loop.run(self._connection.close())
+        except RuntimeError:
+            return  # closed already, or made before a fork
+        self._loop.stop()
+        if self._direct is not None:
+            self._direct.close()  # who waits there turns to the loop, and is told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(
+    bootstrap: Bootstrap = "127.0.0.1:9092",
+    config: ClientConfig | None = None,
+    properties: Mapping[str, object] | None = None,
+) -> Connection:
+    """Connect to a cluster: `with connect("127.0.0.1:9092") as connection: ...`.
+
+    `bootstrap` names some of its servers, "host:port,host:port". `properties` are Kafka's of security, as Java and
+    librdkafka call them, for example {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-256", ...}; None:
+    those of the environment. Raises ConnectionFailed at once if none of the servers answers, AuthenticationFailed if
+    one does not accept us or is not the one we trust.
+    """
+    return Connection(bootstrap, config, properties)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """Where a table is: small, picklable, safe to send to other processes, which connect by themselves.
+
+    `with ref.connect() as connection: connection.table(ref.path)`.
+    """
+
+    bootstrap: Bootstrap
+    path: str
+    config: ClientConfig = field(default_factory=ClientConfig)
+
+    def connect(self) -> Connection:
+        """A new connection of this process to the table's cluster."""
+        return Connection(self.bootstrap, self.config)

@@ -1,0 +1,19 @@
+"""Users and rights, for programs that wait."""
+
+from __future__ import annotations
+
+from headrace.tablelayer.client.admin.security import AsyncSecurityAdmin
+from headrace.tablelayer.client.blocking.waiting import Waiting, waits
+
+
+class SecurityAdmin(Waiting):
+    """Users and rights. See `AsyncSecurityAdmin` for what each method takes, returns and raises."""
+
+    require = waits(AsyncSecurityAdmin.require)
+    grant = waits(AsyncSecurityAdmin.grant)
+    revoke = waits(AsyncSecurityAdmin.revoke)
+    grants = waits(AsyncSecurityAdmin.grants)
+    create_user = waits(AsyncSecurityAdmin.create_user)
+    alter_user = waits(AsyncSecurityAdmin.alter_user)
+    drop_user = waits(AsyncSecurityAdmin.drop_user)
+    list_users = waits(AsyncSecurityAdmin.list_users)

@@ -1,0 +1,119 @@
+"""The event loop in a thread, and how a method of the asynchronous client becomes one that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from headrace.tablelayer.client.errors import ConnectionClosed
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class LoopThread:
+    """An event loop in a daemon thread of this process."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-client", daemon=True)
+        self._thread.start()
+        self._stopped = False
+        self._lock = threading.RLock()  # what the garbage collector ends comes amid anything, and by this way
+        """What is given to the loop is given before it begins to stop, so that its end is told."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this thread may wait for it."""
+        return (
+            not self._stopped and self._pid == os.getpid() and threading.current_thread() is not self._thread
+        )
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run to the end in the loop and wait; an interrupt (Ctrl-C) of the caller cancels it."""
+        if self._pid != os.getpid():
+            coroutine.close()
+            raise RuntimeError("this connection was made before a fork: make a new one in each process")
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("the blocking client cannot be used inside its own event loop")
+        future = self._give(coroutine)
+        if future is None:
+            raise ConnectionClosed("the connection is closed")
+        try:
+            return future.result()
+        except CancelledError:
+            if self._stopped:
+                raise ConnectionClosed("the connection is closed") from None
+            raise
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run without waiting; not at all if the loop has stopped or belongs to another process."""
+        if self._pid != os.getpid():
+            coroutine.close()
+        else:
+            self._give(coroutine)
+
+    def _give(self, coroutine: Coroutine[Any, Any, T]) -> Future[T] | None:
+        with self._lock:
+            if not self._stopped:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        return None
+
+    def stop(self) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+
+class Waiting:
+    """What a loop thread does for others: `inner` is the asynchronous object."""
+
+    def __init__(self, inner: Any, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+
+def waits(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """An asynchronous method as one that waits: the same arguments, answer and errors."""
+    name = method.__name__
+
+    @wraps(method)
+    def wait(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
+        coroutine: Coroutine[Any, Any, T] = getattr(self._inner, name)(*args, **named)
+        loop: LoopThread = self._loop
+        return loop.run(coroutine)
+
+    return wait

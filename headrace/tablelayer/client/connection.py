@@ -1,0 +1,103 @@
+"""The way in, asynchronously: `async with await connect_async("127.0.0.1:9092") as connection`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from headrace.tablelayer.client.admin.databases import AsyncAdmin, as_path
+from headrace.tablelayer.client.config import ClientConfig
+from headrace.tablelayer.client.metrics import ClientMetrics
+from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+from headrace.tablelayer.client.wire.cluster import Cluster
+from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin
+    from headrace.tablelayer.client.admin.security import AsyncSecurityAdmin
+    from headrace.tablelayer.client.table.table import AsyncTable
+
+
+class AsyncConnection:
+    """A client of one cluster, for one event loop. Connections to brokers are made as they are needed."""
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        config: ClientConfig | None = None,
+        properties: Mapping[str, object] | None = None,
+    ) -> None:
+        self.settings = ConnectionSettings.make(bootstrap, properties)
+        self.config = config or ClientConfig()
+        self.cluster = Cluster(self.settings, self.config)
+        self.admin = AsyncAdmin(self.cluster)
+        self._tables: WeakSet[AsyncTable] = WeakSet()
+
+    @cached_property
+    def kafka(self) -> AsyncKafkaAdmin:
+        """Topics and groups."""
+        from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin
+
+        return AsyncKafkaAdmin(self.cluster)
+
+    @cached_property
+    def security(self) -> AsyncSecurityAdmin:
+        """Users and rights."""
+        from headrace.tablelayer.client.admin.security import AsyncSecurityAdmin
+
+        return AsyncSecurityAdmin(self.cluster)
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses it was given."""
+        return self.settings.bootstrap
+
+    async def table(self, path: TablePath | str) -> AsyncTable:
+        """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
+        return self.open_table(await self.admin.describe_table(as_path(path)))
+
+    def open_table(self, definition: TableDefinition) -> AsyncTable:
+        """Open a table whose definition is known already, without a question; ValueError if it has no id."""
+        from headrace.tablelayer.client.table.table import AsyncTable
+
+        table = AsyncTable(self.cluster, definition)
+        self._tables.add(table)
+        return table
+
+    def metrics(self) -> ClientMetrics:
+        """What this connection has done so far: requests, retries, rows; see `ClientMetrics`."""
+        return self.cluster.counters.picture(self.cluster.connection_count)
+
+    async def close(self) -> None:
+        """Close everything that was opened here. Idempotent."""
+        for table in list(self._tables):
+            await table.close()
+        self.cluster.close()
+
+    async def __aenter__(self) -> AsyncConnection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def connect_async(
+    bootstrap: Bootstrap = "127.0.0.1:9092",
+    config: ClientConfig | None = None,
+    properties: Mapping[str, object] | None = None,
+) -> AsyncConnection:
+    """Connect to a cluster by the addresses of some of its servers: "host:port,host:port".
+
+    `properties` are Kafka's of security, as Java and librdkafka call them (`tablelayer.client.security`); None: those
+    of the environment. Raises ConnectionFailed at once if none of the servers answers, AuthenticationFailed if one does
+    not accept us or is not the one we trust, ValueError for an address or properties that are none.
+    """
+    connection = AsyncConnection(bootstrap, config, properties)
+    try:
+        await connection.cluster.connect()
+    except BaseException:
+        await connection.close()
+        raise
+    return connection

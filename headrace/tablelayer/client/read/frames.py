@@ -1,0 +1,37 @@
+"""Rows as DataFrames. pandas and polars are imported when they are asked for, and need not be installed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.tablelayer.client.errors import ClientError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+
+def to_polars(rows: pa.Table) -> pl.DataFrame:
+    """Without a copy where polars has the same type. Raises ClientError if polars is not installed."""
+    frame: pl.DataFrame = _library("polars").from_arrow(rows)
+    return frame
+
+
+def to_pandas(rows: pa.Table) -> pd.DataFrame:
+    """As pyarrow does it: integers with nulls become floats. Raises ClientError if pandas is not installed."""
+    _library("pandas")
+    return rows.to_pandas()
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ClientError(
+            f"{name} is not installed: pip install {name}, or use to_arrow, which needs nothing more"
+        ) from None

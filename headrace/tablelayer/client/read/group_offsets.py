@@ -1,0 +1,92 @@
+"""Offsets kept by the server under a consumer group's name, with Kafka's own OffsetCommit and OffsetFetch.
+
+They are the same offsets that a Kafka consumer of topic `db.t` with this `group.id` commits: a table scan
+can go on where a Kafka consumer stopped, and the other way round. Only for groups without live members: a
+group that a Kafka consumer is reading with belongs to it, and the server refuses others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from headrace.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+)
+from headrace.tablelayer.client.read.reader import find_coordinator
+from headrace.tablelayer.client.wire.cluster import Cluster
+from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
+
+_GROUPS_SINCE = 8
+
+
+async def commit_offsets(cluster: Cluster, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+    """Store the next offset to read of each partition."""
+
+    async def attempt(deadline: Deadline) -> None:
+        node_id = await find_coordinator(cluster, group, deadline)
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[
+                OffsetCommitRequestTopic(
+                    name=topic,
+                    partitions=[
+                        OffsetCommitRequestPartition(
+                            partition_index=partition, committed_offset=offset, committed_metadata=""
+                        )
+                        for partition, offset in offsets.items()
+                    ],
+                )
+            ],
+        )
+        answer = await cluster.send(request, OffsetCommitResponse, node_id=node_id, deadline=deadline)
+        for found in answer.topics:
+            for entry in found.partitions:
+                raise_for(entry.error_code, None, doing=f"commit offsets of group {group} in {topic}")
+
+    if offsets:
+        await retrying(
+            attempt,
+            config=cluster.config,
+            deadline=Deadline(cluster.config.delivery_timeout_ms),
+            repeatable=True,
+            changes=True,
+        )
+
+
+async def fetch_offsets(cluster: Cluster, group: str) -> dict[tuple[str, int], int]:
+    """All committed offsets of a group, by (topic, partition)."""
+
+    async def attempt(deadline: Deadline) -> dict[tuple[str, int], int]:
+        node_id = await find_coordinator(cluster, group, deadline)
+        doing = f"fetch the offsets of group {group}"
+        connection = await cluster.connection(node_id)
+        if connection.version_for(OffsetFetchRequest) >= _GROUPS_SINCE:
+            request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=None)])
+        else:
+            request = OffsetFetchRequest(group_id=group, topics=None)
+        answer = await cluster.send(request, OffsetFetchResponse, node_id=node_id, deadline=deadline)
+        raise_for(answer.error_code, None, doing=doing)
+        offsets: dict[tuple[str, int], int] = {}
+        for found_group in answer.groups:
+            raise_for(found_group.error_code, None, doing=doing)
+        topics = [topic for found_group in answer.groups for topic in found_group.topics] or answer.topics
+        for topic in topics:
+            for entry in topic.partitions:
+                raise_for(entry.error_code, None, doing=doing)
+                if entry.committed_offset >= 0:
+                    offsets[topic.name, entry.partition_index] = entry.committed_offset
+        return offsets
+
+    return await retrying(
+        attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
+    )

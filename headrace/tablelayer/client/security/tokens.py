@@ -1,0 +1,93 @@
+"""Where OAUTHBEARER's tokens come from: a file, which somebody renews, or OAuth's client credentials grant (RFC 6749,
+4.4). Both block, for a disk or a web server, so they are asked in a thread.
+
+What is in a file is sent to brokers, so it is sent only if it is a token (RFC 6750), and no error shows it: whoever may
+choose the file's name reads no other file by it (CVE-2025-27817).
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from headrace.protocol.oauth import (
+    FRESH_FOR,
+    TOKEN_BYTES_MAX,
+    bearer_token,
+    credentials_answer,
+    credentials_request,
+)
+from headrace.tablelayer.client.errors import AuthenticationFailed, ConnectionFailed, SettingsError
+
+_TIMEOUT_S: Final = 10.0
+_ANSWER_SIZE_MAX: Final = 1 << 20
+
+
+class TokenSource(Protocol):
+    """`token` gives one that is valid now. Raises SettingsError, AuthenticationFailed, ConnectionFailed."""
+
+    def token(self) -> str:
+        """A token in its compact form."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """Read at each connection."""
+
+    path: Path
+
+    def token(self) -> str:
+        try:
+            with self.path.open("rb") as file:
+                return bearer_token(file.read(TOKEN_BYTES_MAX + 1))
+        except (OSError, ValueError):
+            raise SettingsError(
+                f"sasl.oauthbearer.token.endpoint.url: no token can be read from {self.path}"
+            ) from None
+
+
+@dataclass(slots=True)
+class ClientCredentials:
+    """A token for an id and a secret from a server of tokens; kept while it is fresh. `tls` makes the context of https,
+    otherwise it is the system's.
+    """
+
+    url: str
+    client_id: str
+    secret: str = field(repr=False)
+    scope: str | None = None
+    tls: Callable[[], ssl.SSLContext] | None = field(default=None, repr=False)
+    _token: str = field(default="", repr=False)
+    _fresh_until: float = 0.0
+
+    def token(self) -> str:
+        now = time.monotonic()
+        if now >= self._fresh_until:
+            self._token, lifetime_s = self._ask()
+            self._fresh_until = now + lifetime_s * FRESH_FOR
+        return self._token
+
+    def _ask(self) -> tuple[str, float]:
+        import urllib.error  # with http.client and email: nobody else needs them
+        import urllib.request
+
+        form, headers = credentials_request(self.client_id, self.secret, self.scope)
+        request = urllib.request.Request(self.url, form, dict(headers))
+        try:
+            tls = self.tls() if self.tls is not None and self.url.lower().startswith("https:") else None
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=tls) as answer:
+                return credentials_answer(answer.read(_ANSWER_SIZE_MAX))
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise AuthenticationFailed(
+                f"{self.url} gives client {self.client_id} no token: HTTP {error.code}"
+            ) from None
+        except ValueError:
+            raise AuthenticationFailed(f"{self.url} answers with no token of OAuth") from None
+        except OSError as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise ConnectionFailed(f"cannot get a token from {self.url}: {reason}") from None

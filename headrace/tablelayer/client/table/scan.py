@@ -1,0 +1,145 @@
+"""Scanning: a table's state and its changes, as a stream of Arrow batches.
+
+A scan goes through the buckets of a table, of all its partitions, from a start to an end (or for ever). "full" is the
+state first and then the changes from exactly where the state was taken (semantics R14): no gap, no overlap.
+
+Positions are plain `{bucket: offset}` of the next row to read, of a partitioned table `{partition: {bucket: offset}}`;
+keep them anywhere, or commit them under a consumer group's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from headrace.tablelayer.client.read.part_scan import PartScan, ScanBatch, seen
+from headrace.tablelayer.client.read.reader import AnyMoment
+from headrace.tablelayer.client.table.parts import WHOLE, Parts
+from headrace.tablelayer.client.table.parts_scan import PartsScan
+from headrace.tablelayer.client.wire.cluster import Cluster
+from headrace.tablelayer.model.table.definition import TableDefinition
+
+PartitionOffsets = Mapping[str, Mapping[int, int]]
+Start = str | int | Mapping[int, int] | PartitionOffsets
+Until = str | Mapping[int, int] | PartitionOffsets | None
+
+
+def check_as_of(as_of: object, start: Start, definition: TableDefinition) -> None:
+    """Whether a scan can begin at an earlier moment. Raises ValueError."""
+    if as_of is not None and (start != "full" or not definition.is_primary_key_table):
+        raise ValueError("as_of is for scans of primary-key tables that start with the state (start='full')")
+
+
+class AsyncScan:
+    """An asynchronous iterator of `ScanBatch`. Made by `AsyncTable.scan`; close it, or use it in `async with`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        parts: Parts,
+        *,
+        columns: Sequence[str] | None = None,
+        start: Start = "full",
+        until: Until = None,
+        buckets: Sequence[int] | None = None,
+        poll_timeout: float | None = None,
+        as_of: AnyMoment | None = None,
+        condition: bytes | None = None,
+        row_filter: bool = True,
+    ) -> None:
+        """`condition`: a filter as it travels (`model.filters.encode_filter`)."""
+        definition = parts.definition
+        check_as_of(as_of, start, definition)
+        self._parts = parts
+        places: list[Any] = [
+            parts.by_part(place, what) if isinstance(place, Mapping) else place
+            for place, what in (
+                (start, "the start of a scan"),
+                (until, "the end of a scan"),
+                (as_of, "as_of"),
+            )
+        ]
+        asked: dict[str, Any] = {
+            "columns": columns,
+            "buckets": buckets,
+            "poll_timeout": poll_timeout,
+            "condition": condition,
+            "row_filter": row_filter,
+        }
+        self._source: PartScan | PartsScan
+        if definition.is_partitioned:
+            self._source = PartsScan(cluster, parts, *places, **asked)
+        else:
+            own = [place.get(WHOLE, {}) if isinstance(place, Mapping) else place for place in places]
+            self._source = PartScan(cluster, definition, start=own[0], until=own[1], as_of=own[2], **asked)
+        self._stream: AsyncGenerator[ScanBatch, None] | None = None
+        self._next: asyncio.Future[ScanBatch | None] | None = None
+
+    def __aiter__(self) -> AsyncScan:
+        return self
+
+    async def __anext__(self) -> ScanBatch:
+        """The next batch. Cancelling the wait for it (`asyncio.timeout`) loses nothing: it comes with the next call."""
+        if self._next is None and self._source.has_arrived:
+            await asyncio.sleep(0)  # others have their turn between two batches, and nothing is taken yet
+            batch = self.take_arrived()
+            if batch is not None:
+                return batch
+        if self._stream is None:
+            self._stream = self._source.run()
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._stream, None))
+            self._next.add_done_callback(seen)
+        waited_for = self._next
+        batch = await asyncio.shield(waited_for)
+        self._next = None
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    def take_arrived(self) -> ScanBatch | None:
+        """The next batch, if an answer has brought it already. Not while somebody waits for the next one."""
+        return self._source.take_arrived()
+
+    async def __aenter__(self) -> AsyncScan:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop reading ahead and give the connection back. Idempotent."""
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        if self._stream is not None:
+            await self._stream.aclose()
+        await self._source.close()
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The next offset of each bucket, after the batches handed out so far; buckets still in their
+        snapshot are absent. TableError PARTITION_NEEDED when a partitioned table is scanned as a whole.
+        """
+        if isinstance(self._source, PartsScan):
+            raise self._parts.needs_partition("positions", "use `partition_positions`")
+        return self._source.positions
+
+    @property
+    def partition_positions(self) -> dict[str, dict[int, int]]:
+        """The next offset of each bucket of each partition, without partitions whose state is still being read; of a
+        table without partitions `{"": positions}`.
+        """
+        if isinstance(self._source, PartsScan):
+            return self._source.positions
+        return {WHOLE: self._source.positions}
+
+    def seek(self, positions: Mapping[int, int] | PartitionOffsets) -> None:
+        """Go on from these offsets instead; what was read ahead of them is dropped."""
+        places = self._parts.by_part(positions, "seek")
+        if isinstance(self._source, PartsScan):
+            self._source.seek(places)
+        else:
+            self._source.seek(places.get(WHOLE, {}))

@@ -1,0 +1,72 @@
+"""Who leads a table's buckets. Kafka's routing, and the word for a table that is not there any more.
+
+Kafka's Metadata says "unknown topic" for a topic that was created a moment ago and for one that is gone. The first
+passes, the second does not: the table's description tells them apart, so that nobody waits for a dropped table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.client.wire.cluster import Cluster
+from headrace.tablelayer.client.wire.retry import Deadline, raise_for
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.messages.catalog import DescribeTableRequest, DescribeTableResponse
+from headrace.tablelayer.model.table.definition import TableDefinition
+
+
+class TableRoutes:
+    """Routing for one table. `table_id` is what every request about it carries."""
+
+    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+        """ValueError for a definition that no server has given an id."""
+        if definition.table_id is None:
+            raise ValueError(
+                f"the definition of {definition.path} has no table id: get it with describe_table"
+            )
+        self.table_id: UUID = definition.table_id
+        self._cluster = cluster
+        self._path = definition.path
+
+    async def leader(self, bucket: int, deadline: Deadline) -> int:
+        """The broker that leads a bucket. One attempt; TableError TABLE_NOT_FOUND if the table is gone."""
+        return next(iter(await self.by_leader([bucket], deadline)))
+
+    async def by_leader(self, buckets: Sequence[int], deadline: Deadline) -> dict[int, list[int]]:
+        """The buckets grouped by the broker that leads them. As `leader`."""
+        try:
+            return await self._cluster.by_leader(self._path.topic, buckets, deadline)
+        except KafkaError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                await self._check_existence(deadline)
+            raise
+
+    async def replicas(self, bucket: int, deadline: Deadline) -> tuple[list[int], int]:
+        """Who may be asked for what any replica can answer (`Cluster.replicas`). As `leader`."""
+        try:
+            return await self._cluster.replicas(self._path.topic, bucket, deadline)
+        except KafkaError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                await self._check_existence(deadline)
+            raise
+
+    async def _check_existence(self, deadline: Deadline) -> None:
+        await self.describe(deadline)
+
+    async def describe(self, deadline: Deadline) -> TableDefinition:
+        """The table as it is now. One attempt; TableError TABLE_NOT_FOUND if it is gone, or is another one."""
+        request = DescribeTableRequest(database=self._path.database, table=self._path.table)
+        answer = await self._cluster.send(request, DescribeTableResponse, deadline=deadline)
+        raise_for(answer.error_code, answer.error_message, doing=f"find table {self._path}")
+        if answer.table_id != self.table_id:
+            raise TableError(
+                TableErrorCode.TABLE_NOT_FOUND,
+                f"table {self._path} was dropped and created anew since it was opened: open it again",
+            )
+        return TableDefinition.from_json(answer.definition).with_id(answer.table_id)
+
+    def forget(self) -> None:
+        """Ask again at the next use."""
+        self._cluster.forget_routes(self._path.topic)

@@ -1,0 +1,531 @@
+"""Writing to a table: rows in, acknowledged end offsets out, each row applied exactly once.
+
+Rows are split by bucket and cut to batches in a worker thread, compressed there too, and queued in the lane
+of their bucket (`tablelayer.client.write.lane`). One sender per table takes at most one batch per lane into a
+request and sends it to the leader without waiting for the answers before it. Retries repeat the same bytes,
+so the server applies each batch once however often it arrives. A call that fails says how many of its rows
+had been written, and why: with the server's own error where that is what was in the way until the deadline. Rows that
+wait for long because of an error are told of in the log `headrace.client`, as Kafka's producers do.
+
+Bounds: five requests in flight per leader, `buffer_size_bytes` of encoded data waiting (a writer further
+ahead waits), one deadline per batch. Other tasks may write to the same table at the same time; per bucket,
+batches are applied in the order in which they were queued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from headrace.tablelayer.client.errors import ConnectionFailed, OutcomeUnknown, RequestTimeout
+from headrace.tablelayer.client.wire.cluster import Cluster
+from headrace.tablelayer.client.wire.retry import (
+    Backoff,
+    Deadline,
+    at_last,
+    error_of,
+    is_stale_route,
+    may_retry,
+)
+from headrace.tablelayer.client.wire.routes import TableRoutes
+from headrace.tablelayer.client.write.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict, WriteMode
+from headrace.tablelayer.client.write.pieces import pieces, slabs
+from headrace.tablelayer.client.write.split import Spread, buckets_of, split_by_bucket
+from headrace.tablelayer.model.batches.batch import encode_arrow_batch
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.messages.write import (
+    AppendRowsRequest,
+    AppendRowsResponse,
+    PutRowsRequest,
+    PutRowsResponse,
+    WriteBucket,
+)
+from headrace.tablelayer.model.rights import OPERATIONS, PRIVILEGES, not_granted
+from headrace.tablelayer.model.table.definition import TableDefinition
+
+logger = logging.getLogger("headrace.client")
+
+_REQUEST_SIZE = 8 << 20
+_SLAB_SIZE = 32 << 20
+_WRITE_CHANNEL = "write"
+_SERVER_SHARE = 0.9
+"""Of the time that is left the server may use so much: then it can still say what is in the way."""
+_WARN_AFTER_SECONDS = 2.0
+"""A restart of the server and a new leader are passed by sooner."""
+_WARN_EVERY_SECONDS = 10.0
+_LOST_WRITER = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    }
+)
+#: The answer to these is "no answer in time": applied here, but perhaps not where it must be.
+_UNDECIDED = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What a write did: rows given, and for each bucket written to the offset after its last changelog row.
+
+    A reader of the changelog that has reached `end_offsets` has seen the write. Of a partitioned table they are in
+    `partition_end_offsets`, by partition.
+    """
+
+    row_count: int
+    end_offsets: dict[int, int] = field(default_factory=dict)
+    partition_end_offsets: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+CHANGE_COLUMN = "\0change"
+"""A uint8 column that conformed rows may end with: each row's change type, where they are not all the same."""
+
+
+def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type: int | None) -> memoryview:
+    """Conformed rows as a write batch. `change_type` is that of every row, None for a log table's."""
+    change_types = None if change_type is None else np.full(rows.num_rows, change_type, np.uint8)
+    if rows.schema.names[-1] == CHANGE_COLUMN:
+        change_types = rows.column(CHANGE_COLUMN).to_numpy()
+        rows = rows.drop_columns([CHANGE_COLUMN])
+    return encode_arrow_batch(
+        rows,
+        schema_id=definition.schema.schema_id,
+        change_types=change_types,
+        compression=definition.settings.arrow_compression if change_types is None else None,
+        timestamp_ms=time.time_ns() // 1_000_000,
+    )
+
+
+class Writer:
+    """All writes of one connection to one table."""
+
+    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+        self._cluster = cluster
+        self._config = cluster.config
+        self._definition = definition
+        self._topic = definition.path.topic
+        self._routes = TableRoutes(cluster, definition)
+        self._lanes = {b: Lane(b, cluster.config.max_in_flight) for b in range(definition.bucket_count)}
+        self._identity: Identity | None = None
+        self._buffered_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._wake = asyncio.Event()
+        self._sender: asyncio.Task[None] | None = None
+        self._requests: set[asyncio.Task[None]] = set()
+        self._in_flight_by_leader: dict[int, int] = {}
+        self._failing: dict[int, tuple[float, float]] = {}
+        """By bucket, since when its writes fail, and when that was last told."""
+        self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
+
+    async def write(
+        self,
+        rows: pa.Table,
+        *,
+        definition: TableDefinition,
+        change_type: int | None = None,
+        mode: WriteMode = WHOLE_ROWS,
+    ) -> WriteResult:
+        """Write rows that conform to `definition` (this table's, in any of its schemas), and wait until all of them
+        are acknowledged.
+
+        `change_type` is None for a log table, else that of every row, unless they end with CHANGE_COLUMN.
+        Raises TableError or KafkaError (refused, at once or until the deadline passed), OutcomeUnknown (some rows may
+        or may not be written), ConnectionFailed (the server was not reached within the deadline).
+        """
+        batches: list[Batch] = []
+        try:
+            for slab in self._slabs(rows):
+                for bucket, data, row_count in await asyncio.to_thread(
+                    self._encode, slab, definition, change_type
+                ):
+                    batch = Batch(
+                        bucket=bucket,
+                        data=data,
+                        row_count=row_count,
+                        mode=mode,
+                        deadline_at=self._now() + self._config.delivery_timeout_ms / 1000,
+                        done=asyncio.get_running_loop().create_future(),
+                    )
+                    batches.append(batch)
+                    self._enqueue(batch)
+                while not self._room.is_set():
+                    await self._room.wait()
+                if any(b.done.done() and b.done.exception() is not None for b in batches):
+                    break
+            if batches:
+                await asyncio.wait([batch.done for batch in batches])
+        except BaseException:
+            for batch in batches:
+                batch.done.cancel()  # what is in flight may still be applied; what is not will not be sent
+            self._wake.set()
+            raise
+        return self._result(batches, rows.num_rows)
+
+    def _result(self, batches: list[Batch], row_count: int) -> WriteResult:
+        failures = [batch.done.exception() for batch in batches]
+        failure = next((error for error in failures if error is not None), None)
+        if failure is not None:
+            written = sum(
+                batch.row_count for batch, error in zip(batches, failures, strict=True) if error is None
+            )
+            failure.add_note(
+                f"{written} of {row_count} rows were written to {self._topic} before or beside the failure"
+            )
+            raise failure
+        end_offsets: dict[int, int] = {}
+        for batch in batches:
+            end_offsets[batch.bucket] = max(end_offsets.get(batch.bucket, 0), batch.done.result())
+        return WriteResult(row_count, end_offsets)
+
+    async def close(self) -> None:
+        """Stop sending. Waiting writes fail with ConnectionFailed, those that were sent with OutcomeUnknown."""
+        for lane in self._lanes.values():
+            for batch in lane.queue:
+                self._finish(batch, _given_up(batch, ConnectionFailed("the connection was closed")))
+            for batch in lane.in_flight:
+                self._finish(
+                    batch,
+                    OutcomeUnknown(
+                        f"the connection was closed while {batch.row_count} rows for bucket {batch.bucket} of"
+                        f" {self._topic} were under way: they may or may not be written"
+                    ),
+                )
+        tasks = [*self._requests, *([self._sender] if self._sender else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- preparing: in a worker thread
+
+    def _slabs(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Cut the rows into pieces that fill a batch of each bucket."""
+        if rows.num_rows == 0:
+            return
+        row_size = max(1, rows.nbytes // rows.num_rows)
+        slab_size = min(self._config.batch_size_bytes * self._definition.bucket_count, _SLAB_SIZE)
+        yield from slabs(rows, max(1, slab_size // row_size))
+
+    def _encode(
+        self, slab: pa.RecordBatch, definition: TableDefinition, change_type: int | None
+    ) -> list[tuple[int, memoryview, int]]:
+        encoded = []
+        for bucket, part in self._split(slab, definition):
+            encoded += [
+                (bucket, encode_write(definition, piece, change_type), piece.num_rows)
+                for piece in pieces(part, self._config.batch_size_bytes)
+            ]
+        return encoded
+
+    def _split(self, slab: pa.RecordBatch, definition: TableDefinition) -> list[tuple[int, pa.RecordBatch]]:
+        if not definition.bucket_key:
+            return self._spread.assign(slab)
+        return split_by_bucket(buckets_of(definition, slab), slab)
+
+    # -- sending
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _enqueue(self, batch: Batch) -> None:
+        self._buffered_bytes += len(batch.data)
+        self._cluster.counters.bytes_buffered += len(batch.data)
+        if self._buffered_bytes >= self._config.buffer_size_bytes:
+            self._room.clear()
+        batch.done.add_done_callback(lambda _: self._left(batch))
+        self._lanes[batch.bucket].queue.append(batch)
+        self._wake.set()
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send_loop(), name=f"writer of {self._topic}")
+
+    def _left(self, batch: Batch) -> None:
+        self._buffered_bytes -= len(batch.data)
+        self._cluster.counters.bytes_buffered -= len(batch.data)
+        if self._buffered_bytes < self._config.buffer_size_bytes:
+            self._room.set()
+
+    @staticmethod
+    def _finish(batch: Batch, result: int | Exception) -> None:
+        if batch.done.done():
+            return
+        if isinstance(result, Exception):
+            batch.done.set_exception(result)
+            batch.done.exception()  # seen: a cancelled caller does not come to look at it
+        else:
+            batch.done.set_result(result)
+
+    async def _send_loop(self) -> None:
+        try:
+            await self._send_queued()
+        except Exception as error:
+            for lane in self._lanes.values():
+                for batch in [*lane.queue, *lane.in_flight]:
+                    self._finish(batch, error)  # a defect of ours: nobody may wait for ever because of it
+            raise
+
+    async def _send_queued(self) -> None:
+        backoff = Backoff(self._config)
+        while True:
+            self._wake.clear()
+            self._expire()
+            asked = self._now()
+            try:
+                ready = await self._ready_by_leader()
+            except Exception as error:  # noqa: BLE001 - told to the batches that wait
+                # No route or no identity just now: everything waits, unless waiting is useless.
+                if is_stale_route(error):
+                    self._routes.forget()
+                self._blame(error)
+                await backoff.pause(Deadline(self._config.retry_backoff_max_ms))
+                continue
+            backoff = Backoff(self._config)
+            if not ready:
+                if all(lane.is_idle for lane in self._lanes.values()):
+                    return
+                await self._wait_for_change(asked)
+                continue
+            for (leader, mode), lanes in ready.items():
+                self._launch(leader, mode, [lane.sent() for lane in lanes])
+
+    async def _wait_for_change(self, asked: float) -> None:
+        """Until something is answered or queued, a pause ends, or a deadline passes.
+
+        `asked`: when the lanes were asked last, or before. A pause that has ended since is over at once: nothing else
+        would wake us for it.
+        """
+        moments = [b.deadline_at for lane in self._lanes.values() for b in lane.queue if not b.done.done()]
+        moments += [
+            lane.not_before for lane in self._lanes.values() if lane.queue and lane.not_before > asked
+        ]
+        try:
+            async with asyncio.timeout(max(0.001, min(moments) - self._now()) if moments else None):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _expire(self) -> None:
+        now = self._now()
+        for lane in self._lanes.values():
+            for batch in lane.queue:
+                if batch.deadline_at <= now and not batch.done.done():
+                    self._finish(batch, self._expired(batch))
+
+    def _expired(self, batch: Batch) -> Exception:
+        within = f"within {self._config.delivery_timeout_ms} ms"
+        last = f"; the last error was: {batch.last_error}" if batch.last_error else ""
+        where = f"{batch.row_count} rows for bucket {batch.bucket} of {self._topic}"
+        if batch.unknown:
+            return RequestTimeout(
+                f"{where} were sent but not acknowledged {within}: they may or may not be written{last}"
+            )
+        text = f"{where} could not be written {within}, and were not{last}"
+        if isinstance(batch.last_error, KafkaError):
+            return KafkaError(batch.last_error.code, text)
+        if isinstance(batch.last_error, TableError):
+            return TableError(batch.last_error.code, text)
+        return ConnectionFailed(text)
+
+    def _blame(self, error: Exception) -> None:
+        """Remember why nothing leaves; end what waits if trying again is useless."""
+        hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
+        for lane in self._lanes.values():
+            for batch in lane.queue:
+                if hopeless:
+                    self._finish(batch, _given_up(batch, error))
+                batch.last_error = error
+
+    async def _ready_by_leader(self) -> dict[tuple[int, WriteMode], list[Lane]]:
+        """Lanes whose head may leave, by leader and mode; identities are fetched for those without one."""
+        ready: dict[tuple[int, WriteMode], list[Lane]] = {}
+        sizes: dict[int, int] = {}
+        deadline = Deadline(self._config.request_timeout_ms)
+        for lane in self._lanes.values():
+            head = lane.next_to_send(self._now())
+            if head is None:
+                continue
+            leader = await self._routes.leader(lane.bucket, deadline)
+            if self._in_flight_by_leader.get(leader, 0) >= self._config.max_in_flight:
+                continue
+            if head.identity is None and lane.needs_identity:
+                lane.give_identity(await self._identity_for(lane, deadline))
+            if sizes.get(leader, 0) + len(head.data) > _REQUEST_SIZE and sizes.get(leader):
+                continue
+            if any(key[0] == leader and key[1] != head.mode for key in ready):
+                continue
+            if lane.next_to_send(self._now()) is not head:
+                continue  # something failed or was cancelled while we were waiting
+            sizes[leader] = sizes.get(leader, 0) + len(head.data)
+            ready.setdefault((leader, head.mode), []).append(lane)
+        return {
+            key: still
+            for key, lanes in ready.items()
+            if (still := [lane for lane in lanes if lane.next_to_send(self._now())])
+        }
+
+    async def _identity_for(self, lane: Lane, deadline: Deadline) -> Identity:
+        if lane.identity is None and self._identity is not None:
+            return self._identity
+        answer = await self._cluster.send(
+            InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000),
+            InitProducerIdResponse,
+            deadline=deadline,
+        )
+        if answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            # Kafka gives one to whom WRITE is granted on any topic (KIP-679): on this table it is not.
+            raise not_granted(PRIVILEGES[OPERATIONS["INSERT"]], str(self._definition.path.whole))
+        error = error_of(answer.error_code, None, doing="get a producer id")
+        if error is not None:
+            raise error
+        identity = Identity(answer.producer_id, answer.producer_epoch)
+        if self._identity is None:
+            self._identity = identity
+        return identity
+
+    def _launch(self, leader: int, mode: WriteMode, batches: list[Batch]) -> None:
+        self._in_flight_by_leader[leader] = self._in_flight_by_leader.get(leader, 0) + 1
+        task = asyncio.create_task(self._exchange(leader, mode, batches), name=f"write to {self._topic}")
+        self._requests.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._requests.discard(done)
+            self._in_flight_by_leader[leader] -= 1
+            self._wake.set()
+
+        task.add_done_callback(ended)
+
+    async def _exchange(self, leader: int, mode: WriteMode, batches: list[Batch]) -> None:
+        try:
+            answers = await self._send(leader, mode, batches)
+        except Exception as failure:  # noqa: BLE001 - told to the batches
+            if is_stale_route(failure):
+                self._routes.forget()
+            if isinstance(failure, OutcomeUnknown):
+                verdict = Verdict.UNKNOWN
+            elif isinstance(failure, ConnectionFailed):
+                verdict = Verdict.AGAIN
+            else:
+                verdict = Verdict.REJECTED
+            for batch in batches:
+                self._failed(batch, failure, verdict)
+            return
+        for batch in batches:
+            answer = answers.get(batch.bucket)
+            if answer is None:
+                self._failed(
+                    batch, RequestTimeout(f"bucket {batch.bucket} is missing in the answer"), Verdict.UNKNOWN
+                )
+                continue
+            error = error_of(*answer[:2], doing=f"write to {self._topic} bucket {batch.bucket}")
+            if error is None or getattr(error, "code", None) == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                self._lanes[batch.bucket].succeeded(batch)
+                self._failing.pop(batch.bucket, None)
+                self._count(batch)
+                self._finish(batch, answer[2])
+            else:
+                if is_stale_route(error):
+                    self._routes.forget()
+                hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
+                verdict = _verdict(error)
+                self._failed(
+                    batch, error, Verdict.REJECTED if hopeless and verdict is Verdict.AGAIN else verdict
+                )
+
+    def _count(self, batch: Batch) -> None:
+        counters = self._cluster.counters
+        counters.batches_written += 1
+        counters.rows_written += batch.row_count
+        counters.bytes_written += len(batch.data)
+
+    def _failed(self, batch: Batch, error: Exception, verdict: Verdict) -> None:
+        lane = self._lanes[batch.bucket]
+        batch.last_error = error
+        lane.failed(batch, verdict)
+        if verdict is Verdict.REJECTED:
+            self._finish(batch, _copy(error))
+        else:
+            base = min(
+                self._config.retry_backoff_ms * 2 ** min(lane.failures, 10), self._config.retry_backoff_max_ms
+            )
+            self._cluster.counters.batches_repeated += 1
+            self._warn(batch, error)
+            lane.not_before = self._now() + base * random.uniform(0.5, 1.5) / 1000
+
+    def _warn(self, batch: Batch, error: Exception) -> None:
+        """Say why rows wait, when they have done so for a while."""
+        now = self._now()
+        since, told = self._failing.setdefault(batch.bucket, (now, -math.inf))
+        if now - since < _WARN_AFTER_SECONDS or now - told < _WARN_EVERY_SECONDS:
+            return
+        self._failing[batch.bucket] = since, now
+        logger.warning(
+            "writes to bucket %d of %s have failed for %.0f s and are tried again, this one for %.0f s more: %s",
+            batch.bucket, self._topic, now - since, max(0.0, batch.deadline_at - now), error,
+        )  # fmt: skip
+
+    async def _send(
+        self, leader: int, mode: WriteMode, batches: list[Batch]
+    ) -> dict[int, tuple[int, str | None, int]]:
+        """One request; answers by bucket as (error code, message, end offset)."""
+        acks, deadline = self._config.required_acks, Deadline(self._config.request_timeout_ms)
+        patience_ms = (min(batch.deadline_at for batch in batches) - self._now()) * 1000
+        timeout_ms = max(1, int(_SERVER_SHARE * min(self._config.request_timeout_ms, patience_ms)))
+        table_id = self._routes.table_id
+        connection = await self._cluster.connection(leader, _WRITE_CHANNEL)
+        answer: AppendRowsResponse | PutRowsResponse
+        if self._definition.is_primary_key_table:
+            put = PutRowsRequest(
+                table_id=table_id,
+                acks=acks,
+                timeout_ms=timeout_ms,
+                target_columns=None if mode.target_columns is None else list(mode.target_columns),
+                write_mode=mode.number,
+                buckets=[WriteBucket(bucket=batch.bucket, batch=batch.data) for batch in batches],
+            )
+            answer = await connection.request(put, PutRowsResponse, timeout_ms=deadline.remaining_ms)
+        else:
+            append = AppendRowsRequest(
+                table_id=table_id,
+                acks=acks,
+                timeout_ms=timeout_ms,
+                buckets=[WriteBucket(bucket=batch.bucket, batch=batch.data) for batch in batches],
+            )
+            answer = await connection.request(append, AppendRowsResponse, timeout_ms=deadline.remaining_ms)
+        error = error_of(answer.error_code, answer.error_message, doing=f"write to {self._topic}")
+        if error is not None:
+            return {batch.bucket: (answer.error_code, answer.error_message, -1) for batch in batches}
+        return {
+            entry.bucket: (entry.error_code, entry.error_message, entry.end_offset)
+            for entry in answer.buckets
+        }
+
+
+def _verdict(error: TableError | KafkaError) -> Verdict:
+    if isinstance(error, TableError):
+        return Verdict.AGAIN if error.retriable else Verdict.REJECTED
+    if error.code in _LOST_WRITER:
+        return Verdict.OUT_OF_ORDER
+    if error.code in _UNDECIDED:
+        return Verdict.UNKNOWN
+    return Verdict.AGAIN if error.code.retriable else Verdict.REJECTED
+
+
+def _given_up(batch: Batch, error: Exception) -> Exception:
+    """What becomes of a batch that will not be sent again because of `error`."""
+    return at_last(_copy(error), batch.last_error if batch.unknown else None)
+
+
+def _copy(error: Exception) -> Exception:
+    """One exception per batch, so that notes and tracebacks do not pile up on a shared object."""
+    return copy.copy(error)

@@ -1,0 +1,432 @@
+"""The ASGI application of the console: the page, the REST interface below `/api`, live tails, health.
+
+Who may: everybody who can connect, or those with the credentials (`Access`). What they may is what the console's own
+connection may, by the client properties it was started with; it changes nothing unless `allow_writes`.
+
+A page of another origin gets nothing done here: requests name a host that the console is known by (no DNS rebinding),
+and what changes something is JSON with an Origin that is ours. Every answer says what the page may load: our own
+scripts and styles, nothing inline, nothing from elsewhere. Names and values of others become text by the page's
+`textContent`, never markup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError
+from headrace.tablelayer.console.access import Access
+from headrace.tablelayer.console.history import History
+from headrace.tablelayer.console.rights import Rights
+from headrace.tablelayer.console.routes import Endpoint, Parameter, RequestError, openapi
+from headrace.tablelayer.console.tables import Query, Tables
+from headrace.tablelayer.console.views import Views, record_of
+
+BODY_BYTES_MAX: Final = 4 << 20
+TAILS_MAX: Final = 16
+"""At a time: each has a thread while it waits."""
+SECURITY_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_ASSETS: Final = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "/parts.js": ("parts.js", "text/javascript; charset=utf-8"),
+    "/console.css": ("console.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_PUBLIC: Final = ("/healthz", "/readyz")
+_NAME: Final = {"type": "string"}
+_GRANT: Final = {
+    "type": "object",
+    "properties": {
+        "principal": _NAME,
+        "privileges": {"type": "array", "items": _NAME, "minItems": 1},
+        "on": _NAME,
+        "columns": {"type": "array", "items": _NAME},
+    },
+    "required": ["principal", "privileges", "on"],
+}
+_ROWS: Final = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Guard:
+    """In front of everything: host, origin, credentials; and the headers of every answer."""
+
+    def __init__(self, application: Asgi, access: Access) -> None:
+        self._application = application
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        refusal = self._refusal(dict(scope["headers"]), scope)
+        application = self._application if refusal is None else refusal
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), text.encode()) for name, text in SECURITY_HEADERS.items()]
+                message["headers"] = [*message.get("headers", ()), *own]
+            await send(message)
+
+        await application(scope, receive, send_with_headers)
+
+    def _refusal(self, headers: dict[bytes, bytes], scope: Scope) -> Asgi | None:
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self._access.hosts and host not in self._access.hosts:
+            return _error("this is not a name of the console; start it with --host to add one", 421)
+        if scope["path"] in _PUBLIC:
+            return None
+        if scope["method"] not in ("GET", "HEAD"):
+            origin = headers.get(b"origin", b"").decode("latin-1").lower()
+            if origin and origin.partition("://")[2] != host:
+                return _error("a page of another origin may not do this", 403)
+            if not headers.get(b"content-type", b"").startswith(b"application/json"):
+                return _error("send application/json", 415)
+        if not self._access.admits(headers.get(b"authorization", b"").decode("latin-1")):
+            schemes = ['Basic realm="headrace"'] if self._access.credentials is not None else []
+            if self._access.token is not None:
+                schemes.append('Bearer realm="headrace"')
+            return _error("who asks here has to authenticate", 401, {"www-authenticate": ", ".join(schemes)})
+        return None
+
+
+def _error(message: str, status: int, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status, headers)
+
+
+def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
+    """The REST interface."""
+    partition = Parameter("partition", "Only of this partition.", int)
+    limit = Parameter("limit", "At most so many.", int, 100)
+    return [
+        Endpoint(
+            "GET", "/api/overview", "Rates, sizes and health, with plots over the last hour.", views.overview
+        ),
+        Endpoint("GET", "/api/brokers", "Brokers with their processes and disks.", views.brokers),
+        Endpoint("GET", "/api/brokers/{broker}/configs", "A broker's configurations.", views.broker_configs),
+        Endpoint(
+            "GET",
+            "/api/topics",
+            "Topics, tables among them, with sizes and rates.",
+            views.topics,
+            [Parameter("internal", "The broker's own too.", bool, False)],
+        ),
+        Endpoint("GET", "/api/topics/{topic}", "A topic with its partitions.", views.topic),
+        Endpoint(
+            "GET", "/api/topics/{topic}/configs", "Its configurations and what they do.", views.topic_configs
+        ),
+        Endpoint(
+            "GET",
+            "/api/topics/{topic}/records",
+            "Records: the newest, or from an offset, a time, the beginning; those that match.",
+            views.records,
+            [
+                partition,
+                Parameter("offset", "From this offset on, of one partition.", int),
+                Parameter("timestamp", "From this time on, milliseconds.", int),
+                Parameter("key", "With exactly this key."),
+                Parameter("contains", "With this text in the value."),
+                limit,
+                Parameter("newest", "The last ones.", bool, False),
+            ],
+        ),
+        Endpoint(
+            "POST",
+            "/api/topics/{topic}/records",
+            "Write records: value, key, headers, partition of each; texts as they are, anything else as JSON.",
+            views.produce,
+            writes=True,
+            body={"type": "object", "properties": {"records": _ROWS}, "required": ["records"]},
+        ),
+        Endpoint("GET", "/api/tables", "Tables by database.", tables.listed),
+        Endpoint(
+            "GET",
+            "/api/tables/{table}",
+            "A table: columns, keys, options, partitions, rows.",
+            tables.describe,
+        ),
+        Endpoint(
+            "GET",
+            "/api/tables/{table}/rows",
+            "The row of a primary key (a JSON object, or the value of a key of one column), or some rows.",
+            tables.rows,
+            [Parameter("key", "The primary key."), limit],
+        ),
+        Endpoint(
+            "GET",
+            "/api/tables/{table}/changes",
+            "What happened to the row of a primary key, the newest first.",
+            tables.changes,
+            [Parameter("key", "The primary key.")],
+        ),
+        Endpoint(
+            "GET",
+            "/api/tables/{table}/snapshots",
+            "The buckets of a primary-key table with the copies of their state.",
+            tables.snapshots,
+        ),
+        Endpoint(
+            "POST",
+            "/api/tables/{table}/rows",
+            "Upsert rows by primary key; append them to a log table.",
+            tables.write,
+            writes=True,
+            body={"type": "object", "properties": {"rows": _ROWS}, "required": ["rows"]},
+        ),
+        Endpoint(
+            "DELETE",
+            "/api/tables/{table}/rows",
+            "Delete rows by primary key.",
+            tables.delete,
+            writes=True,
+            body={"type": "object", "properties": {"keys": _ROWS}, "required": ["keys"]},
+        ),
+        Endpoint(
+            "POST",
+            "/api/sql",
+            "Ask: one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE; at most 10,000 rows come back.",
+            tables.sql,
+            body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
+        ),
+        Endpoint("GET", "/api/groups", "Consumer groups with their lag.", views.groups),
+        Endpoint("GET", "/api/groups/{group}", "A group's members and positions.", views.group),
+        Endpoint(
+            "POST",
+            "/api/groups/{group}/reset",
+            "Set where a group without members goes on in a topic.",
+            views.reset,
+            writes=True,
+            body={
+                "type": "object",
+                "properties": {"topic": _NAME, "to": _NAME, "dry_run": {"type": "boolean"}},
+                "required": ["topic", "to"],
+            },
+        ),
+        Endpoint("GET", "/api/users", "Users, and what is allowed and denied to whom.", rights.listed),
+        Endpoint(
+            "POST",
+            "/api/users",
+            "Make a user with a password, or give it another one.",
+            rights.set_user,
+            writes=True,
+            body={
+                "type": "object",
+                "properties": {"name": _NAME, "password": _NAME},
+                "required": ["name", "password"],
+            },
+        ),
+        Endpoint(
+            "POST",
+            "/api/users/delete",
+            "Delete a user; what was granted to it stays.",
+            rights.drop_user,
+            writes=True,
+            body={"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
+        ),
+        Endpoint(
+            "POST",
+            "/api/grants",
+            "Allow a principal something on a table or a database.",
+            rights.grant,
+            writes=True,
+            body=_GRANT,
+        ),
+        Endpoint(
+            "POST",
+            "/api/grants/revoke",
+            "Take back what was allowed on a table or a database.",
+            rights.revoke,
+            writes=True,
+            body=_GRANT,
+        ),
+        Endpoint("GET", "/api/lake", "How far the lake is, rounds, what failed.", views.lake),
+        Endpoint(
+            "GET",
+            "/api/refused",
+            "Records that tables refused lately, and why.",
+            views.refused,
+            [Parameter("topic", "Only of the table of this topic.")],
+        ),
+    ]
+
+
+def make_app(
+    connection: Connection,
+    query: Query,
+    access: Access,
+    *,
+    allow_writes: bool,
+    version: str,
+    server: str,
+    history: History | None = None,
+) -> Asgi:
+    """The application. `connection` is the caller's to close; `server`: as what it is shown; `history` None: its own,
+    which begins and ends with the application.
+    """
+    known = history or History(lambda: connection)
+    views = Views(connection, known)
+    declared = endpoints(views, Tables(connection, query), Rights(connection))
+    document = openapi(declared, version)
+    tails = threading.Semaphore(TAILS_MAX)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if history is None:
+            known.start()
+        yield
+        if history is None:
+            await run_in_threadpool(known.close)
+
+    async def about(_: Request) -> Response:
+        return JSONResponse({"version": version, "server": server, "writes": allow_writes})
+
+    async def described(_: Request) -> Response:
+        return JSONResponse(document)
+
+    async def alive(_: Request) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def ready(_: Request) -> Response:
+        try:
+            await asyncio.wait_for(run_in_threadpool(connection.kafka.brokers), 5)
+        except Exception:  # noqa: BLE001 - whatever it is, it is not ready
+            return PlainTextResponse("the server does not answer\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return PlainTextResponse("ready\n")
+
+    async def tail(request: Request) -> Response:
+        text = request.query_params.get("partition", "")
+        if text and not text.isdigit():
+            return _error("partition has to be a whole number", 400)
+        if not tails.acquire(blocking=False):
+            return _error(f"{TAILS_MAX} tails are running: try again", 429)
+        found = views.tail(request.path_params["topic"], int(text) if text else None)
+        try:
+            first = await run_in_threadpool(next, found)
+        except (KafkaError, ClientError, RequestError) as error:
+            tails.release()
+            return _error(_sentence(error), _status(error))
+        return StreamingResponse(_events(found, first, tails), media_type="text/event-stream")
+
+    routes = [
+        Route("/healthz", alive),
+        Route("/readyz", ready),
+        Route("/openapi.json", described),
+        Route("/api/about", about),
+        Route("/api/topics/{topic}/tail", tail),
+        *(_route(each, allow_writes) for each in declared),
+        *(Route(path, _asset(name, kind)) for path, (name, kind) in _ASSETS.items()),
+    ]
+    return Guard(Starlette(routes=routes, lifespan=lifespan), access)
+
+
+def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    content = (files("headrace.tablelayer.console") / "assets" / name).read_bytes()
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return answer
+
+
+def _route(endpoint: Endpoint, allow_writes: bool) -> Route:
+    async def answer(request: Request) -> Response:
+        if endpoint.writes and not allow_writes:
+            return _error("the console only reads: start it with --allow-writes", 403)
+        try:
+            arguments = endpoint.arguments(dict(request.query_params))
+            if endpoint.body is not None:
+                arguments["body"] = await _body(request)
+            return _json(await run_in_threadpool(endpoint.handle, **request.path_params, **arguments))
+        except (RequestError, KafkaError, TableError, ClientError) as error:
+            return _error(_sentence(error), _status(error))
+
+    # Groups have any names, with a / in them too; topics and tables have not.
+    return Route(endpoint.path.replace("{group}", "{group:path}"), answer, methods=[endpoint.method])
+
+
+def _json(value: Any) -> Response:
+    """With what is left of surrogates as question marks: names of others may have them."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return Response(text.encode("utf-8", "replace"), media_type="application/json")
+
+
+async def _body(request: Request) -> Any:
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > BODY_BYTES_MAX:
+            raise RequestError(
+                f"at most {BODY_BYTES_MAX} bytes are taken", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            )
+    try:
+        return json.loads(bytes(content))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"what was sent is no JSON: {error}") from None
+
+
+async def _events(
+    found: Iterator[Sequence[Any]], first: Sequence[Any], tails: threading.Semaphore
+) -> AsyncIterator[bytes]:
+    """Server-sent events: a record each, a comment where nothing came."""
+    records: Sequence[Any] = first
+    try:
+        while True:
+            yield (
+                b": waiting\n\n"
+                if not records
+                else b"".join(b"data: " + _json(record_of(each)).body + b"\n\n" for each in records)
+            )
+            records = await run_in_threadpool(next, found)
+    except (KafkaError, ClientError) as error:
+        yield b"event: failed\ndata: " + bytes(_json({"error": _sentence(error)}).body) + b"\n\n"
+    finally:
+        tails.release()
+
+
+_STATUS: Final = {
+    "UNKNOWN_TOPIC_OR_PARTITION": 404,
+    "GROUP_ID_NOT_FOUND": 404,
+    "TABLE_NOT_FOUND": 404,
+    "DATABASE_NOT_FOUND": 404,
+    "TOPIC_AUTHORIZATION_FAILED": 403,
+    "GROUP_AUTHORIZATION_FAILED": 403,
+    "CLUSTER_AUTHORIZATION_FAILED": 403,
+}
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, RequestError):
+        return int(error.status)
+    if isinstance(error, (KafkaError, TableError)):
+        return _STATUS.get(error.code.name, 400)
+    return int(HTTPStatus.BAD_GATEWAY)
+
+
+def _sentence(error: Exception) -> str:
+    return str(getattr(error, "message", None) or error)

@@ -1,0 +1,139 @@
+"""Rates, sizes and loads over time, kept in the process of the console: one look each few seconds, an hour of them.
+
+A look asks for the ends of at most TOPICS_MAX topics; a server that cannot be asked leaves a gap.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from headrace.tablelayer.client import ClientError, Connection, KafkaError, TableError, UnsupportedRequest
+
+SECONDS_BETWEEN_LOOKS: Final = 5.0
+LOOKS_MAX: Final = 720
+TOPICS_MAX: Final = 500
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What the servers said at a moment. `ends` and `sizes` by topic; `cpu_ms` by broker and process."""
+
+    at: float
+    time_ms: int
+    ends: Mapping[str, int]
+    sizes: Mapping[str, int]
+    topic_count: int
+    cpu_ms: Mapping[tuple[int, int], int]
+    memory_bytes: int
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Of a plot. Rates are by second over the time since the point before; `cpu_percent` of one core."""
+
+    time_ms: int
+    records_per_second: float
+    bytes: int
+    cpu_percent: float
+    memory_bytes: int
+
+
+def look(connection: Connection, at: float, time_ms: int) -> Look:
+    """Ask. Raises KafkaError, ClientError."""
+    topics = [each for each in connection.kafka.list_topics() if not each.is_internal]
+    ends = {}
+    for topic in topics[:TOPICS_MAX]:
+        try:
+            ends[topic.name] = sum(connection.kafka.offsets(topic.name).values())
+        except KafkaError:
+            continue  # deleted since, or not for everybody
+    try:
+        sizes = {name: sum(parts.values()) for name, parts in connection.kafka.log_sizes().bytes.items()}
+    except KafkaError:
+        sizes = {}
+    try:
+        servers = connection.admin.servers()
+    except (UnsupportedRequest, KafkaError, TableError):
+        servers = []
+    return Look(
+        at,
+        time_ms,
+        ends,
+        sizes,
+        len(topics),
+        {(each.broker_id, each.process_id): each.cpu_ms for each in servers},
+        sum(max(0, each.memory_bytes) for each in servers),
+    )
+
+
+def rates(before: Look, after: Look) -> dict[str, float]:
+    """Records a second by topic. One that is new, or was made anew, counts from nothing."""
+    seconds = max(after.at - before.at, 1e-3)
+    found = {}
+    for topic, end in after.ends.items():
+        earlier = before.ends.get(topic, 0)
+        found[topic] = (end - earlier if end >= earlier else end) / seconds
+    return found
+
+
+class History:
+    """Looks in a thread of its own between `start` and `close`; asked from any thread."""
+
+    def __init__(self, connection: Callable[[], Connection], seconds: float = SECONDS_BETWEEN_LOOKS) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._looks: deque[Look] = deque(maxlen=2)
+        self._points: deque[Point] = deque(maxlen=LOOKS_MAX)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="console-history", daemon=True)
+        self.trouble: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.add(look(self._connection(), time.monotonic(), int(time.time() * 1000)))
+                self.trouble = None
+            except (KafkaError, ClientError, TableError, OSError) as error:
+                self.trouble = str(error)
+            if self._ended.wait(self._seconds):
+                return
+
+    def add(self, latest: Look) -> None:
+        with self._lock:
+            before = self._looks[-1] if self._looks else None
+            self._looks.append(latest)
+            if before is None:
+                return
+            seconds = max(latest.at - before.at, 1e-3)
+            used = sum(ms - before.cpu_ms.get(process, 0) for process, ms in latest.cpu_ms.items())
+            self._points.append(
+                Point(
+                    latest.time_ms,
+                    sum(rates(before, latest).values()),
+                    sum(latest.sizes.values()),
+                    max(0.0, used) / (seconds * 10),
+                    latest.memory_bytes,
+                )
+            )
+
+    def rates(self) -> dict[str, float]:
+        """By topic, of the last look."""
+        with self._lock:
+            return rates(*self._looks) if len(self._looks) == 2 else {}
+
+    def points(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return [msgspec.to_builtins(each) for each in self._points]

@@ -1,0 +1,455 @@
+"""What the console shows of topics, groups, brokers and the lake, asked of the servers each time. Everything blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, Final
+
+from headrace.tablelayer.client import ConfigKind, Connection, KafkaError, TableError, UnsupportedRequest
+from headrace.tablelayer.client.admin.kafka import KafkaRecord
+from headrace.tablelayer.client.admin.produce import OutgoingRecord
+from headrace.tablelayer.client.admin.record_json import record_from_json
+from headrace.tablelayer.console.history import History
+from headrace.tablelayer.console.routes import RequestError
+from headrace.tablelayer.console.values import text_of
+from headrace.tablelayer.lake.coordinator import list_lake
+
+EARLIEST: Final = -2
+RECORDS_MAX: Final = 500
+LOOKED_AT_MAX: Final = 50_000
+"""Records that one request looks at for those that match; the answer says where to go on."""
+LOOK_SECONDS_MAX: Final = 5.0
+PRODUCED_MAX: Final = 1000
+
+
+class Views:
+    def __init__(self, connection: Connection, history: History) -> None:
+        self._connection = connection
+        self._history = history
+
+    # -- the whole -----------------------------------------------------------------------------------------
+
+    def overview(self) -> dict[str, Any]:
+        cluster = self._connection.kafka.describe_cluster()
+        rates = self._history.rates()
+        busiest = sorted(rates.items(), key=lambda each: (-each[1], each[0]))[:10]
+        return {
+            "cluster_id": cluster.cluster_id,
+            "controller": cluster.controller,
+            "brokers": len(cluster.brokers),
+            "topics": cluster.topic_count,
+            "partitions": cluster.partition_count,
+            "offline": [{"topic": topic, "partition": partition} for topic, partition in cluster.offline],
+            "busiest": [{"topic": name, "records_per_second": rate} for name, rate in busiest],
+            "history": self._history.points(),
+            "trouble": self._history.trouble,
+            "refused": sum(each["count"] for each in self.refused()["tables"]),
+        }
+
+    def brokers(self) -> dict[str, Any]:
+        kafka = self._connection.kafka
+        cluster = kafka.describe_cluster()
+        try:
+            processes = {each.broker_id: each for each in self._connection.admin.servers()}
+        except (UnsupportedRequest, KafkaError):
+            processes = {}
+        try:
+            disks = kafka.log_sizes().disks
+        except KafkaError:
+            disks = {}
+        listed = []
+        for each in cluster.brokers:
+            process = processes.get(each.broker_id)
+            free, total = disks.get(each.broker_id, (-1, -1))
+            listed.append(
+                {
+                    "broker": each.broker_id,
+                    "address": f"{each.host}:{each.port}",
+                    "rack": each.rack,
+                    "controller": each.broker_id == cluster.controller,
+                    "partitions_led": each.partitions_led,
+                    "version": None if process is None else process.version,
+                    "up_ms": None if process is None else process.uptime_ms,
+                    "memory_bytes": None if process is None else process.memory_bytes,
+                    "disk_free_bytes": free,
+                    "disk_bytes": total,
+                }
+            )
+        return {"brokers": listed}
+
+    def broker_configs(self, broker: str) -> dict[str, Any]:
+        return {"configs": self._configs(ConfigKind.BROKER, broker)}
+
+    # -- topics --------------------------------------------------------------------------------------------
+
+    def topics(self, internal: bool) -> dict[str, Any]:
+        kafka, admin = self._connection.kafka, self._connection.admin
+        rates = self._history.rates()
+        try:
+            sizes = kafka.log_sizes().bytes
+        except KafkaError:
+            sizes = {}
+        try:
+            tables = {f"{d}.{t}" for d in admin.list_databases() for t in admin.list_tables(d)}
+        except UnsupportedRequest:
+            tables = set()
+        return {
+            "topics": [
+                {
+                    "name": each.name,
+                    "internal": each.is_internal,
+                    "table": each.name in tables,
+                    "partitions": len(each.leaders),
+                    "bytes": sum(sizes.get(each.name, {}).values()),
+                    "records_per_second": rates.get(each.name),
+                }
+                for each in kafka.list_topics()
+                if internal or not each.is_internal
+            ]
+        }
+
+    def topic(self, topic: str) -> dict[str, Any]:
+        kafka = self._connection.kafka
+        found = kafka.describe_topic(topic)
+        begin, end = kafka.offsets(topic, EARLIEST), kafka.offsets(topic)
+        try:
+            sizes: Mapping[int, int] = kafka.log_sizes(topic).bytes.get(topic, {})
+        except KafkaError:
+            sizes = {}
+        return {
+            "name": found.name,
+            "id": str(found.topic_id),
+            "internal": found.is_internal,
+            "table": found.is_table or (found.configs_withheld and self._is_table(topic)),
+            "records_per_second": self._history.rates().get(topic),
+            "partitions": [
+                {
+                    "partition": partition,
+                    "leader": leader,
+                    "first_offset": begin.get(partition),
+                    "end_offset": end.get(partition),
+                    "bytes": sizes.get(partition),
+                }
+                for partition, leader in sorted(found.leaders.items())
+            ],
+        }
+
+    def _is_table(self, topic: str) -> bool:
+        try:
+            self._connection.admin.describe_table(topic)
+        except (TableError, KafkaError, UnsupportedRequest, ValueError):
+            return False
+        return True
+
+    def topic_configs(self, topic: str) -> dict[str, Any]:
+        return {"configs": self._configs(ConfigKind.TOPIC, topic)}
+
+    def _configs(self, kind: ConfigKind, name: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": each.name,
+                "value": None if each.is_sensitive else each.value,
+                "sensitive": each.is_sensitive,
+                "from": each.source,
+                "read_only": each.is_read_only,
+                "default": each.is_default,
+                "documentation": each.documentation,
+            }
+            for each in self._connection.kafka.configs(kind, name)
+        ]
+
+    def records(
+        self,
+        topic: str,
+        partition: int | None,
+        offset: int | None,
+        timestamp: int | None,
+        key: str | None,
+        contains: str | None,
+        limit: int,
+        newest: bool,
+    ) -> dict[str, Any]:
+        """Records in order of offset. `newest`: the last ones; otherwise from an offset, a time, or the beginning."""
+        if not 1 <= limit <= RECORDS_MAX:
+            raise RequestError(f"limit is {limit}; 1 to {RECORDS_MAX} are possible")
+        kafka = self._connection.kafka
+        kafka.describe_topic(topic)  # what is not there is said at once
+        begin, end = kafka.offsets(topic, EARLIEST), kafka.offsets(topic)
+        places = sorted(end) if partition is None else [partition]
+        if partition is not None and partition not in end:
+            raise RequestError(f"{topic} has no partition {partition}: it has 0 to {len(end) - 1}")
+        if offset is not None and partition is None and len(end) > 1:
+            raise RequestError("an offset is one of a partition: say which")
+        if timestamp is not None:
+            at = {p: found if found >= 0 else end[p] for p, found in kafka.offsets(topic, timestamp).items()}
+        elif offset is not None:
+            at = dict.fromkeys(places, offset)
+        elif newest:
+            at = {p: end[p] - limit for p in places}
+        else:
+            at = begin
+        start = {p: min(max(at[p], begin[p]), end[p]) for p in places}
+        found, after, looked_at = self._matching(
+            topic, start, end, key, contains, RECORDS_MAX if newest else limit
+        )
+        found.sort(key=lambda each: (each.timestamp_ms, each.partition, each.offset))
+        shown = found[-limit:] if newest else found
+        return {
+            "records": [record_of(each) for each in shown],
+            "next": {str(p): offset for p, offset in after.items()},
+            "ends": {str(p): end[p] for p in places},
+            "looked_at": looked_at,
+            "complete": all(after[p] >= end[p] for p in places),
+        }
+
+    def _matching(
+        self,
+        topic: str,
+        start: Mapping[int, int],
+        end: Mapping[int, int],
+        key: str | None,
+        contains: str | None,
+        most: int,
+    ) -> tuple[list[KafkaRecord], dict[int, int], int]:
+        """(records, where to go on by partition, how many were looked at)"""
+        at, found, looked_at = dict(start), list[KafkaRecord](), 0
+        until = time.monotonic() + LOOK_SECONDS_MAX
+        while unread := {p: offset for p, offset in at.items() if offset < end[p]}:
+            records, after = self._connection.kafka.read(topic, unread, max_wait_ms=200)
+            if not records and after == unread:
+                break  # transactions that are open
+            for each in records:
+                if each.offset >= end[each.partition] or each.offset < at[each.partition]:
+                    continue
+                if len(found) >= most:
+                    after[each.partition] = min(after[each.partition], each.offset)
+                    continue
+                looked_at += 1
+                if matches(each, key, contains):
+                    found.append(each)
+            at.update(after)
+            if len(found) >= most or looked_at >= LOOKED_AT_MAX or time.monotonic() >= until:
+                break
+        return found, at, looked_at
+
+    def tail(self, topic: str, partition: int | None) -> Iterator[list[KafkaRecord]]:
+        """What comes from now on, again and again; an empty list where nothing came for a second."""
+        self._connection.kafka.describe_topic(topic)
+        at = self._connection.kafka.offsets(topic)
+        if partition is not None:
+            at = {p: offset for p, offset in at.items() if p == partition}
+        if not at:
+            raise RequestError(f"{topic} has no partition {partition}")
+        while True:
+            records, after = self._connection.kafka.read(topic, at, max_wait_ms=1000)
+            yield [each for each in records if each.offset >= at[each.partition]]
+            at.update(after)
+
+    def produce(self, topic: str, body: Any) -> dict[str, Any]:
+        entries = body.get("records") if isinstance(body, dict) else None
+        if not isinstance(entries, list) or not 1 <= len(entries) <= PRODUCED_MAX:
+            raise RequestError(f'send {{"records": [...]}} with 1 to {PRODUCED_MAX} of them')
+        places = self._connection.kafka.produce(topic, [_outgoing(each) for each in entries])
+        return {"written": [{"partition": partition, "offset": offset} for partition, offset in places]}
+
+    # -- groups --------------------------------------------------------------------------------------------
+
+    def groups(self) -> dict[str, Any]:
+        kafka = self._connection.kafka
+        listed, ends = [], dict[str, Mapping[int, int]]()
+        for each in kafka.list_groups()[:1000]:
+            try:
+                group = kafka.describe_group(each.group)
+            except KafkaError:
+                continue  # deleted since
+            topics = {topic for topic, _ in group.positions}
+            lag = 0
+            for topic in topics:
+                if topic not in ends:
+                    ends[topic] = self._offsets(topic, -1)
+            for (topic, partition), offset in group.positions.items():
+                lag += max(0, ends[topic].get(partition, offset) - offset)
+            listed.append(
+                {
+                    "group": each.group,
+                    "state": group.state,
+                    "protocol": each.protocol_type,
+                    "members": len(group.members),
+                    "topics": sorted(topics),
+                    "lag": lag,
+                }
+            )
+        return {"groups": listed}
+
+    def group(self, group: str) -> dict[str, Any]:
+        found = self._connection.kafka.describe_group(group)
+        ends = {topic: self._offsets(topic, -1) for topic in {topic for topic, _ in found.positions}}
+        return {
+            "group": found.group,
+            "state": found.state,
+            "assignor": found.assignor,
+            "members": [
+                {
+                    "member": each.member_id,
+                    "client": each.client_id,
+                    "host": each.client_host,
+                    "instance": each.instance_id,
+                }
+                for each in found.members
+            ],
+            "positions": [
+                {
+                    "topic": topic,
+                    "partition": partition,
+                    "offset": offset,
+                    "end_offset": ends[topic].get(partition),
+                    "lag": max(0, ends[topic].get(partition, offset) - offset),
+                }
+                for (topic, partition), offset in sorted(found.positions.items())
+            ],
+        }
+
+    def reset(self, group: str, body: Any) -> dict[str, Any]:
+        """Set where a group without members goes on in a topic: `to` earliest, latest, an offset or a time (ISO)."""
+        topic, to = (body.get("topic"), body.get("to")) if isinstance(body, dict) else (None, None)
+        dry_run = isinstance(body, dict) and body.get("dry_run") is True
+        if not isinstance(topic, str) or not isinstance(to, (str, int)) or isinstance(to, bool):
+            raise RequestError('send {"topic": "...", "to": "earliest", "latest", an offset or a time}')
+        kafka = self._connection.kafka
+        begin, end = kafka.offsets(topic, EARLIEST), kafka.offsets(topic)
+        if to == "earliest":
+            wanted: Mapping[int, int] = begin
+        elif to == "latest":
+            wanted = end
+        elif str(to).isdigit():
+            wanted = {p: min(max(int(to), begin[p]), end[p]) for p in end}
+        else:
+            found_at = kafka.offsets(topic, _moment(str(to)))
+            wanted = {p: end[p] if offset < 0 else offset for p, offset in found_at.items()}
+        positions: Mapping[tuple[str, int], int] = {}
+        try:
+            found = kafka.describe_group(group)
+            positions = found.positions
+            if found.members:
+                raise RequestError(
+                    f"group {group} has {len(found.members)} members: stop them first", HTTPStatus.CONFLICT
+                )
+        except KafkaError as error:
+            if error.code.name != "GROUP_ID_NOT_FOUND":
+                raise
+        if not dry_run:
+            kafka.commit_offsets(group, topic, wanted)
+        return {
+            "topic": topic,
+            "set": not dry_run,
+            "offsets": [
+                {"partition": p, "before": positions.get((topic, p)), "after": offset}
+                for p, offset in sorted(wanted.items())
+            ],
+        }
+
+    def _offsets(self, topic: str, at: int) -> Mapping[int, int]:
+        try:
+            return self._connection.kafka.offsets(topic, at)
+        except KafkaError:
+            return {}  # deleted since
+
+    # -- the lake, refused records -------------------------------------------------------------------------
+
+    def lake(self) -> dict[str, Any]:
+        try:
+            listed = list_lake(self._connection)
+        except UnsupportedRequest:
+            listed = []
+        return {
+            "entries": [
+                {
+                    "name": each.name,
+                    "topic": each.is_topic,
+                    "format": each.format,
+                    "snapshot": None if each.snapshot_id < 0 else str(each.snapshot_id),
+                    "committed_at_ms": None if each.committed_at_ms < 0 else each.committed_at_ms,
+                    "freshness_ms": each.freshness_ms,
+                    "behind": each.behind,
+                    "behind_ms": None if each.behind_ms < 0 else each.behind_ms,
+                    "commits": each.commits,
+                    "failures": each.failures,
+                    "retry_in_ms": each.retry_in_ms,
+                    "failure": each.failure,
+                    "worker": each.worker,
+                    "doing": each.doing,
+                    "round_ms": each.round_ms,
+                }
+                for each in listed
+            ]
+        }
+
+    def refused(self, topic: str | None = None) -> dict[str, Any]:
+        try:
+            found = self._connection.admin.refused(topic)
+        except UnsupportedRequest:
+            found = []
+        return {
+            "tables": [
+                {
+                    "table": table.table,
+                    "count": table.count,
+                    "records": [
+                        {
+                            "time_ms": each.time_ms,
+                            "topic": each.topic,
+                            "partition": each.partition,
+                            "index": each.index,
+                            "code": each.code,
+                            "reason": each.reason,
+                            "dead_letter": each.dead_letter,
+                        }
+                        for each in table.records
+                    ],
+                }
+                for table in found
+            ]
+        }
+
+
+def _moment(text: str) -> int:
+    """Milliseconds of a time; UTC if it does not say. Raises RequestError."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise RequestError(
+            f"to is {text[:100]!r}; earliest, latest, an offset or a time such as 2024-09-19T12:00:00 are possible"
+        ) from None
+
+
+def record_of(record: KafkaRecord) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        "key": text_of(record.key),
+        "value": text_of(record.value),
+        "headers": [{"name": name, "value": text_of(value)} for name, value in record.headers],
+    }
+
+
+def matches(record: KafkaRecord, key: str | None, contains: str | None) -> bool:
+    if key is not None and (record.key is None or record.key != key.encode("utf-8", "surrogatepass")):
+        return False
+    return contains is None or (
+        record.value is not None and contains.encode("utf-8", "surrogatepass") in record.value
+    )
+
+
+def _outgoing(entry: Any) -> OutgoingRecord:
+    import msgspec
+
+    try:
+        return record_from_json(msgspec.json.encode(entry))
+    except ValueError as error:
+        raise RequestError(f"a record {error}") from None

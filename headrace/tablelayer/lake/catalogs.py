@@ -1,0 +1,118 @@
+"""The lake's catalogs: the one place that knows the lake formats, and where a table's copy is found from its name.
+
+A format has two adapters, each loaded when it is asked for: one in Spark, which tiering writes with, and one without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.tablelayer.lake.adapter import LakeError, LakeTable
+from headrace.tablelayer.lake.coordinator import TOKEN_VARIABLE, LakeStatus, ServerCoordinator
+from headrace.tablelayer.lake.reader import LakeReader
+from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.spark.sessions import iceberg_catalog_properties
+
+CATALOG_PROPERTY_PREFIX = "datalake.{format}."
+"""Of the server's settings for the catalogs of a lake format; what follows is the format's own word."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeCatalog:
+    """The catalog of a lake format, `iceberg` or `paimon`; its properties, in the format's words, may be secret."""
+
+    format: str
+    properties: Mapping[str, str] = field(repr=False)
+
+    def table(self, spark: Any, definition: TableDefinition) -> LakeTable:
+        """A table's copy, to be written and read in this session. Raises LakeError."""
+        if self.format == "paimon":
+            from headrace.tablelayer.lake.paimon import PaimonTable
+
+            return PaimonTable(spark, definition, self.properties)
+        from headrace.tablelayer.lake.iceberg import IcebergTable
+
+        return IcebergTable(spark, definition, self.properties)
+
+    def reader(self, definition: TableDefinition) -> LakeReader:
+        """A table's copy, read without Spark, as it is now. Raises LakeError."""
+        if self.format == "paimon":
+            from headrace.tablelayer.lake.paimon_reader import PaimonReader
+
+            return PaimonReader(definition, self.properties)
+        from headrace.tablelayer.lake.iceberg_reader import IcebergReader
+
+        return IcebergReader(definition, self.properties)
+
+
+@dataclass(frozen=True, slots=True)
+class TieredTable:
+    """A table and its lake's catalog. `known_snapshot`: the last one there that the server was told of."""
+
+    definition: TableDefinition
+    catalog: LakeCatalog
+    known_snapshot: int | None
+
+
+def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTable:
+    """The table "db.t"; `warehouse` overrides the server's. Raises LakeError: it is not tiered, or a partition;
+    TableError: there is none.
+    """
+    path = TablePath.parse(name)
+    if path.partition is not None:
+        raise LakeError(f"{path} is a partition: it is tiered together with its table, read {path.whole}")
+    definition = connection.admin.describe_table(path)
+    if definition.table_id is None:
+        raise LakeError(f"{path} has no id")
+    status = ServerCoordinator(connection, "union read").describe(definition.table_id)
+    return TieredTable(definition, lake_catalog(status, warehouse, path), status.snapshot_id)
+
+
+def lake_catalog(status: LakeStatus, warehouse: str | None, path: TablePath | str) -> LakeCatalog:
+    """The catalog of a table, or of the plain topic of that name: the server's `datalake.<format>.*`, the warehouse
+    given by hand first.
+
+    Raises LakeError when the table is not tiered, or nobody says where to.
+    """
+    if not status.enabled:
+        option = "datalake.enabled" if isinstance(path, str) else "table.datalake.enabled"
+        raise LakeError(f"{path} is not tiered: it was created without '{option}'='true'")
+    prefix = CATALOG_PROPERTY_PREFIX.format(format=status.format)
+    kept = [name for name, value in status.properties.items() if name.startswith(prefix) and value is None]
+    if kept:
+        raise LakeError(
+            f"the server tells {', '.join(kept)} to nobody who does not present its tiering token: set"
+            f" datalake.tiering.token there, and {TOKEN_VARIABLE} to the same text in the environment of this process"
+        )
+    given = {
+        name.removeprefix(prefix): value
+        for name, value in status.properties.items()
+        if name.startswith(prefix) and value
+    }
+    place = warehouse or given.pop("warehouse", None)
+    given.pop("warehouse", None)
+    if status.format == "paimon":
+        if given.get("metastore", "filesystem") != "filesystem":
+            raise LakeError(
+                f"{path}: '{prefix}metastore' is '{given['metastore']}', but Paimon tables are tiered into"
+                " filesystem catalogs only"
+            )
+    elif status.format != "iceberg":
+        raise LakeError(
+            f"{path} asks for lake format '{status.format}': tables are tiered into iceberg or paimon"
+        )
+    elif given.get("type", "hadoop") != "hadoop" or "catalog-impl" in given:
+        # What a warehouse is, such a catalog knows.
+        return LakeCatalog(status.format, {**given, **({"warehouse": place} if place else {})})
+    if not place:
+        raise LakeError(
+            f"nobody says where the lake of {path} is: start the server with"
+            f" --set {prefix}warehouse=FOLDER, or give the warehouse to this command"
+        )
+    if status.format == "paimon":
+        place = place if "://" in place else str(Path(place).resolve())
+        return LakeCatalog(status.format, {**given, "warehouse": place})
+    return LakeCatalog(status.format, {**iceberg_catalog_properties(place), **given})

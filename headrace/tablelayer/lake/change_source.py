@@ -1,0 +1,162 @@
+"""What a tiering round and a union read ask of a table's log: where it begins and ends, and what is between."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol
+from uuid import UUID
+
+import pyarrow as pa
+
+from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from headrace.tablelayer.model.options.table_options import ChangelogImage
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.partitions import Partition
+from headrace.tablelayer.spark.frames import frame_schema, splits_frame
+from headrace.tablelayer.spark.splits import (
+    DELETED_COLUMN,
+    ReadMode,
+    Split,
+    TableRead,
+    plan_splits,
+    read_split,
+    state_splits,
+)
+
+LOCAL_ROWS_MAX, LOCAL_BYTES_MAX = 250_000, 16 << 20
+"""Of changes that the driver holds and each task of a join gets: a third of what Spark takes as local rows at all
+(`spark.sql.execution.arrow.localRelationThreshold`)."""
+_READ_AT_ONCE = 4
+
+
+class ChangeSource(Protocol):
+    """The log of one table, or of all partitions of a partitioned one: offsets by place."""
+
+    def earliest(self) -> dict[Any, int]:
+        """The first offset each place still has."""
+
+    def latest(self) -> dict[Any, int]:
+        """The end (exclusive) of each place's log, as readers may see it now: these are the places that there are."""
+
+    def state(self, spark: Any, end: Offsets) -> Any | None:
+        """A DataFrame in this session of a PK table's rows at `end`, with a column `_deleted` that is false.
+
+        None for a log table, and where the log itself is to be read.
+        """
+
+    def changes(self, spark: Any, start: Offsets, end: Offsets) -> Any:
+        """A DataFrame in this session of what is in `[start, end)`: a log table's rows; for a PK table the
+        last change of each key with a column `_deleted`."""
+
+
+class TableChanges:
+    """`ChangeSource` over the table client."""
+
+    def __init__(self, connection: Any, bootstrap: Bootstrap, definition: TableDefinition) -> None:
+        self._table = connection.table(str(definition.path))
+        self._bootstrap = ConnectionSettings.make(bootstrap)
+        self._definition = definition
+        self._partitions: dict[UUID, Partition] = {}
+
+    def earliest(self) -> dict[Any, int]:
+        return self._offsets("earliest")
+
+    def latest(self) -> dict[Any, int]:
+        return self._offsets("latest")
+
+    def _offsets(self, at: str) -> dict[Any, int]:
+        if not self._definition.is_partitioned:
+            return dict(self._table.offsets(at))
+        before = {each.name: each for each in self._table.partitions()}
+        found = self._table.partition_offsets(at)
+        after = {each.name: each.table_id for each in self._table.partitions()}
+        # What was dropped, or dropped and made anew, while we asked is left to the next round.
+        self._partitions |= {each.table_id: each for each in before.values()}
+        return {
+            PartitionBucket(name, before[name].table_id, bucket): offset
+            for name, by_bucket in found.items()
+            if name in before and after.get(name) == before[name].table_id
+            for bucket, offset in by_bucket.items()
+        }
+
+    def state(self, spark: Any, end: Offsets) -> Any | None:
+        """From the key-value store: a long changelog need not be read, and may have been shortened.
+
+        A changelog without old images (WAL) cannot be undone back to `end`, so it is read itself while it is
+        whole. Where it is not, the lake's first state is that of a moment after `end`; the rounds from `end` on
+        repeat what it has already, and readers of lake and log together see no difference.
+        """
+        from pyspark.sql import functions
+
+        definition = self._definition
+        if not definition.is_primary_key_table:
+            return None
+        wal = definition.settings.changelog_image is ChangelogImage.WAL
+        if wal and not any(offset for place, offset in self.earliest().items() if place in end):
+            return None
+        read = TableRead(self._bootstrap, definition, definition.schema.columns, "current")
+        splits = [
+            replace(split, partition=partition)
+            for partition, ends in self.by_partition(end)
+            for split in state_splits(ends)
+        ]
+        return splits_frame(spark, read, splits).withColumn(DELETED_COLUMN, functions.lit(False))
+
+    def changes(self, spark: Any, start: Offsets, end: Offsets) -> Any:
+        return splits_frame(spark, *self._read(start, end))
+
+    def local(self, spark: Any, start: Offsets, end: Offsets) -> Any | None:
+        """As `changes`, read here and now and handed to Spark as rows, which spares it the jobs that a frame of
+        Python's costs each time it is used; None when there is more than LOCAL_ROWS_MAX or LOCAL_BYTES_MAX of it.
+        """
+        if sum(offset - start.get(place, 0) for place, offset in end.items()) > LOCAL_ROWS_MAX:
+            return None
+        read, splits = self._read(start, end)
+        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+            batches = [
+                batch
+                for found in pool.map(lambda split: [*read_split(read, split)], splits)
+                for batch in found
+            ]
+        if sum(batch.nbytes for batch in batches) > LOCAL_BYTES_MAX:
+            return None
+        schema = read.arrow_schema()
+        rows = pa.Table.from_batches(batches or [pa.RecordBatch.from_pylist([], schema)], schema)
+        return spark.createDataFrame(rows, frame_schema(read))  # pyspark converts no column without a batch
+
+    def _read(self, start: Offsets, end: Offsets) -> tuple[TableRead, list[Split]]:
+        schema = self._definition.schema
+        mode: ReadMode = "last" if self._definition.is_primary_key_table else "current"
+        read = TableRead(self._bootstrap, self._definition, schema.columns, mode)
+        starts = dict(self.by_partition(start))
+        return read, [
+            replace(split, partition=partition)
+            for partition, ends in self.by_partition(end)
+            for split in plan_splits(starts.get(partition, {}), ends)
+        ]
+
+    def by_partition(self, offsets: Offsets) -> list[tuple[Partition | None, dict[int, int]]]:
+        """Offsets by bucket: of the table, or of each of its partitions."""
+        found: dict[Partition | None, dict[int, int]] = {}
+        for place, offset in in_order(offsets):
+            if isinstance(place, PartitionBucket):
+                partition = self._partitions[place.table_id]
+                found.setdefault(partition, {})[place.bucket] = offset
+            else:
+                found.setdefault(None, {})[place] = offset
+        return list(found.items())
+
+
+def with_state(
+    state: Any | None, new: Collection[Any], source: ChangeSource, spark: Any, start: Offsets, end: Offsets
+) -> Any:
+    """The changes from `start` to `end`, but for the `new` places their `state` at the end, if there is one."""
+    if state is None:
+        return source.changes(spark, start, end)
+    known = {place: offset for place, offset in end.items() if place not in new}
+    if all(start[place] == offset for place, offset in known.items()):
+        return state
+    return state.unionByName(source.changes(spark, {place: start[place] for place in known}, known))

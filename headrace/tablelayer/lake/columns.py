@@ -1,0 +1,116 @@
+"""Which field of a lake table is which column: what all lake formats have in common.
+
+A lake table knows its fields by numbers of its own. Whose they are stands in its properties (Iceberg) or options
+(Paimon), in the same commit as every change of its schema:
+
+    headrace.columns      {"0": 1, ...}   our column id -> the lake's field id
+    headrace.schema-id    the table's schema that the fields were made from
+    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/lake/topics.py`)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from headrace.tablelayer.lake.adapter import TABLE_ID_PROPERTY, LakeError, RoundLostError
+from headrace.tablelayer.model.lake.topics import from_stored, stored_text
+from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.column_types import TypeKind
+from headrace.tablelayer.model.types.values import literal_sql
+from headrace.tablelayer.spark.types import spark_type
+
+COLUMNS_PROPERTY = "headrace.columns"
+SCHEMA_ID_PROPERTY = "headrace.schema-id"
+DEFINITION_PROPERTY = "headrace.definition"
+
+
+def column_properties(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
+    """`fields`: the lake's field id of each column."""
+    listed = {str(column): field for column, field in sorted(fields.items())}
+    return {
+        COLUMNS_PROPERTY: json.dumps(listed, separators=(",", ":")),
+        SCHEMA_ID_PROPERTY: str(definition.schema.schema_id),
+        DEFINITION_PROPERTY: stored_text(definition),
+    }
+
+
+def fields_by_column(text: str | None, definition: TableDefinition, first_field: int) -> dict[int, int]:
+    """The lake's field id of each column, from the property that says so; without it fields are numbered in order."""
+    if text is None:
+        first = definition.versions.schemas[0]
+        return {column.id: index + first_field for index, column in enumerate(first.columns)}
+    return {int(column): int(field) for column, field in json.loads(text).items()}
+
+
+def stored_definition(definition: TableDefinition, properties: Any) -> TableDefinition | None:
+    """The definition that is in a lake table's properties, a mapping of Python's or Java's; None if there is none."""
+    text = properties.get(DEFINITION_PROPERTY)
+    if text is None:
+        return None
+    return from_stored(text, definition.path, UUID(str(properties.get(TABLE_ID_PROPERTY))))
+
+
+def is_of_another_schema(definition: TableDefinition, known: int) -> bool:
+    """Whether the lake table's fields, made from schema `known`, are to be changed. Raises RoundLostError if that is
+    a newer one.
+    """
+    if known > definition.schema.schema_id:
+        raise RoundLostError(
+            f"the lake table of {definition.path} has the columns of schema {known} already, this round began with"
+            f" schema {definition.schema.schema_id}: another tierer was first"
+        )
+    return known != definition.schema.schema_id
+
+
+def check_nothing_is_lost(
+    definition: TableDefinition, fields: Mapping[int, int], present: Iterable[int]
+) -> None:
+    """That the fields of all columns are among those `present`. Raises LakeError."""
+    columns, there = {column.id: column for column in definition.schema.columns}, set(present)
+    for column_id, field_id in fields.items():
+        if column_id in columns and field_id not in there:
+            raise LakeError(
+                f"the lake table of {definition.path} has lost column '{columns[column_id].name}': somebody else"
+                " dropped it. Drop or rename the lake table to have it built again"
+            )
+
+
+def columns_over(
+    definition: TableDefinition,
+    columns: Iterable[Column],
+    fields: Mapping[int, int],
+    names: Mapping[int, str],
+) -> list[Any]:
+    """Spark's expressions for columns of the table, in its own types, over rows whose fields have these `names` by id.
+
+    What the rows do not know yet is filled in.
+    """
+    from pyspark.sql import functions
+
+    chosen = []
+    for column in columns:
+        wanted = spark_type(column.type, column.name)
+        source = names.get(fields.get(column.id, -1))
+        if source is not None and _was_shorter(definition, column):
+            found = functions.expr(f"rpad(`{source}`, {column.type.length}, X'00')")
+        elif source is not None:
+            found = functions.col(f"`{source}`")
+        elif column.initial is None:
+            found = functions.lit(None)
+        else:
+            found = functions.expr(literal_sql(column.initial, column.type))
+        chosen.append(found.cast(wanted).alias(column.name))
+    return chosen
+
+
+def _was_shorter(definition: TableDefinition, column: Column) -> bool:
+    """BINARY(n) that was made longer: in the lake it has no length, and old values have their old one."""
+    return column.type.kind is TypeKind.BINARY and any(
+        other.id == column.id and other.type != column.type
+        for schema in definition.history
+        for other in schema.columns
+    )

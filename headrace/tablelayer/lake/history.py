@@ -1,0 +1,87 @@
+"""What the history of a lake table says was tiered: one rule for all formats, in Spark and without it.
+
+The newest snapshot with tiering's properties counts, in the history of the current one: others may have committed on
+top of it. Where the history was expired before one was found, a snapshot that is vouched for is believed. Otherwise
+nobody knows what was tiered, and that is an error: starting over would duplicate rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.tablelayer.lake.adapter import (
+    EPOCH_PROPERTY,
+    OFFSETS_PROPERTY,
+    TABLE_ID_PROPERTY,
+    LakeError,
+    LakeState,
+)
+from headrace.tablelayer.model.lake.offsets import offsets_from_json
+from headrace.tablelayer.model.table.definition import TableDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSnapshot:
+    """`parent_id` None: it is the first that there was. `properties`: a mapping of Python's or Java's, or None."""
+
+    snapshot_id: int
+    parent_id: int | None
+    properties: Any
+
+
+def find_committed(
+    definition: TableDefinition,
+    owner: str | None,
+    head: int | None,
+    look_up: Callable[[int], LakeSnapshot | None],
+    vouched_for: int | None = None,
+) -> LakeState:
+    """The state of the lake table that table id `owner` stands in, and whose current snapshot is `head`.
+
+    `look_up` gives a snapshot, None for one that was expired. Raises LakeError: it is another table's, or its history
+    does not say any more what was tiered.
+    """
+    _check_owner(definition, owner, "the lake table")
+    if head is None:
+        return LakeState()
+    at: int | None = head
+    while at is not None and (snapshot := look_up(at)) is not None:
+        found = committed_in(definition, snapshot, head)
+        if found is not None:
+            return found
+        at = snapshot.parent_id
+    if at is None:  # the whole history was seen: nothing was ever tiered
+        return LakeState(head=head)
+    witness = None if vouched_for is None else look_up(vouched_for)
+    found = None if witness is None else committed_in(definition, witness, head)
+    if found is None:
+        raise LakeError(
+            f"the history of the lake table of {definition.path} does not say any more what was tiered: the snapshots"
+            f" with {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate rows. Drop the lake"
+            " table to have it built again."
+        )
+    return found
+
+
+def committed_in(definition: TableDefinition, snapshot: LakeSnapshot, head: int) -> LakeState | None:
+    """What a snapshot says of the table at `head`; None if it is none of tiering's. Raises LakeError when it is another
+    table's.
+    """
+    text = None if snapshot.properties is None else snapshot.properties.get(OFFSETS_PROPERTY)
+    if text is None:
+        return None
+    number = snapshot.snapshot_id
+    owner = snapshot.properties.get(TABLE_ID_PROPERTY)
+    _check_owner(definition, owner, f"snapshot {number} of the lake table")
+    epoch = int(snapshot.properties.get(EPOCH_PROPERTY) or -1)
+    return LakeState(head, number, offsets_from_json(text), epoch)
+
+
+def _check_owner(definition: TableDefinition, owner: str | None, what: str) -> None:
+    if owner != str(definition.table_id):
+        raise LakeError(
+            f"{what} of {definition.path} belongs to table id {owner}, but the table is {definition.table_id}: it was"
+            " dropped and created again. Drop or rename the lake table, then tier again."
+        )

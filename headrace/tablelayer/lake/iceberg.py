@@ -1,0 +1,411 @@
+"""Iceberg through Spark's own connector.
+
+A round is a branch: created at the snapshot that was found, filled by one append or MERGE that carries our
+offsets as snapshot properties (`adapter.py`), then `fast_forward` moves `main` onto it. Iceberg never lets two appends
+conflict, so without this a tierer that was thought dead could add its rows a second time; fast_forward is a
+compare-and-set on `main` and fails if anything came in between.
+
+Compaction by others makes snapshots without them, so the newest ancestor of `main` that has them counts (ours,
+`iceberg_maintenance.py`, carries them along). Expiry may remove it; the tag `headrace_tiered` keeps the last one
+alive, and is believed when its snapshot is in the history or is the one the server was told of. Otherwise
+tiering stops with an error, because starting over would duplicate rows.
+
+Columns are known by id on both sides: `iceberg_columns.py` keeps which field of the lake table is which column, and
+carries ADD, DROP, RENAME and widening over before a round is written.
+
+A partitioned table is one lake table, whose first partition fields are the partition columns (identity). Partitions
+that were dropped stay in the lake; one that is made anew under its old name replaces what was there, in one step
+with its first rows.
+
+Bucket i of the table is bucket i of the lake table when the bucket key is one column. A Hadoop catalog on a
+local folder commits by renaming, which does not exclude two writers; tierers of one machine therefore take
+turns with a file lock for every change of the table's metadata.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.tablelayer.lake.adapter import (
+    BRANCH_PREFIX,
+    EPOCH_PROPERTY,
+    OFFSETS_PROPERTY,
+    TABLE_ID_PROPERTY,
+    TIERED_NAME,
+    LakeError,
+    LakeState,
+    RoundLostError,
+    new_partitions,
+    partition_condition,
+    round_properties,
+    touched_partitions,
+)
+from headrace.tablelayer.lake.columns import stored_definition
+from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
+from headrace.tablelayer.lake.iceberg_columns import (
+    check_fields,
+    evolve_columns,
+    needs_evolution,
+    new_table_properties,
+    read_columns,
+    spark_ddl_type,
+)
+from headrace.tablelayer.lake.iceberg_maintenance import compact, expire
+from headrace.tablelayer.model.lake.offsets import Offsets
+from headrace.tablelayer.model.options.lake_options import ICEBERG_PREFIX, passed_options
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.column_types import TypeKind
+from headrace.tablelayer.spark.sessions import LAKE_CATALOG, attach_catalog
+from headrace.tablelayer.spark.splits import DELETED_COLUMN
+from headrace.tablelayer.spark.types import spark_schema
+
+_CHANGES_VIEW = "headrace_changes"
+
+_TABLE_PROPERTIES = {
+    "format-version": "2",
+    # Updates and deletes write small delete files instead of whole data files again.
+    "write.merge.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.delete.mode": "merge-on-read",
+    # Rows come bucket by bucket already: a shuffle would only cost.
+    "write.distribution-mode": "none",
+    "write.merge.distribution-mode": "none",
+}
+
+
+# Iceberg's bucket transform does not take these.
+_WITHOUT_BUCKETS = frozenset({TypeKind.BOOLEAN, TypeKind.FLOAT, TypeKind.DOUBLE})
+
+
+class IcebergTable:
+    """A table's copy in an Iceberg catalog.
+
+    A MERGE takes its snapshot properties from the session's settings, so a session that writes must be this
+    object's alone: `spark.newSession()`.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        definition: TableDefinition,
+        properties: Mapping[str, str],
+        catalog: str = LAKE_CATALOG,
+    ) -> None:
+        """`properties` are the catalog's, as `spark.sql.catalog.<name>.*` takes them; `warehouse` is required."""
+        if definition.table_id is None:
+            raise LakeError(f"table {definition.path} has no id: describe it on the server first")
+        self.definition = definition
+        self.table_id = str(definition.table_id)
+        self.spark = spark
+        attach_catalog(self.spark, properties, catalog)
+        path = definition.path
+        self.namespace = f"`{catalog}`.`{path.database}`"
+        self.catalog = catalog
+        self.name = f"{self.namespace}.`{path.table}`"
+        self._plain_name = f"{catalog}.{path.database}.{path.table}"
+        self._lock_file = _lock_file(properties, definition)
+
+    # ---- looking
+
+    def exists(self) -> bool:
+        return bool(self.spark.catalog.tableExists(self.name))
+
+    def create(self) -> None:
+        """Create the table if it is not there. Raises LakeError for column types Iceberg does not have."""
+        if self.exists():
+            return
+        schema = self.definition.schema
+        columns = ", ".join(
+            f"`{c.name}` {spark_ddl_type(c)}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns
+        )
+        bucket_key = self.definition.bucket_key
+        fields = [f"`{name}`" for name in self.definition.partition_keys]
+        if len(bucket_key) == 1 and schema.column(bucket_key[0]).type.kind not in _WITHOUT_BUCKETS:
+            fields.append(f"bucket({self.definition.bucket_count}, `{bucket_key[0]}`)")
+        partitioned = f"PARTITIONED BY ({', '.join(fields)})" if fields else ""
+        listed = {
+            **passed_options(self.definition.options, ICEBERG_PREFIX),
+            **_TABLE_PROPERTIES,
+            TABLE_ID_PROPERTY: self.table_id,
+            **new_table_properties(self.definition),
+        }
+        properties = ", ".join(f"'{_escaped(name)}'='{_escaped(value)}'" for name, value in listed.items())
+        with self._turn():
+            self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.namespace}")
+            self.spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}) USING iceberg {partitioned}"
+                f" TBLPROPERTIES ({properties})"
+            )
+
+    def evolve(self) -> None:
+        """Give the lake table the columns that the table has now. Raises RoundLostError when it has those of a newer
+        schema: another tierer was here; LakeError when its fields are not the ones that they are said to be.
+        """
+        table = self._load()
+        if table is None:
+            return
+        if not needs_evolution(table, self.definition):
+            check_fields(table, self.definition)
+            return
+        with self._turn():
+            evolve_columns(self.spark, self._load(), self.definition)
+            self.spark.sql(f"REFRESH TABLE {self.name}")
+
+    def stored_definition(self) -> TableDefinition | None:
+        """See `LakeTable`."""
+        table = self._load()
+        return None if table is None else stored_definition(self.definition, table.properties())
+
+    def find_committed(self, known_snapshot: int | None = None) -> LakeState:
+        """See `LakeTable`. One read of the table's metadata, so head and offsets belong together."""
+        table = self._load()
+        if table is None:
+            return LakeState()
+        head, tag = table.currentSnapshot(), table.refs().get(TIERED_NAME)
+
+        def look_up(number: int) -> LakeSnapshot | None:
+            found = table.snapshot(number)
+            return None if found is None else LakeSnapshot(number, found.parentId(), found.summary())
+
+        return find_committed(
+            self.definition,
+            table.properties().get(TABLE_ID_PROPERTY),
+            None if head is None else head.snapshotId(),
+            look_up,
+            known_snapshot if tag is not None and tag.snapshotId() == known_snapshot else None,
+        )
+
+    def _load(self) -> Any | None:
+        """Iceberg's own table object, fresh; None if there is no such table."""
+        # Asking first makes this session the active one too, in whose settings Spark looks the catalog up.
+        if not self.exists():
+            return None
+        helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
+        return helper.loadIcebergTable(self.spark._jsparkSession, self.name)
+
+    # ---- a round
+
+    def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
+        """See `LakeTable`."""
+        self.create()
+        self.evolve()
+        branch = f"{BRANCH_PREFIX}{epoch}"
+        properties = round_properties(self.definition, offsets, epoch)
+        as_of = "" if base.head is None else f" AS OF VERSION {base.head}"
+        with self._turn():
+            self.spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH `{branch}`{as_of}")
+            before = self._branch_snapshot(branch)
+            target = f"{self.name}.branch_{branch}"
+            if not self.definition.is_primary_key_table:
+                if base.head is not None:
+                    self._clear(new_partitions(base, offsets), target, properties)
+                self._append(changes, target, properties)
+            elif base.head is None:  # nothing to match yet
+                self._append(changes.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN), target, properties)
+            else:
+                self._clear(new_partitions(base, offsets), target, properties)
+                self._merge(changes, target, properties, touched_partitions(base, offsets))
+            if self._branch_snapshot(branch) == before:  # a round may advance the offsets and change no row
+                self._append(self.spark.createDataFrame([], self._row_schema()), target, properties)
+            written = self._branch_snapshot(branch)
+        if written is None:
+            raise LakeError(
+                f"branch {branch} of {self._plain_name} went away while it was written: another tierer"
+            )
+        return written
+
+    def _append(self, rows: Any, target: str, properties: Mapping[str, str]) -> None:
+        writer = rows.select(*[f"`{c.name}`" for c in self.definition.schema.columns]).writeTo(target)
+        for name, value in properties.items():
+            writer = writer.option(f"snapshot-property.{name}", value)
+        writer.append()
+
+    def _clear(self, partitions: Sequence[str], target: str, properties: Mapping[str, str]) -> None:
+        """Take out what the lake has of partitions that are made anew: whole files, without reading them."""
+        if partitions:
+            with self._snapshot_properties(properties):
+                self.spark.sql(
+                    f"DELETE FROM {target} WHERE {partition_condition(self.definition, partitions)}"
+                )
+
+    def _merge(
+        self, changes: Any, target: str, properties: Mapping[str, str], partitions: Sequence[str] = ()
+    ) -> None:
+        """Only files of these partitions are looked at."""
+        changes.createOrReplaceTempView(_CHANGES_VIEW)
+        schema = self.definition.schema
+        on = " AND ".join(f"t.`{name}` = c.`{name}`" for name in schema.primary_key)
+        if partitions:
+            on += f" AND {partition_condition(self.definition, partitions, 't.')}"
+        rest = [c.name for c in schema.columns if c.name not in schema.primary_key]
+        update = ", ".join(f"t.`{name}` = c.`{name}`" for name in rest)
+        names = ", ".join(f"`{c.name}`" for c in schema.columns)
+        values = ", ".join(f"c.`{c.name}`" for c in schema.columns)
+        try:
+            with self._snapshot_properties(properties):
+                self.spark.sql(
+                    f"MERGE INTO {target} t USING {_CHANGES_VIEW} c ON {on}"
+                    f" WHEN MATCHED AND c.`{DELETED_COLUMN}` THEN DELETE"
+                    + (f" WHEN MATCHED THEN UPDATE SET {update}" if rest else "")
+                    + f" WHEN NOT MATCHED AND NOT c.`{DELETED_COLUMN}` THEN INSERT ({names}) VALUES ({values})"
+                )
+        finally:
+            self.spark.catalog.dropTempView(_CHANGES_VIEW)
+
+    @contextmanager
+    def _snapshot_properties(self, properties: Mapping[str, str]) -> Iterator[None]:
+        """Statements have no options of their own; the settings are this adapter's session's, and are taken back."""
+        settings = {
+            f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()
+        }
+        for name, value in settings.items():
+            self.spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                self.spark.conf.unset(name)
+
+    def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
+        """See `LakeTable`."""
+        path = self.definition.path
+        branch = f"{BRANCH_PREFIX}{epoch}"
+        with self._turn():
+            try:
+                target = f"{path.database}.{path.table}"
+                self.spark.sql(f"CALL `{self.catalog}`.system.fast_forward('{target}', 'main', '{branch}')")
+                failure: Exception | None = None
+            except Exception as error:  # noqa: BLE001 - whatever it was, only the table knows the outcome
+                failure = error
+            head = self._main_snapshot()
+            if not self._contains(head, snapshot):
+                if head == base.head and failure is not None:
+                    raise LakeError(
+                        f"{self._plain_name}: the commit failed and changed nothing: {failure}"
+                    ) from failure
+                raise RoundLostError(
+                    f"{self._plain_name}: main is at snapshot {head}, no longer at {base.head}:"
+                    " another tierer was first"
+                ) from failure
+            self.spark.sql(
+                f"ALTER TABLE {self.name} CREATE OR REPLACE TAG `{TIERED_NAME}` AS OF VERSION {snapshot}"
+            )
+
+    def _contains(self, head: int | None, snapshot: int) -> bool:
+        """Whether `snapshot` is `head` or in its history."""
+        table = self._load()
+        at = head
+        while at is not None and at != snapshot:
+            found = None if table is None else table.snapshot(at)
+            at = None if found is None else found.parentId()
+        return at is not None
+
+    def maintain(self) -> str:
+        """See `LakeTable`: `table.datalake.auto-compaction` and `.auto-expire-snapshot`."""
+        settings = self.definition.settings
+        done = []
+        if settings.datalake_compaction:
+            with self._turn():
+                table, state = self._load(), self.find_committed()
+                properties = round_properties(self.definition, state.offsets, state.epoch)
+                done.append(compact(self.spark, table, properties, self.definition.bucket_count))
+        if settings.datalake_expiry:
+            with self._turn():
+                done.append(expire(self._load(), TIERED_NAME))
+        return ", ".join(each for each in done if each)
+
+    def discard(self, epoch: int) -> None:
+        """See `LakeTable`. Branches of later epochs belong to others and stay."""
+        try:
+            table = self._load()
+            names = [] if table is None else list(table.refs().keySet())
+            for name in names:
+                number = name.removeprefix(BRANCH_PREFIX)
+                if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
+                    with self._turn():
+                        self.spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS `{name}`")
+        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
+            return
+
+    def _main_snapshot(self) -> int | None:
+        table = self._load()
+        head = None if table is None else table.currentSnapshot()
+        return None if head is None else int(head.snapshotId())
+
+    def _branch_snapshot(self, branch: str) -> int | None:
+        table = self._load()
+        reference = None if table is None else table.refs().get(branch)
+        return None if reference is None else int(reference.snapshotId())
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._lock_file is None:
+            yield
+            return
+        self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock_file.open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    # ---- reading
+
+    def read(self, snapshot: int | None = None) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        self._must_exist()
+        return read_columns(self.spark, self._load(), self.name, self.definition, snapshot)
+
+    def snapshots(self) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        from pyspark.sql import functions
+
+        self._must_exist()
+        summary = functions.col("summary")
+        return (
+            self.spark.table(f"{self.name}.snapshots")
+            .orderBy("committed_at", "snapshot_id")
+            .select(
+                "snapshot_id",
+                "parent_id",
+                "committed_at",
+                "operation",
+                summary[EPOCH_PROPERTY].cast("bigint").alias("epoch"),
+                functions.expr(self._offsets_expression()).alias("offsets"),
+            )
+        )
+
+    def _offsets_expression(self) -> str:
+        """Of the property's JSON, in SQL: maps of numbers by bucket, for a partitioned table such maps by partition."""
+        by_bucket, text = "(bucket, _) -> int(bucket)", f"summary['{OFFSETS_PROPERTY}']"
+        if not self.definition.is_partitioned:
+            return f"transform_keys(from_json({text}, 'map<string,bigint>'), {by_bucket})"
+        by_partition = (
+            f"transform_values(from_json({text}, 'map<string,map<string,bigint>>'),"
+            f" (_, ends) -> transform_keys(ends, {by_bucket}))"
+        )
+        return f"transform_keys({by_partition}, (name, _) -> substring_index(name, '@', 1))"
+
+    def _must_exist(self) -> None:
+        if not self.exists():
+            raise LakeError(
+                f"there is no lake table {self._plain_name} yet: run `headrace tier --once` first"
+            )
+
+    def _row_schema(self) -> Any:
+        return spark_schema(self.definition.schema.columns)
+
+
+def _escaped(text: str) -> str:
+    """As it stands between the quotes of a literal of Spark."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _lock_file(properties: Mapping[str, str], definition: TableDefinition) -> Path | None:
+    """Only a Hadoop catalog on a local folder needs the lock."""
+    warehouse = properties.get("warehouse", "").removeprefix("file://")
+    if properties.get("type", "hadoop") != "hadoop" or "://" in warehouse or not warehouse:
+        return None
+    return Path(warehouse) / ".headrace" / f"{definition.path.database}.{definition.path.table}.lock"

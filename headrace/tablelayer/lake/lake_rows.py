@@ -1,0 +1,118 @@
+"""`db.t$lake` and `db.t$lake$snapshots` of `format("headrace")`: a lake table alone, as Spark's Python source reads it.
+
+The snapshot is pinned when the frame is first used: the newest, the one that `snapshot` names, or the newest at
+`endingTimestamp`. The rows come through one task, without Spark's own readers of
+Iceberg and Paimon: for all of a large lake table `tablelayer.lake.union_read.union_read` is quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from headrace.tablelayer.lake.adapter import LakeError, LakeState
+from headrace.tablelayer.lake.catalogs import TieredTable, tiered_table
+from headrace.tablelayer.lake.reader import LakeReader, snapshots_schema
+from headrace.tablelayer.lake.union_scan import UnionScan, past_snapshot
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.filters.conditions import arrow_expression
+from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.planning import plan_read
+from headrace.tablelayer.spark.types import conform, spark_schema
+from headrace.tablelayer.spark.worker import connection
+
+
+def view_schema(options: ReadOptions) -> Any:
+    """The `StructType` of the columns that are asked for. Raises TableError, LakeError."""
+    tiered = _tiered(options)
+    if options.view == "snapshots":
+        names = options.columns or tuple(_snapshots(tiered).names)
+        return from_arrow_schema(_chosen(_snapshots(tiered), names))
+    read = plan_read(options, tiered.definition, list(options.columns or tiered.definition.schema.names))
+    return spark_schema(read.columns, read.metadata)
+
+
+class _Pinned(InputPartition):
+    """The lake as it was looked up on the driver; None for its snapshots."""
+
+    def __init__(self, state: LakeState | None) -> None:
+        super().__init__(0)
+        self.state = state
+
+
+class ViewReader(DataSourceReader):
+    """Looks the snapshot up on the driver, reads it in one task."""
+
+    def __init__(self, options: ReadOptions, names: list[str]) -> None:
+        self.options = options
+        self.names = names
+
+    def partitions(self) -> list[InputPartition]:
+        if self.options.view == "snapshots":
+            return [_Pinned(None)]
+        tiered = _tiered(self.options)
+        state = tiered.catalog.reader(tiered.definition).state(tiered.known_snapshot)
+        if state.head is None:
+            raise LakeError(
+                f"{tiered.definition.path} is not in the lake yet: run `headrace tier --once` first"
+            )
+        wanted, end = self.options.snapshot, self.options.end
+        if wanted is not None or isinstance(end, int):
+            lake = tiered.catalog.reader(tiered.definition)
+            head = past_snapshot(lake, tiered.definition, wanted, end if isinstance(end, int) else None)
+            state = replace(state, head=head)
+        return [_Pinned(state)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        tiered = _tiered(self.options)
+        lake = tiered.catalog.reader(tiered.definition)
+        left = self.options.limit
+        assert isinstance(partition, _Pinned)
+        for batch in self._batches(tiered, lake, partition.state):
+            given = batch if left < 0 else batch.slice(0, left)
+            left -= given.num_rows if left >= 0 else 0
+            yield given
+            if left == 0:
+                return
+
+    def _batches(
+        self, tiered: TieredTable, lake: LakeReader, state: LakeState | None
+    ) -> Iterator[pa.RecordBatch]:
+        if state is None:
+            schema = _chosen(_snapshots(tiered), self.names)
+            yield from lake.snapshots().select(self.names).cast(schema).to_batches()
+            return
+        read = plan_read(self.options, tiered.definition, self.names)
+        predicate, wanted = self.options.predicate, None
+        if predicate is not None:
+            wanted = arrow_expression(predicate, tiered.definition.schema.arrow())
+        client = connection(self.options.bootstrap)
+        scan = UnionScan(client, tiered.definition, lake, state, None, self.names, wanted, predicate)
+        for batch in scan:
+            yield conform(batch, read.arrow_schema())
+
+
+def _tiered(options: ReadOptions) -> TieredTable:
+    return tiered_table(connection(options.bootstrap), options.table, None)
+
+
+def _snapshots(tiered: TieredTable) -> pa.Schema:
+    """Spark counts microseconds."""
+    found = snapshots_schema(tiered.definition)
+    at = found.get_field_index("committed_at")
+    return found.set(at, pa.field("committed_at", pa.timestamp("us", "UTC")))
+
+
+def _chosen(schema: pa.Schema, names: Any) -> pa.Schema:
+    missing = [name for name in names if name not in schema.names]
+    if missing:
+        raise TableError(
+            TableErrorCode.INVALID_PROJECTION,
+            f"there is no column '{missing[0]}'; columns: {', '.join(schema.names)}",
+        )
+    return pa.schema([schema.field(name) for name in names])

@@ -1,0 +1,439 @@
+"""Paimon through its own Java library (`paimon_jvm.py`): a filesystem catalog, no Flink, no paimon-spark.
+
+A round is a branch, as with Iceberg: it begins as a copy of the snapshot that was found, takes one commit with our
+offsets in the snapshot's properties (`adapter.py`), and the branch's new snapshot is then put in the place of `main`'s
+next one, if nothing is there. Paimon's branches share data and manifests with `main`, so that one small file is the
+whole difference, and making it is a compare-and-set: two appends never conflict in Paimon, so without this a tierer
+that was thought dead could add its rows a second time.
+
+    commit user, identifier   headrace-tier, the snapshot's own number: Paimon drops a repeated one by itself
+
+A partitioned table is one Paimon table with the same partition columns. Partitions that were dropped stay in the
+lake; of one that is made anew under its old name the files that were there leave in the commit of its first rows.
+
+The newest snapshot with them counts. Compaction by others makes snapshots without (ours carries them along), and expiry
+could remove the last one that has them; a consumer `headrace_tiered` stands on it, which expiry respects.
+Where it was removed all the same, tiering stops with an error, because starting over would duplicate rows.
+
+On a local folder the compare-and-set is a hard link, which exactly one can make. Elsewhere it is Paimon's own
+`FileIO.tryToWriteAtomic`: right on HDFS, and as good as Paimon's commits themselves on object stores.
+
+Writers only append (`write-only`); compaction is ours or the user's (`paimon_maintenance.py`). What a tierer wrote
+and could not commit before it was killed stays as unreferenced files, for Paimon's `remove_orphan_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from headrace.tablelayer.lake.adapter import (
+    BRANCH_PREFIX,
+    TABLE_ID_PROPERTY,
+    TIERED_NAME,
+    LakeError,
+    LakeState,
+    RoundLostError,
+    new_partitions,
+    round_properties,
+)
+from headrace.tablelayer.lake.columns import stored_definition
+from headrace.tablelayer.lake.history import LakeSnapshot, committed_in, find_committed
+from headrace.tablelayer.lake.paimon_columns import (
+    needs_evolution,
+    new_table_options,
+    paimon_type,
+    schema_changes,
+)
+from headrace.tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
+from headrace.tablelayer.lake.paimon_maintenance import compact, expire
+from headrace.tablelayer.lake.paimon_read import read_rows
+from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from headrace.tablelayer.model.options.lake_options import PAIMON_PREFIX, passed_options
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.partition_keys import values_of
+from headrace.tablelayer.spark.splits import DELETED_COLUMN
+
+COMMIT_USER = "headrace-tier"
+
+_TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
+_WRITERS = 2
+"""Of a round at a time; each may take `write-buffer-size` (256 MB) of the heap."""
+_TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+
+class PaimonTable:
+    """A table's copy in a Paimon filesystem catalog. To be used by the thread that made it."""
+
+    def __init__(self, spark: Any, definition: TableDefinition, properties: Mapping[str, str]) -> None:
+        """`properties` are the catalog's, as `CatalogContext` takes them; `warehouse` is required."""
+        if definition.table_id is None:
+            raise LakeError(f"table {definition.path} has no id: describe it on the server first")
+        self.definition = definition
+        self.table_id = str(definition.table_id)
+        self.spark = spark
+        self.jvm = Jvm(spark)
+        self.name = f"{definition.path.database}.{definition.path.table}"
+        paimon = self.jvm.paimon
+        # Another process may commit to the same tables: what the catalog has cached would be out of date.
+        options = paimon.options.Options(self.jvm.map_of({**properties, "cache-enabled": "false"}))
+        context = paimon.catalog.CatalogContext.create(options)
+        self._catalog = paimon.catalog.CatalogFactory.createCatalog(context)
+        self._identifier = paimon.catalog.Identifier.create(definition.path.database, definition.path.table)
+
+    # ---- looking
+
+    def exists(self) -> bool:
+        return self._load() is not None
+
+    def create(self) -> None:
+        """Create the table if it is not there. Raises LakeError for column types Paimon does not have."""
+        if self.exists():
+            return
+        definition = self.definition
+        schema = definition.schema
+        builder = self.jvm.paimon.schema.Schema.newBuilder()
+        for column in schema.columns:
+            builder = builder.column(column.name, paimon_type(self.jvm, column), column.comment)
+        if definition.partition_keys:
+            builder = builder.partitionKeys(self.jvm.list_of(definition.partition_keys))
+        if schema.primary_key:
+            builder = builder.primaryKey(self.jvm.list_of(schema.primary_key))
+        if definition.comment:
+            builder = builder.comment(definition.comment)
+        bucketed = {"bucket": "-1"}
+        if definition.bucket_key:
+            bucketed = {
+                "bucket": str(definition.bucket_count),
+                "bucket-key": ",".join(definition.bucket_key),
+            }
+        options = {
+            **bucketed,
+            **passed_options(definition.options, PAIMON_PREFIX),
+            **_TABLE_OPTIONS,
+            TABLE_ID_PROPERTY: self.table_id,
+            **new_table_options(definition),
+        }
+        made = builder.options(self.jvm.map_of(options)).build()
+        self._catalog.createDatabase(definition.path.database, True, self.jvm.map_of({}))
+        self._catalog.createTable(self._identifier, made, True)
+        self._protect(self._must_load(), 1)
+
+    def evolve(self) -> None:
+        """Give the lake table the columns that the table has now. Raises RoundLostError when it has those of a newer
+        schema: another tierer was here.
+        """
+        table = self._load()
+        if table is not None and needs_evolution(table, self.definition):
+            changes = schema_changes(self.jvm, table, self.definition)
+            self._catalog.alterTable(self._identifier, changes, False)
+
+    def stored_definition(self) -> TableDefinition | None:
+        """See `LakeTable`."""
+        table = self._load()
+        return None if table is None else stored_definition(self.definition, table.options())
+
+    def find_committed(self, known_snapshot: int | None = None) -> LakeState:
+        """See `LakeTable`. Snapshots are numbered without gaps, so the history is walked by number."""
+        table = self._load()
+        if table is None:
+            return LakeState()
+        snapshots = table.snapshotManager()
+
+        def look_up(number: int) -> LakeSnapshot | None:
+            return _described(snapshots.snapshot(number)) if snapshots.snapshotExists(number) else None
+
+        owner = table.options().get(TABLE_ID_PROPERTY)
+        return find_committed(self.definition, owner, snapshots.latestSnapshotId(), look_up)
+
+    def _load(self) -> Any | None:
+        """Paimon's own table object, fresh; None if there is no such table."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._catalog.getTable(self._identifier)
+        except Py4JJavaError as error:
+            if java_error_name(error) in ("TableNotExistException", "DatabaseNotExistException"):
+                return None
+            raise
+
+    def _must_load(self) -> Any:
+        table = self._load()
+        if table is None:
+            raise LakeError(f"there is no lake table {self.name} yet: run `headrace tier --once` first")
+        return table
+
+    # ---- a round
+
+    def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
+        """See `LakeTable`."""
+        self.create()
+        self.evolve()
+        table = self._must_load()
+        branch = self._branch(table, base.head, epoch)
+        messages = self._write_rows(table, base, changes)
+        if base.head is not None:
+            messages += self._cleared(table, base.head, new_partitions(base, offsets))
+        return self._commit_on(branch, messages, base.head, round_properties(self.definition, offsets, epoch))
+
+    def _branch(self, table: Any, head: int | None, epoch: int) -> Any:
+        """The round's branch as a table, at snapshot `head` of main."""
+        name = f"{BRANCH_PREFIX}{epoch}"
+        if name in list(table.branchManager().branches()):
+            table.deleteBranch(name)
+        table.createBranch(name)
+        branch = table.switchToBranch(name)
+        if head is not None:
+            copied = table.snapshotManager().snapshot(head).toJson()
+            table.fileIO().tryToWriteAtomic(branch.snapshotManager().snapshotPath(head), copied)
+        return branch
+
+    def _write_rows(self, table: Any, base: LakeState, changes: Any) -> list[Any]:
+        """Paimon's commit messages of the rows, in files that no snapshot has yet."""
+        if self.definition.is_primary_key_table and base.head is None:  # nothing to delete yet
+            changes = changes.where(f"NOT {DELETED_COLUMN}")
+        staging = Path(tempfile.mkdtemp(prefix="headrace-paimon-"))
+        try:
+            files = self._stage(table, changes, staging / "rows")
+            return self._feed(table, files, staging)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def _cleared(self, table: Any, head: int, partitions: Sequence[str]) -> list[Any]:
+        """Commit messages that take out what snapshot `head` has of partitions that are made anew: whole files."""
+        messages = []
+        io, nothing = self.jvm.paimon.io, self.jvm.java.java.util.ArrayList()
+        unchanged = io.CompactIncrement.emptyIncrement()
+        for name in partitions:
+            spec = dict(zip(self.definition.partition_keys, values_of(name), strict=True))
+            reader = table.newSnapshotReader().withSnapshot(head)
+            for split in reader.withPartitionFilter(self.jvm.map_of(spec)).read().splits():
+                gone = io.DataIncrement(nothing, split.dataFiles(), nothing)
+                place = split.partition(), split.bucket(), split.totalBuckets()
+                messages.append(self.jvm.paimon.table.sink.CommitMessageImpl(*place, gone, unchanged))
+        return messages
+
+    def _stage(self, table: Any, changes: Any, folder: Path) -> Sequence[Path]:
+        """The rows as Parquet files of the driver's: the lake table's fields in its order, then the row kind."""
+        if not self.spark.sparkContext.master.startswith("local"):
+            raise LakeError(
+                f"{self.name}: rows go to Paimon through a folder of this machine, so Spark must run here"
+                f" (master local[...]), not on {self.spark.sparkContext.master}"
+            )
+        kind = f"CAST({KIND_INSERT} AS TINYINT)"
+        if self.definition.is_primary_key_table:
+            kind = f"CAST(IF({DELETED_COLUMN}, {KIND_DELETE}, {KIND_INSERT}) AS TINYINT)"
+        names = [f"`{field.name()}`" for field in table.schema().fields()]
+        settings = self.spark.conf
+        before = settings.get(_TIMESTAMPS[0])
+        settings.set(*_TIMESTAMPS)
+        try:
+            changes.selectExpr(*names, f"{kind} AS {KIND_COLUMN}").write.parquet(str(folder))
+        finally:
+            settings.set(_TIMESTAMPS[0], before)
+        return sorted(folder.glob("*.parquet"))
+
+    def _feed(self, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
+        """Each key of a round is in one file, so that it does not matter which writer numbers its row first."""
+        shares = [share for share in (files[each::_WRITERS] for each in range(_WRITERS)) if share]
+        if len(shares) < 2:
+            return [
+                message for share in shares for message in self._feed_share(self.jvm, table, share, scratch)
+            ]
+        with ThreadPoolExecutor(len(shares)) as threads:
+            asked = [
+                threads.submit(lambda share: self._feed_share(Jvm(self.spark), table, share, scratch), share)
+                for share in shares
+            ]
+        return [message for each in asked for message in each.result()]
+
+    def _feed_share(self, jvm: Jvm, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
+        writer = table.newWrite(COMMIT_USER)
+        try:
+            writer.withIOManager(jvm.paimon.disk.IOManager.create(str(scratch)))
+            jvm.write_files(table, writer, files)
+            return list(writer.prepareCommit(True, 0))
+        finally:
+            writer.close()
+
+    def _commit_on(
+        self, branch: Any, messages: Sequence[Any], head: int | None, properties: Mapping[str, str]
+    ) -> int:
+        """Commit to a round's branch; the new snapshot's number. A round may have offsets and no row, which makes a
+        snapshot too; for compaction an empty one before its own would be one too many.
+        """
+        compacts = any(not message.compactIncrement().isEmpty() for message in messages)
+        number = (head or 0) + 1
+        committable = self.jvm.paimon.manifest.ManifestCommittable(number)
+        for message in messages:
+            committable.addFileCommittable(message)
+        for name, value in properties.items():
+            committable.addProperty(name, value)
+        commit = branch.newCommit(COMMIT_USER)
+        try:
+            commit.ignoreEmptyCommit(compacts)
+            commit.filterAndCommitMultiple(self.jvm.list_of([committable]))
+        finally:
+            commit.close()
+        written = branch.snapshotManager().latestSnapshotId()
+        if written != number:
+            raise LakeError(
+                f"branch {branch.snapshotManager().branch()} of {self.name} is at snapshot {written} and not at"
+                f" {number} after its commit: another tierer"
+            )
+        return number
+
+    def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
+        """See `LakeTable`."""
+        table = self._must_load()
+        branch = table.switchToBranch(f"{BRANCH_PREFIX}{epoch}")
+        self._publish(table, branch, base.head, snapshot)
+        with contextlib.suppress(Exception):  # the round before it is protected still
+            self._protect(table, snapshot)
+
+    def _publish(self, table: Any, branch: Any, head: int | None, number: int) -> None:
+        """Make the branch's snapshot `number` main's, if main is at `head`. Raises as `LakeTable.commit`."""
+        snapshots = table.snapshotManager()
+        text = branch.snapshotManager().snapshot(number).toJson()
+        failure: Exception | None = None
+        if snapshots.latestSnapshotIdFromFileSystem() == head:
+            try:
+                self._put(table, snapshots.snapshotPath(number), text)
+            except Exception as error:  # noqa: BLE001 - whatever it was, only the table knows the outcome
+                failure = error
+        now = snapshots.latestSnapshotIdFromFileSystem()
+        path = snapshots.snapshotPath(number)
+        ours = snapshots.snapshotExists(number) and snapshots.snapshot(number).toJson() == text
+        # Where main went on and the base is gone, the number may have been free because it was expired.
+        if ours and (now == number or (head is not None and snapshots.snapshotExists(head))):
+            with contextlib.suppress(Exception):  # a hint only
+                snapshots.commitLatestHint(now)
+            return
+        if now == head and failure is not None:
+            raise LakeError(f"{self.name}: the commit failed and changed nothing: {failure}") from failure
+        if ours:  # not needed by anybody either if it was main's once
+            table.fileIO().deleteQuietly(path)
+        raise RoundLostError(
+            f"{self.name}: main is at snapshot {now}, no longer at {head}: another tierer was first"
+        ) from failure
+
+    def _put(self, table: Any, path: Any, text: str) -> bool:
+        """Make the file with this text, whole, if it is not there; whether it was made."""
+        if not table.fileIO().isObjectStore() and path.toUri().getScheme() in (None, "file"):
+            return _link_new(Path(path.toUri().getPath()), text)
+        return bool(table.fileIO().tryToWriteAtomic(path, text))
+
+    def _protect(self, table: Any, snapshot: int) -> None:
+        """Let expiry stop before this snapshot."""
+        table.consumerManager().resetConsumer(TIERED_NAME, self.jvm.paimon.consumer.Consumer(snapshot))
+
+    def maintain(self) -> str:
+        """See `LakeTable`: `table.datalake.auto-compaction` and `.auto-expire-snapshot`."""
+        settings = self.definition.settings
+        done = []
+        if settings.datalake_compaction:
+            done.append(self._compact())
+        if settings.datalake_expiry:
+            done.append(expire(self.jvm, self._must_load()))
+        return ", ".join(each for each in done if each)
+
+    def _compact(self) -> str:
+        """A round of its own kind: its commit has the offsets that are there, and wins or loses as any other."""
+        table, state = self._must_load(), self.find_committed()
+        if state.head is None:
+            return ""
+        scratch = Path(tempfile.mkdtemp(prefix="headrace-paimon-"))
+        try:
+            messages, said = compact(self.jvm, table, self.definition, state.head, COMMIT_USER, scratch)
+            if not messages:
+                return said
+            branch = self._branch(table, state.head, state.epoch)
+            properties = round_properties(self.definition, state.offsets, state.epoch)
+            number = self._commit_on(branch, messages, state.head, properties)
+            self._publish(table, branch, state.head, number)
+            self._protect(table, number)
+            return said
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            self.discard(state.epoch)
+
+    def discard(self, epoch: int) -> None:
+        """See `LakeTable`. Branches of later epochs belong to others and stay."""
+        try:
+            table = self._load()
+            if table is None:
+                return
+            for name in list(table.branchManager().branches()):
+                number = name.removeprefix(BRANCH_PREFIX)
+                if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
+                    self._drop(table, name)
+        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
+            return
+
+    def _drop(self, table: Any, branch: str) -> None:
+        table.deleteBranch(branch)
+
+    # ---- reading
+
+    def read(self, snapshot: int | None = None) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        table = self._must_load()
+        number = table.snapshotManager().latestSnapshotId() if snapshot is None else snapshot
+        return read_rows(self.spark, table, self.definition, number)
+
+    def snapshots(self) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        rows = []
+        found = sorted(
+            self._must_load().snapshotManager().safelyGetAllSnapshots(), key=lambda each: int(each.id())
+        )
+        for index, each in enumerate(found):
+            at = datetime.datetime.fromtimestamp(each.timeMillis() / 1000, datetime.UTC)
+            state = committed_in(self.definition, _described(each), each.id())
+            parent = each.id() - 1 if index else None
+            epoch, offsets = (None, None) if state is None else (state.epoch, self._listed(state.offsets))
+            rows.append((each.id(), parent, at, each.commitKind().toString().lower(), epoch, offsets))
+        columns = "snapshot_id bigint, parent_id bigint, committed_at timestamp, operation string,"
+        ends = "map<string,map<int,bigint>>" if self.definition.is_partitioned else "map<int,bigint>"
+        return self.spark.createDataFrame(rows, f"{columns} epoch bigint, offsets {ends}")
+
+    def _listed(self, offsets: Offsets) -> dict[Any, Any]:
+        """By bucket, or by partition and bucket."""
+        if not self.definition.is_partitioned:
+            return dict(offsets)
+        listed: dict[str, dict[int, int]] = {}
+        for place, offset in in_order(offsets):
+            assert isinstance(place, PartitionBucket)
+            listed.setdefault(place.partition, {})[place.bucket] = offset
+        return listed
+
+
+def _described(snapshot: Any) -> LakeSnapshot:
+    """Of Java's; snapshots are numbered from 1."""
+    number = snapshot.id()
+    return LakeSnapshot(number, number - 1 or None, snapshot.properties())
+
+
+def _link_new(path: Path, text: str) -> bool:
+    """A whole file at once: written aside and linked, which fails if the name is taken."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    finally:
+        aside.unlink(missing_ok=True)
+    return True

@@ -1,0 +1,107 @@
+"""Compaction and expiry of a Paimon table that is tiered into.
+
+Both are Paimon's own, called so that what was tiered can still be found. `compact` only prepares: its caller commits
+it as a round, with the offsets that were there. Which files are merged is Paimon's choice by the table's options
+(`num-sorted-run.compaction-trigger`, `compaction.min.file-num`, `target-file-size`); with the changelog producer
+`full-compaction` every file of a bucket. Expiry goes by `snapshot.num-retained.*` and `snapshot.time-retained`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from headrace.tablelayer.lake.paimon_columns import filled_on_read
+from headrace.tablelayer.lake.paimon_jvm import Jvm
+from headrace.tablelayer.lake.paimon_read import data_files
+from headrace.tablelayer.model.table.definition import TableDefinition
+
+COMPACT_FILES_PER_BUCKET = 5
+"""So many new files, or sorted runs, come together in a bucket before Paimon is asked; its own default."""
+
+
+def compact(
+    jvm: Jvm, table: Any, definition: TableDefinition, snapshot: int, user: str, scratch: Path
+) -> tuple[list[Any], str]:
+    """Commit messages of what Paimon wants to merge at `snapshot`, none if nothing; what was done, for a person."""
+    files = data_files(table, snapshot)
+    runs: dict[tuple[str, int], set[object]] = defaultdict(set)
+    for file in files:
+        runs[file.bucket].add(file.run if definition.is_primary_key_table else file.path)
+    partitions = {file.bucket: file.partition for file in files}
+    wanted = [
+        (partitions[bucket], bucket[1])
+        for bucket, each in sorted(runs.items())
+        if len(each) >= COMPACT_FILES_PER_BUCKET
+    ]
+    if not wanted:
+        return [], ""
+    if filled_on_read(table, definition, (file.schema_id for file in files)):
+        return [], "not compacted: older rows have defaults of new columns that Paimon would not keep"
+    writing = table.copy(jvm.map_of({"write-only": "false"}))
+    if definition.bucket_key:
+        messages = _compact_buckets(jvm, writing, wanted, user, scratch)
+    else:
+        messages = _compact_appended(jvm, writing, user)
+    taken = sum(message.compactIncrement().compactBefore().size() for message in messages)
+    added = sum(message.compactIncrement().compactAfter().size() for message in messages)
+    return (messages, f"compacted {taken} data files into {added}") if taken else ([], "")
+
+
+def _compact_buckets(
+    jvm: Jvm, table: Any, buckets: list[tuple[Any, int]], user: str, scratch: Path
+) -> list[Any]:
+    """`buckets`: (partition, number)."""
+    full = table.coreOptions().changelogProducer().toString() == "full-compaction"
+    writer = table.newWrite(user)
+    try:
+        writer.withIOManager(jvm.paimon.disk.IOManager.create(str(scratch)))
+        for partition, bucket in buckets:
+            writer.compact(partition, bucket, full)
+        messages = list(writer.prepareCommit(True, 0))
+    finally:
+        writer.close()
+    return [_without_passing_files(jvm, table, message) for message in messages]
+
+
+def _without_passing_files(jvm: Jvm, table: Any, message: Any) -> Any:
+    """The message without files that were written and taken again.
+
+    Of a bucket of a log table Paimon merges a first lot of files, and at `prepareCommit` maybe another one with what
+    it made of the first; it does not commit a file that is both added and removed, so with many files to merge the
+    bucket would never be compacted. (Of PK tables it takes such files out itself.)
+    """
+    increment = message.compactIncrement()
+    before, after = list(increment.compactBefore()), list(increment.compactAfter())
+    taken = {(file.fileName(), file.level()) for file in before}
+    passing = [file for file in after if (file.fileName(), file.level()) in taken]
+    if not passing:
+        return message
+    made = {(file.fileName(), file.level()) for file in passing}
+    left = [
+        jvm.list_of([file for file in files if (file.fileName(), file.level()) not in made])
+        for files in (before, after)
+    ]
+    place = message.partition(), message.bucket(), message.totalBuckets()
+    paths = table.store().pathFactory().createDataFilePathFactory(*place[:2])
+    for file in passing:
+        table.fileIO().deleteQuietly(paths.toPath(file))
+    compacted = jvm.paimon.io.CompactIncrement(*left, increment.changelogFiles())
+    return jvm.paimon.table.sink.CommitMessageImpl(*place, message.newFilesIncrement(), compacted)
+
+
+def _compact_appended(jvm: Jvm, table: Any, user: str) -> list[Any]:
+    """A table without buckets: Paimon packs small files, each pack is a task."""
+    tasks = jvm.paimon.append.AppendCompactCoordinator(table, False).run()
+    writer = table.store().newWrite(user)
+    try:
+        return [task.doCompact(table, writer) for task in tasks]
+    finally:
+        writer.close()
+
+
+def expire(jvm: Jvm, table: Any) -> str:
+    """Remove snapshots that the table's options do not keep, and files that only they had; what was done."""
+    gone = table.newExpireSnapshots().config(table.coreOptions().expireConfig()).expire()
+    return f"{gone} old snapshots expired" if gone else ""

@@ -1,0 +1,118 @@
+"""A Paimon table as a DataFrame, without paimon-spark: Paimon plans, Spark reads the Parquet files.
+
+The driver asks Paimon's library which data files a snapshot has, of which level and schema; Spark reads them with
+its own vectorised reader, in every executor. For a log table that is all.
+
+The files of a PK table hold versions of rows, with `_SEQUENCE_NUMBER` and `_VALUE_KIND`. Within one sorted run (all
+files of one level, or one file of level 0) a key is there once, and every run is newer than those of higher levels.
+So of each bucket the oldest run is read as it is, without the keys that any newer run has; of the newer runs the
+version with the highest sequence number counts, unless it is a delete. Compaction leaves one run, and then nothing
+is to be merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from headrace.tablelayer.lake.adapter import LakeError
+from headrace.tablelayer.lake.paimon_columns import columns_of_files, file_fields
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.spark.types import spark_schema
+
+SEQUENCE_COLUMN, KIND_COLUMN = "_SEQUENCE_NUMBER", "_VALUE_KIND"
+GONE_KINDS = (1, 3)
+"""-U and -D among Paimon's row kinds."""
+_BROADCAST_ROWS_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One data file of a snapshot. `run`: files of a bucket with the same one are a sorted run; smaller is older.
+    `partition`: Paimon's row of it. `bucket`: by folder and number, so that of another partition is another.
+    """
+
+    path: str
+    bucket: tuple[str, int]
+    run: tuple[int, int]
+    schema_id: int
+    rows: int
+    partition: Any = None
+
+
+def data_files(table: Any, snapshot: int) -> list[DataFile]:
+    """Raises LakeError for tables that other files say deletes of, or that are not Parquet."""
+    found = []
+    for split in table.newSnapshotReader().withSnapshot(snapshot).read().splits():
+        if split.deletionFiles().isPresent() and any(
+            each is not None for each in split.deletionFiles().get()
+        ):
+            raise LakeError(
+                f"{table.name()} has deletion vectors, which are not read here: read it with an engine that knows"
+                " them, or take the option 'deletion-vectors.enabled' back and compact it fully"
+            )
+        folder, partition = split.bucketPath(), split.partition()
+        for file in split.dataFiles():
+            name, level = file.fileName(), file.level()
+            if not name.endswith(".parquet"):
+                raise LakeError(f"{table.name()} has a data file {name}: only Parquet is read here")
+            path = file.externalPath().orElse(f"{folder}/{name}")
+            # Level 0: every file is a run of its own, and files are as old as their sequence numbers.
+            run = (-level, 0 if level else file.maxSequenceNumber())
+            found.append(
+                DataFile(path, (folder, split.bucket()), run, file.schemaId(), file.rowCount(), partition)
+            )
+    return found
+
+
+def read_rows(spark: Any, table: Any, definition: TableDefinition, snapshot: int | None) -> Any:
+    """The rows of a snapshot (None: of an empty table) in the table's own columns of today."""
+    files = [] if snapshot is None else data_files(table, snapshot)
+    if not files:
+        return spark.createDataFrame([], spark_schema(definition.schema.columns))
+    if not definition.is_primary_key_table:
+        return _scan(spark, table, definition, files, [])
+    oldest: dict[tuple[str, int], tuple[int, int]] = {}
+    for file in files:
+        oldest[file.bucket] = min(file.run, oldest.get(file.bucket, file.run))
+    first = [file for file in files if file.run == oldest[file.bucket]]
+    newer = [file for file in files if file.run != oldest[file.bucket]]
+    names = [f"`{name}`" for name in definition.schema.names]
+    gone = ", ".join(str(kind) for kind in GONE_KINDS)
+    oldest_rows = _scan(spark, table, definition, first, [KIND_COLUMN])
+    living = oldest_rows.where(f"{KIND_COLUMN} NOT IN ({gone})").select(*names)
+    if not newer:
+        return living
+    versions = _scan(spark, table, definition, newer, [SEQUENCE_COLUMN, KIND_COLUMN])
+    keys = list(definition.schema.primary_key)
+    few = sum(file.rows for file in newer) <= _BROADCAST_ROWS_MAX
+    newer_keys = versions.select(*[f"`{key}`" for key in keys]).hint("broadcast" if few else "merge")
+    untouched = living.join(newer_keys, keys, "left_anti")
+    latest = versions
+    if len({file.run for file in newer}) > 1:
+        ranked = versions.selectExpr(
+            "*",
+            f"row_number() OVER (PARTITION BY {', '.join(f'`{key}`' for key in keys)}"
+            f" ORDER BY {SEQUENCE_COLUMN} DESC) AS _headrace_rank",
+        )
+        latest = ranked.where("_headrace_rank = 1")
+    return untouched.select(*names).unionAll(latest.where(f"{KIND_COLUMN} NOT IN ({gone})").select(*names))
+
+
+def _scan(
+    spark: Any, table: Any, definition: TableDefinition, files: Sequence[DataFile], system: Sequence[str]
+) -> Any:
+    """All rows of these files in the table's columns, with Paimon's `system` columns behind them."""
+    kinds = {SEQUENCE_COLUMN: "bigint", KIND_COLUMN: "tinyint"}
+    parts = []
+    for schema_id in sorted({file.schema_id for file in files}):
+        known = file_fields(table, schema_id)
+        ddl = ", ".join(
+            f"`{name}` {kind}" for name, kind in [*known.values(), *((each, kinds[each]) for each in system)]
+        )
+        paths = [file.path for file in files if file.schema_id == schema_id]
+        chosen = columns_of_files(table, definition, definition.schema.columns, known)
+        parts.append(spark.read.schema(ddl).parquet(*paths).select(*chosen, *system))
+    return reduce(lambda one, other: one.unionAll(other), parts)

@@ -1,0 +1,321 @@
+"""A Paimon table read without Spark and without Java: for the table client's side of union read and `headrace sql`.
+
+Snapshots and schemas are JSON, manifests are Avro, data files Parquet, by Paimon's file layout (its documentation,
+"Concepts: Spec"); the rules by which the files of a PK table become rows are those of `paimon_read.py`. What others
+could have put there and is not read is refused: deletion vectors, ORC and Avro data, branches by name. The warehouse is
+a local folder, or what `pyarrow.fs.FileSystem.from_uri` opens; other ones are read in Spark.
+
+Memory: of a log table a batch of rows at a time; of a PK table, bucket by bucket, what is not compacted yet.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.tablelayer.lake.adapter import (
+    EPOCH_PROPERTY,
+    OFFSETS_PROPERTY,
+    TABLE_ID_PROPERTY,
+    LakeError,
+    LakeState,
+)
+from headrace.tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
+from headrace.tablelayer.lake.history import LakeSnapshot, find_committed
+from headrace.tablelayer.lake.paimon_partitions import (
+    can_match,
+    partition_condition,
+    partition_folder,
+    partition_values,
+)
+from headrace.tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
+from headrace.tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
+from headrace.tablelayer.model.batches.batch import ChangeType
+from headrace.tablelayer.model.filters.conditions import Predicate
+from headrace.tablelayer.model.filters.filters import Filter
+from headrace.tablelayer.model.lake.offsets import offsets_from_json
+from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.spark.key_set import KeySet
+from headrace.tablelayer.spark.splits import DELETED_COLUMN, last_changes
+
+BATCH_ROWS = 1 << 16
+_ADD, _DELETE = 0, 1
+"""Kinds of manifest entries."""
+
+
+class PaimonReader:
+    """A table's copy in a Paimon filesystem catalog, as it was when this was made."""
+
+    def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
+        """`properties` as for `PaimonTable`. Raises LakeError: no such warehouse here."""
+        from pyarrow import fs
+
+        self.definition = definition
+        self._partition_columns = [definition.schema.column(key) for key in definition.partition_keys]
+        warehouse = properties["warehouse"].rstrip("/")
+        path = f"{warehouse}/{definition.path.database}.db/{definition.path.table}"
+        self._files: Any
+        try:
+            if "://" in path or path.startswith("file:"):
+                self._files, self._folder = fs.FileSystem.from_uri(path)
+            else:
+                self._files, self._folder = fs.LocalFileSystem(), path
+        except (OSError, ValueError) as error:
+            raise LakeError(
+                f"the warehouse {warehouse} of {definition.path} cannot be opened without Spark: {error}; read it in"
+                " Spark (tablelayer.lake.union_read)"
+            ) from error
+        self._schemas: dict[int, dict[str, Any]] = {}
+        self._newest = max(self._numbers("schema"), default=None)
+        self._snapshots = self._listed()
+
+    def _numbers(self, kind: str) -> list[int]:
+        """Of files `kind-N`."""
+        from pyarrow import fs
+
+        found = self._files.get_file_info(fs.FileSelector(f"{self._folder}/{kind}", allow_not_found=True))
+        numbers = (each.base_name.removeprefix(f"{kind}-") for each in found)
+        return sorted(int(number) for number in numbers if number.isdigit())
+
+    def _listed(self) -> dict[int, dict[str, Any]]:
+        """Snapshots by number, the newest first: without those that were expired while we looked."""
+        found = {}
+        for number in reversed(self._numbers("snapshot")):
+            try:
+                found[number] = json.loads(self._bytes(f"snapshot/snapshot-{number}"))
+            except FileNotFoundError:
+                break
+        return found
+
+    def _bytes(self, name: str) -> bytes:
+        with self._files.open_input_stream(f"{self._folder}/{name}", compression=None) as stream:
+            data: bytes = stream.read()
+        return data
+
+    def _schema(self, schema_id: int) -> dict[str, Any]:
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = json.loads(self._bytes(f"schema/schema-{schema_id}"))
+        return self._schemas[schema_id]
+
+    @property
+    def _options(self) -> Mapping[str, str]:
+        """The table's, as they are now."""
+        options: Mapping[str, str] = {} if self._newest is None else self._schema(self._newest)["options"]
+        return options
+
+    # -- looking
+
+    def state(self, known_snapshot: int | None) -> LakeState:
+        """As `PaimonTable.find_committed`."""
+        if self._newest is None:
+            return LakeState()
+
+        def look_up(number: int) -> LakeSnapshot | None:
+            if number not in self._snapshots:
+                return None
+            return LakeSnapshot(number, number - 1 or None, self._snapshots[number].get("properties"))
+
+        owner = self._options.get(TABLE_ID_PROPERTY)
+        return find_committed(self.definition, owner, next(iter(self._snapshots), None), look_up)
+
+    def snapshots(self) -> pa.Table:
+        """As `LakeReader.snapshots`."""
+        rows: list[dict[str, Any]] = []
+        for number, snapshot in sorted(self._snapshots.items()):
+            properties = snapshot.get("properties") or {}
+            text, epoch = properties.get(OFFSETS_PROPERTY), properties.get(EPOCH_PROPERTY)
+            rows.append(
+                {
+                    "snapshot_id": number,
+                    "parent_id": number - 1 if rows else None,
+                    "committed_at": snapshot["timeMillis"],
+                    "operation": snapshot["commitKind"].lower(),
+                    "epoch": None if epoch is None else int(epoch),
+                    "offsets": None if text is None else listed_offsets(offsets_from_json(text)),
+                }
+            )
+        return pa.Table.from_pylist(rows, schema=snapshots_schema(self.definition))
+
+    # -- files
+
+    def _manifest(self, name: str) -> list[dict[str, Any]]:
+        data = self._bytes(f"manifest/{name}")
+        try:
+            return read_manifest(data)
+        except ImportError as error:
+            raise LakeError(
+                f"the lake of {self.definition.path} is read by fastavro, which is not installed: pip install"
+                " 'headrace[lake]'"
+            ) from error
+        except ValueError as error:
+            raise LakeError(
+                f"manifest {name} of the lake table of {self.definition.path}: {error} (only 'manifest.format' avro is"
+                " read here)"
+            ) from error
+
+    def data_files(self, snapshot: int, predicate: Predicate | None = None) -> list[DataFile]:
+        """What a snapshot has, by bucket and from the oldest sorted run to the newest; nothing of partitions in which
+        the predicate holds for no row. Raises LakeError.
+        """
+        described = self._snapshots[snapshot]
+        deletions = described.get("indexManifest")
+        if deletions and any(each["_INDEX_TYPE"] == "DELETION_VECTORS" for each in self._manifest(deletions)):
+            raise LakeError(
+                f"the lake table of {self.definition.path} has deletion vectors, which are not read here: read it with"
+                " an engine that knows them, or take the option 'deletion-vectors.enabled' back and compact it fully"
+            )
+        added: dict[tuple[Any, ...], DataFile] = {}
+        removed = set()
+        folders = self._folders(predicate)
+        for part in ("baseManifestList", "deltaManifestList"):
+            for manifest in self._manifest(described[part]) if described.get(part) else ():
+                for entry in self._manifest(manifest["_FILE_NAME"]):
+                    file, folder = entry["_FILE"], folders(entry["_PARTITION"])
+                    if folder is None:
+                        continue
+                    key = (entry["_PARTITION"], entry["_BUCKET"], file["_LEVEL"], file["_FILE_NAME"])
+                    if entry["_KIND"] == _DELETE:
+                        removed.add(key)
+                    else:
+                        added[key] = self._data_file(folder, entry["_BUCKET"], file)
+        living = [file for key, file in added.items() if key not in removed]
+        return sorted(living, key=lambda each: (each.bucket, each.run, each.path))
+
+    def _folders(self, predicate: Predicate | None) -> Callable[[bytes], str | None]:
+        """By a manifest's partition: where its buckets are; None for one that has no row for the predicate."""
+        columns, options = self._partition_columns, self._options
+        data = "/".join(part for part in (self._folder, options.get("data-file.path-directory")) if part)
+        condition = partition_condition(predicate, columns)
+
+        @cache
+        def folder(partition: bytes) -> str | None:
+            if not columns:
+                return data
+            try:
+                values = partition_values(partition, columns)
+            except ValueError as error:
+                raise LakeError(
+                    f"a manifest of the lake table of {self.definition.path} has another partition than the table:"
+                    f" {error}"
+                ) from error
+            if not can_match(condition, columns, values):
+                return None
+            return f"{data}/{partition_folder(columns, values, options)}"
+
+        return folder
+
+    def _data_file(self, parent: str, bucket: int, file: Mapping[str, Any]) -> DataFile:
+        name, level = file["_FILE_NAME"], file["_LEVEL"]
+        if not name.endswith(".parquet"):
+            raise LakeError(
+                f"the lake table of {self.definition.path} has a data file {name}: only Parquet is read here"
+            )
+        folder = f"{parent}/bucket-{bucket}"
+        run = (-level, 0 if level else file["_MAX_SEQUENCE_NUMBER"])
+        path = file.get("_EXTERNAL_PATH") or f"{folder}/{name}"
+        return DataFile(path, (folder, bucket), run, file["_SCHEMA_ID"], file["_ROW_COUNT"])
+
+    # -- rows
+
+    def read(
+        self,
+        snapshot: int,
+        columns: Sequence[Column],
+        wanted: Filter | None = None,
+        predicate: Predicate | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """See `LakeReader`. By `predicate` whole partitions are spared, not files: versions of a key need not match
+        alike.
+        """
+        try:
+            files = self.data_files(snapshot, predicate)
+            rows = (
+                self._merged(files, columns)
+                if self.definition.is_primary_key_table
+                else self._rows(files, columns)
+            )
+            for batch in rows:
+                found = filtered(batch, wanted)
+                if found.num_rows:
+                    yield found
+        except FileNotFoundError as error:
+            raise LakeError(
+                f"snapshot {snapshot} of the lake table of {self.definition.path} was expired since this read began:"
+                " begin again"
+            ) from error
+
+    def _merged(self, files: Sequence[DataFile], columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
+        """Of a PK table, one bucket after the other."""
+        key = self.definition.schema.primary_key
+        names = [column.name for column in columns]
+        missing = [self.definition.schema.column(name) for name in key if name not in names]
+        needed = [*columns, *missing]
+        for _, group in groupby(files, key=lambda file: file.bucket):
+            of_bucket = list(group)
+            oldest = of_bucket[0].run
+            newer = [file for file in of_bucket if file.run != oldest]
+            versions = list(last_changes(self._changes(newer, needed), key))
+            latest = pa.Table.from_batches(versions).combine_chunks() if versions else None
+            replaced = None if latest is None else KeySet(latest, key)
+            for batch, kinds in self._changes([file for file in of_bucket if file.run == oldest], needed):
+                keep = pa.array(kinds != ChangeType.DELETE)
+                if replaced is not None:
+                    keep = pc.and_(keep, pc.invert(replaced.contains(batch)))
+                yield batch.filter(keep).select(names)
+            if latest is not None:
+                living = latest.filter(pc.invert(latest.column(DELETED_COLUMN))).select(names)
+                yield from living.to_batches(max_chunksize=BATCH_ROWS)
+
+    def _changes(
+        self, files: Sequence[DataFile], columns: Sequence[Column]
+    ) -> Iterator[tuple[pa.RecordBatch, np.ndarray[Any, Any]]]:
+        """Versions of rows with what became of them: written or gone."""
+        for batch in self._rows(files, columns, KIND_COLUMN):
+            kinds = batch.column(KIND_COLUMN).to_numpy()
+            gone = np.isin(kinds, GONE_KINDS)
+            yield (
+                batch.drop_columns([KIND_COLUMN]),
+                np.where(gone, ChangeType.DELETE, ChangeType.INSERT).astype(np.uint8),
+            )
+
+    def _rows(
+        self, files: Sequence[DataFile], columns: Sequence[Column], *system: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Whatever is in these files, in the table's own types, with Paimon's `system` columns behind."""
+        from pyarrow import parquet
+
+        fields = fields_by_column(self._options.get(COLUMNS_PROPERTY), self.definition, 0)
+        for file in files:
+            names = {field["id"]: field["name"] for field in self._schema(file.schema_id)["fields"]}
+            sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}
+            selected = [*dict.fromkeys(name for name in sources.values() if name is not None), *system]
+            # Rows are counted by a column, whichever.
+            selected = selected or [next(iter(names.values()))]
+            with self._files.open_input_file(file.path) as opened, parquet.ParquetFile(opened) as stored:
+                for batch in stored.iter_batches(BATCH_ROWS, columns=selected):
+                    arrays = [in_our_type(batch, column, sources[column.name]) for column in columns]
+                    known = [column.field() for column in columns]
+                    kept = [batch.schema.field(name) for name in system]
+                    yield pa.RecordBatch.from_arrays(
+                        [*arrays, *(batch.column(name) for name in system)], schema=pa.schema([*known, *kept])
+                    )
+
+
+def read_manifest(data: bytes) -> list[dict[str, Any]]:
+    """The records of an Avro object container file. Raises ValueError of bytes that are none, or not whole."""
+    import fastavro
+
+    try:
+        records: list[dict[str, Any]] = list(fastavro.reader(io.BytesIO(data)))
+    except Exception as error:  # of damaged bytes: whatever the codecs and the parser think of
+        raise ValueError(f"it is damaged or no Avro file: {error!r}") from error
+    return records

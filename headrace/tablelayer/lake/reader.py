@@ -1,0 +1,87 @@
+"""A lake read without Spark: what `union_scan` asks of it, and what the readers of all formats have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.tablelayer.lake.adapter import LakeState
+from headrace.tablelayer.model.filters.conditions import Predicate
+from headrace.tablelayer.model.filters.filters import Filter
+from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.column_types import TypeKind
+
+
+class LakeReader(Protocol):
+    """One table's copy in a lake, as it was when this was made."""
+
+    def state(self, known_snapshot: int | None) -> LakeState:
+        """As `LakeTable.find_committed`."""
+
+    def snapshots(self) -> pa.Table:
+        """A row for each snapshot that is left, the oldest first, in `snapshots_schema`."""
+
+    def read(
+        self,
+        snapshot: int,
+        columns: Sequence[Column],
+        wanted: Filter | None = None,
+        predicate: Predicate | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a snapshot for which `wanted` holds, in the table's own types; `columns` are all that are needed,
+        those of the filter included. `predicate`, no narrower than the filter, spares files that cannot have rows.
+        """
+
+
+def snapshots_schema(definition: TableDefinition) -> pa.Schema:
+    """As `LakeTable.snapshots`."""
+    by_bucket = pa.map_(pa.int32(), pa.int64())
+    return pa.schema(
+        [
+            pa.field("snapshot_id", pa.int64()),
+            pa.field("parent_id", pa.int64()),
+            pa.field("committed_at", pa.timestamp("ms", "UTC")),
+            pa.field("operation", pa.string()),
+            pa.field("epoch", pa.int64()),
+            pa.field("offsets", pa.map_(pa.string(), by_bucket) if definition.is_partitioned else by_bucket),
+        ]
+    )
+
+
+def listed_offsets(offsets: Offsets) -> list[tuple[Any, Any]]:
+    """As a value of the column `offsets` of `snapshots_schema`."""
+    found: dict[Any, Any] = {}
+    for place, offset in in_order(offsets):
+        if isinstance(place, PartitionBucket):
+            found.setdefault(place.partition, []).append((place.bucket, offset))
+        else:
+            found[place] = offset
+    return list(found.items())
+
+
+def filtered(rows: pa.RecordBatch, wanted: Filter | None) -> pa.RecordBatch:
+    """The rows for which a filter holds, whose columns are among those of `rows`."""
+    if wanted is None:
+        return rows
+    names = [wanted.schema.columns[place].name for place in wanted.columns]
+    return rows.filter(pa.array(wanted.mask(rows.select(names))))
+
+
+def in_our_type(batch: pa.RecordBatch, column: Column, source: str | None) -> pa.Array:
+    """A column of the table from a batch as the lake has it; `source` None: it was added later than the rows."""
+    target = column.type.arrow()
+    if source is None:
+        initial = column.initial_scalar()
+        return pa.nulls(batch.num_rows, target) if initial is None else pa.repeat(initial, batch.num_rows)
+    array = batch.column(source)
+    if column.type.kind is TypeKind.BINARY and array.type != target:
+        # In the lake it has no length, and what was written while it was shorter is shorter.
+        zeros = pa.scalar(bytes(target.byte_width), pa.binary())
+        padded = pc.binary_join_element_wise(array.cast(pa.binary()), zeros, pa.scalar(b"", pa.binary()))
+        array = pc.binary_slice(padded, 0, target.byte_width)
+    return array if array.type == target else array.cast(target)

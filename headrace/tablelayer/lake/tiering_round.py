@@ -1,0 +1,186 @@
+"""A tiering round: what is new in a table's log goes into its lake table, exactly once.
+
+1. take a round from the coordinator (epoch, lease; a thread renews it);
+2. find what is tiered **in the lake**, and tell the coordinator if it does not know it (a tierer may have died
+   between its commit and its report);
+3. pin the log's end offsets; nothing new: the round ends and changes nothing;
+4. read the range in the executors, for a PK table the last change of each key, or at its very first round the
+   state of its key-value store; write it on a branch together with the new offsets; move `main` onto it if
+   nobody moved it in between;
+5. tell the coordinator; go on with 4 until the pinned end, or until the coordinator wants the round to finish;
+6. compact and expire if the table's options say so; end the round.
+
+Whoever dies anywhere leaves either a branch that nobody sees or a complete round. Two tierers at once: the
+coordinator gives the round to one of them; should both have one all the same, the lake takes one commit and
+the other is told that it lost.
+
+What is read and committed at once has at most `ROUND_ROWS_MAX` changes per bucket, so that memory does not grow
+with the backlog; a table that is further behind takes several commits, and each of them is final.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from headrace.tablelayer.lake.adapter import LakeError, LakeState, LakeTable, RoundLostError
+from headrace.tablelayer.lake.change_source import ChangeSource, with_state
+from headrace.tablelayer.lake.coordinator import Coordinator, Heartbeats, TieringRound
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.lake.offsets import Offsets, without_dropped
+from headrace.tablelayer.model.table.definition import TablePath
+
+ROUND_ROWS_MAX = 2_000_000
+"""Offsets per bucket and commit: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""
+
+
+class Outcome(StrEnum):
+    """How a round ended."""
+
+    COMMITTED = "committed"
+    NOTHING_NEW = "nothing new"
+    BUSY = "another tierer has this table"
+    LOST = "lost to another tierer"
+    FENCED = "fenced by another tierer"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What one round did. `changes`: offsets moved into the lake, over all buckets."""
+
+    path: TablePath | str | None
+    outcome: Outcome
+    changes: int = 0
+    snapshot: int | None = None
+    offsets: Offsets = field(default_factory=dict)
+    seconds: float = 0.0
+    more: bool = False
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.outcome is Outcome.COMMITTED:
+            text = (
+                f"{self.path}: {self.changes:,} changes into snapshot {self.snapshot} in {self.seconds:.1f} s"
+            )
+        elif self.outcome is Outcome.NOTHING_NEW:
+            text = f"{self.path}: nothing new, the lake is at snapshot {self.snapshot}"
+        else:
+            text = f"{self.path}: {self.outcome.value}"
+        return f"{text} ({self.detail})" if self.detail else text
+
+
+def tier_round(
+    granted: TieringRound,
+    coordinator: Coordinator,
+    lake: LakeTable,
+    source: ChangeSource,
+    spark: Any,
+    before_commit: Callable[[Offsets, Offsets], None] = lambda _start, _end: None,
+) -> RoundResult:
+    """Carry out one round, up to the log's end as it is now; its holder ends it, with the coordinator.
+
+    `before_commit` is told of each piece, from where to where, when it is written and nobody sees it yet. Raises
+    LakeError for what a person must mend, and the source's errors.
+    """
+    started = time.monotonic()
+    with Heartbeats(coordinator, granted) as heartbeats:
+        heartbeats.doing = "looking"
+        base = lake.find_committed(coordinator.describe(granted.table_id).snapshot_id)
+        start, end = _plan(granted.path, base, source)
+        new = {place: offset for place, offset in end.items() if place not in base.offsets}
+        state = source.state(spark, new) if new else None
+        if state is not None:
+            start |= dict.fromkeys(new, 0)  # whatever the log still has of it
+        if base.committed is not None and start == end:
+            detail = _report(coordinator, granted, base.committed, base.offsets)
+            nothing = Outcome.NOTHING_NEW
+            return RoundResult(granted.path, nothing, 0, base.committed, base.offsets, detail=detail)
+        if start == end:
+            return RoundResult(granted.path, Outcome.NOTHING_NEW)
+        first = start
+        details = []
+        while start != end and not (base.committed is not None and heartbeats.finish.is_set()):
+            heartbeats.doing = "writing"
+            upto = {place: min(offset, start[place] + ROUND_ROWS_MAX) for place, offset in end.items()}
+            if state is not None:
+                upto |= new
+            changes = with_state(state, new, source, spark, start, upto)
+            state = None
+            offsets = without_dropped({**base.offsets, **upto}, end)
+            try:
+                snapshot = lake.write(base, changes, offsets, granted.epoch)
+                if heartbeats.fenced.is_set():
+                    return RoundResult(granted.path, Outcome.FENCED)
+                heartbeats.doing = "committing"
+                before_commit(start, upto)
+                lake.commit(base, snapshot, granted.epoch)
+            except RoundLostError as error:
+                return RoundResult(granted.path, Outcome.LOST, detail=str(error))
+            finally:
+                lake.discard(granted.epoch)
+            details = [_report(coordinator, granted, snapshot, offsets)]
+            base = LakeState(snapshot, snapshot, offsets, granted.epoch)
+            start = upto
+            heartbeats.changes = sum(upto[place] - first[place] for place in upto)
+        heartbeats.doing = "maintaining"
+        details.append(_maintain(lake))
+        detail = "; ".join(each for each in details if each)
+        more, seconds = start != end, time.monotonic() - started
+        committed = Outcome.COMMITTED
+        return RoundResult(
+            granted.path, committed, heartbeats.changes, base.committed, base.offsets, seconds, more, detail
+        )
+
+
+def _plan(
+    path: TablePath | str, base: LakeState, source: ChangeSource
+) -> tuple[dict[Any, int], dict[Any, int]]:
+    """(start, end) by place: from what is tiered to what is there now. What was never tiered begins with the log."""
+    earliest, latest = source.earliest(), source.latest()
+    start = {place: base.offsets.get(place, earliest.get(place, 0)) for place in latest}
+    for place, first in start.items():
+        if earliest.get(place, 0) > first:
+            raise LakeError(
+                f"{path}: bucket {place} is tiered up to offset {first}, but its log begins at"
+                f" {earliest[place]}: the rows in between are gone from the log. Drop the lake table to"
+                " begin again from what is there."
+            )
+        if latest[place] < first:
+            raise LakeError(
+                f"{path}: bucket {place} is tiered up to offset {first}, but its log ends at"
+                f" {latest[place]}: the log was cut, or the lake is another server's. Check the data"
+                " directory."
+            )
+    return start, latest
+
+
+def _maintain(lake: LakeTable) -> str:
+    """What is tiered is tiered: that maintenance failed is worth a line, and the next round tries again."""
+    try:
+        return lake.maintain()
+    except Exception as error:  # noqa: BLE001 - see above
+        return f"maintenance failed: {first_line(error)}"
+
+
+def first_line(error: Exception) -> str:
+    """Errors of the JVM come with their whole stack, behind a line that says no more than which call it was."""
+    lines = (str(error).strip() or repr(error)).splitlines()
+    if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
+        return lines[1].removeprefix(": ")
+    return lines[0]
+
+
+def _report(coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Offsets) -> str:
+    """Tell the coordinator; that it cannot be told does not undo the commit. Text for the person, usually empty."""
+    try:
+        coordinator.commit(granted, snapshot, offsets)
+    except TableError as error:
+        if error.code is not TableErrorCode.FENCED_TIERING_EPOCH:
+            raise
+        return f"the server did not take the report, the next round repeats it: {error.message}"
+    except Exception as error:  # noqa: BLE001 - the lake holds the truth
+        return f"the server was not told, the next round reports it: {error}"
+    return ""

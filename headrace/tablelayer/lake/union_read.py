@@ -1,0 +1,148 @@
+"""Union read: the lake's snapshot and the log's tail as one DataFrame.
+
+Both sides are pinned when `union_read` is called: the snapshot with the offsets inside it, and the log's
+end offsets. Every action on the DataFrame sees the same rows, however much is written or tiered meanwhile.
+
+For a PK table the tail wins per key: lake rows whose key changed after the snapshot are dropped (an anti join
+against the tail's keys), then the tail's living rows are added. Predicates reach both sides by Spark's own
+rules and are safe: the keys of the anti join are not filtered by other columns.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+from headrace.tablelayer.lake.adapter import (
+    LakeError,
+    LakeState,
+    LakeTable,
+    new_partitions,
+    partition_condition,
+)
+from headrace.tablelayer.lake.catalogs import tiered_table
+from headrace.tablelayer.lake.change_source import TableChanges, with_state
+from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
+from headrace.tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.spark.builder import table as open_builder
+from headrace.tablelayer.spark.options import server_options
+from headrace.tablelayer.spark.splits import DELETED_COLUMN
+from headrace.tablelayer.spark.worker import connection
+
+BROADCAST_KEYS_MAX = 1_000_000
+"""Up to so many keys every task gets all of them (some ten megabytes); beyond, both sides are sorted."""
+
+
+def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str | None = None) -> Any:
+    """A DataFrame of `table` ("db.t"): lake and log together, as of now. Also:
+
+    - "db.t$lake": the lake alone, as of now;
+    - "db.t$lake$snapshots": a row per snapshot of the lake with what was tiered, see `LakeTable.snapshots`;
+    - "db.t$changelog": every change that the log still has, with `_change_type` and the other metadata columns.
+
+    `warehouse` overrides the server's. Raises LakeError when the table is not tiered (or, for `$lake`, not
+    yet), TableError when it does not exist.
+    """
+    if table.endswith(CHANGELOG_SUFFIX):
+        return open_builder(spark, table.removesuffix(CHANGELOG_SUFFIX), bootstrap).changelog().to_df()
+    name = table.removesuffix(SNAPSHOTS_SUFFIX).removesuffix(LAKE_SUFFIX)
+    opened = _open(spark, bootstrap, name, warehouse)
+    if table.endswith(SNAPSHOTS_SUFFIX):
+        return opened.lake.snapshots()
+    if table.endswith(LAKE_SUFFIX):
+        return opened.lake.read(opened.state.head)
+    definition, state, source = opened.definition, opened.state, opened.source
+    end = source.latest()
+    start = {place: state.offsets.get(place, 0) for place in end}
+    new = {place: offset for place, offset in end.items() if place not in state.offsets}
+    if new:
+        earliest = source.earliest()
+        start |= {place: earliest.get(place, 0) for place in new}
+    tail = None if new else source.local(spark, start, end)
+    if tail is None:
+        tail = with_state(source.state(spark, new) if new else None, new, source, spark, start, end)
+    if state.head is None:
+        return _living(tail) if definition.is_primary_key_table else tail
+    changes = sum(offset - start[place] for place, offset in end.items())
+    lake = _without(opened.lake.read(state.head), definition, new_partitions(state, end))
+    return merge_tail(lake, tail, definition, changes)
+
+
+def lake_then_stream(
+    spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str | None = None, **options: str
+) -> tuple[Any, Any]:
+    """For a start from the lake: (its rows at a snapshot, the stream of all changes after it), no gap, no overlap.
+
+    The first is an ordinary DataFrame; the second a streaming one of the `headrace` source, with `options` as
+    they are there (`mode` is "changelog" for a PK table unless given). Load the one, then start the other.
+    """
+    opened = _open(spark, bootstrap, table, warehouse)
+    state = opened.state
+    if state.head is None or state.committed is None:
+        raise LakeError(f"{table} is not in the lake yet: run `headrace tier --once` first")
+    if opened.definition.is_primary_key_table:
+        options.setdefault("mode", "changelog")
+    server = server_options(ConnectionSettings.make(bootstrap))
+    reader = spark.readStream.format("headrace").options(**server)
+    reader = reader.option("table", table).options(**options)
+    present = opened.source.latest() if opened.definition.is_partitioned else state.offsets
+    starting = json.dumps(_stream_start(state.offsets, present))
+    lake = _without(opened.lake.read(state.head), opened.definition, new_partitions(state, present))
+    return lake, reader.option("startingOffsets", starting).load()
+
+
+def _stream_start(tiered: Offsets, present: Offsets) -> dict[str, Any]:
+    """`startingOffsets` behind what is tiered, by bucket, or by partition and bucket. A partition that is gone, or was
+    made anew, is not named: what there is of it now is read from its beginning.
+    """
+    start: dict[str, Any] = {}
+    for place, offset in in_order(tiered):
+        if not isinstance(place, PartitionBucket):
+            start[str(place)] = offset
+        elif place in present:
+            start.setdefault(place.partition, {})[str(place.bucket)] = offset
+    return start
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    definition: TableDefinition
+    lake: LakeTable
+    state: LakeState
+    source: TableChanges
+
+
+def _open(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -> _Opened:
+    client = connection(bootstrap)
+    tiered = tiered_table(client, table, warehouse)
+    definition = tiered.definition
+    lake = tiered.catalog.table(spark, definition)
+    state = lake.find_committed(tiered.known_snapshot)
+    return _Opened(definition, lake, state, TableChanges(client, bootstrap, definition))
+
+
+def _without(lake: Any, definition: TableDefinition, made_anew: list[str]) -> Any:
+    """The lake's rows but for those of earlier partitions of the same names."""
+    return lake.where(f"NOT {partition_condition(definition, made_anew)}") if made_anew else lake
+
+
+def _living(rows: Any) -> Any:
+    return rows.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN)
+
+
+def merge_tail(lake: Any, tail: Any, definition: TableDefinition, changes: int) -> Any:
+    """The lake's rows with the tail over them; `tail` as `ChangeSource.changes` gives it, of at most `changes`
+    rows.
+    """
+    if not definition.is_primary_key_table:
+        return lake.unionByName(tail)
+    keys = list(definition.schema.primary_key)
+    # Spark cannot guess the size of what Python makes, so it is told how to join.
+    changed = tail.select(*[f"`{key}`" for key in keys]).hint(
+        "broadcast" if changes <= BROADCAST_KEYS_MAX else "merge"
+    )
+    untouched = lake.join(changed, keys, "left_anti")
+    return untouched.unionByName(_living(tail))

@@ -1,0 +1,105 @@
+"""The way to the parser, which a statement of plain words alone does not go.
+
+The parser stands on sqlglot, whose import takes longer than most answers; `SHOW DATABASES`, `SHOW TABLES IN shop`, `USE
+shop` and `DESCRIBE shop.orders` mean without it what they mean to it. Whatever has a quote, a comment, a pattern or a
+second statement, and whatever is wrong, is the parser's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from headrace.tablelayer.model.ddl.statements import (
+    DescribeTable,
+    ShowDatabases,
+    ShowTables,
+    ShowTopics,
+    ShowViews,
+    Statement,
+    UseDatabase,
+)
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath, check_name
+
+_LENGTH_MAX = 600
+"""Longer than two names may be; what is longer is no such statement."""
+_WORDS = re.compile(
+    r"[ \t\r\n]*([A-Za-z]+(?:[ \t\r\n]+[A-Za-z_][A-Za-z0-9_]*)*(?:\.[A-Za-z_][A-Za-z0-9_]*)?)[ \t\r\n]*;?[ \t\r\n]*"
+)
+
+
+def parse(
+    sql: str, default_database: str = DEFAULT_DATABASE, views: Mapping[str, str] | None = None
+) -> list[Statement]:
+    """The statements of a text, separated by ``;``.
+
+    Tables named without a database are in ``default_database``, or in the one that a USE before them names. ``views``
+    are queries by ``database.name``; those that the text defines or drops join them or leave. Raises DdlError for the
+    first statement that cannot be understood; none of them has been carried out then.
+    """
+    plain = plain_statement(sql, default_database)
+    if plain is not None:
+        return [plain]
+    from headrace.tablelayer.model.ddl.parser import parse as parse_all
+
+    return parse_all(sql, default_database, views)
+
+
+def plain_statement(sql: str, database: str) -> Statement | None:
+    """What a text of plain words means; None if that is for the parser to say."""
+    found = _WORDS.fullmatch(sql) if len(sql) <= _LENGTH_MAX else None
+    if found is None:
+        return None
+    *words, last = found.group(1).split()
+    read = _READ.get(" ".join(word.upper() for word in words))
+    try:
+        return None if read is None else read(last, database)
+    except TableError:
+        return None
+
+
+def _show(what: str, database: str) -> Statement | None:
+    match what.upper():
+        case "DATABASES" | "SCHEMAS":
+            return ShowDatabases()
+        case "TABLES":
+            return ShowTables(database)
+        case "TOPICS":
+            return ShowTopics()
+        case "VIEWS":
+            return ShowViews()
+    return None
+
+
+def _show_tables(name: str, _: str) -> Statement:
+    check_name("database", name)
+    return ShowTables(name)
+
+
+def _use(name: str, _: str) -> Statement | None:
+    if name.upper() in _OF_DATABASES:
+        return None
+    check_name("database", name)
+    return UseDatabase(name)
+
+
+def _describe(name: str, database: str) -> Statement | None:
+    first, dot, second = name.partition(".")
+    if first.upper() in (*_OF_DATABASES, "TABLE"):
+        return None
+    path = TablePath(first, second) if dot else TablePath(database, first)
+    check_name("table", path.table)
+    return DescribeTable(path)
+
+
+_OF_DATABASES = ("DATABASE", "SCHEMA")
+_READ: dict[str, Callable[[str, str], Statement | None]] = {
+    "SHOW": _show,
+    "SHOW TABLES IN": _show_tables,
+    "SHOW TABLES FROM": _show_tables,
+    "USE": _use,
+    "DESCRIBE": _describe,
+    "DESC": _describe,
+}
+"""By the words before the last one."""

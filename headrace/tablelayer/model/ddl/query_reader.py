@@ -1,0 +1,74 @@
+"""Queries among other statements: where they begin and end; what they are is `tablelayer.model.ddl.select`'s, whose
+parser only a statement with a query in it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlglot import TokenType
+
+from headrace.tablelayer.model.ddl.clauses import ClauseReader
+from headrace.tablelayer.model.ddl.query import Select
+from headrace.tablelayer.model.ddl.tokens import TokenStream
+
+_BEGINNINGS = ("SELECT", "WITH", "FROM", "PIVOT", "UNPIVOT")
+
+
+_AFTER_NAMES = (TokenType.COMMA, TokenType.R_PAREN, TokenType.DOT, TokenType.SEMICOLON)
+
+
+class QueryReader(ClauseReader):
+    """``views``: queries by ``database.name``, which stand for the names."""
+
+    def __init__(self, stream: TokenStream, database: str, views: Mapping[str, str]) -> None:
+        super().__init__(stream, database)
+        self.views = dict(views)
+
+    def at_query(self, ahead: int = 0) -> bool:
+        """Whether a query begins here, or so many tokens further on; brackets may be around it."""
+        position, tokens = self.stream.position + ahead, self.stream.tokens
+        while position < len(tokens) and tokens[position].token_type is TokenType.L_PAREN:
+            position += 1
+        if position >= len(tokens) or tokens[position].token_type is not TokenType.VAR:
+            return False
+        following = tokens[position + 1] if position + 1 < len(tokens) else None
+        is_name = following is None or following.token_type in _AFTER_NAMES
+        return tokens[position].text.upper() in _BEGINNINGS and not is_name
+
+    def query(self, *, in_brackets: bool = False) -> Select:
+        """All up to the end of the statement, or to the bracket that closes what stands before it."""
+        stream = self.stream
+        if stream.token is None:
+            raise stream.expected("a query")
+        first = last = stream.tokens[stream.position]
+        depth = 0
+        while (token := stream.token) is not None and not stream.is_kind(TokenType.SEMICOLON):
+            if in_brackets and depth == 0 and token.token_type is TokenType.R_PAREN:
+                break
+            depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
+            last = token
+            stream.position += 1
+        from headrace.tablelayer.model.ddl.select import analyze
+
+        return analyze(stream.sql, first.start, last.end + 1, self.database, self.views)
+
+    def analyzed(self, sql: str) -> Select:
+        """A query that is written nowhere."""
+        from headrace.tablelayer.model.ddl.select import analyze
+
+        return analyze(sql, 0, len(sql), self.database, self.views)
+
+    def check_expression(self, start: int, end: int) -> None:
+        from headrace.tablelayer.model.ddl.select import check_expression
+
+        check_expression(self.stream.sql, start, end)
+
+    def check_sources(self, start: int, end: int) -> None:
+        from headrace.tablelayer.model.ddl.select import check_sources
+
+        check_sources(self.stream.sql, start, end)
+
+    def computes(self, text: str, *, casts: bool = False) -> bool:
+        from headrace.tablelayer.model.ddl.select import computes
+
+        return computes(text, casts=casts)

@@ -1,0 +1,73 @@
+"""Definitions back to statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from headrace.tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY
+from headrace.tablelayer.model.schema.aggregates import options_of
+from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.values import literal_sql
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Words that would be read as something else at the beginning of a column.
+_QUOTED_WORDS = frozenset({"PRIMARY", "CONSTRAINT", "WATERMARK", "UNIQUE", "INDEX", "IF", "CHECK", "FOREIGN"})
+
+
+def quote_name(name: str) -> str:
+    """A name as it can stand in a statement: in backticks when it needs them."""
+    if _PLAIN_NAME.fullmatch(name) and name.upper() not in _QUOTED_WORDS:
+        return name
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quote_text(text: str) -> str:
+    """A text in single quotes."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def create_table_sql(definition: TableDefinition) -> str:
+    """The CREATE TABLE statement that makes this table; ``parse`` gives ``definition.as_created()`` back."""
+    lines = [_column_sql(column) for column in definition.schema.columns]
+    if definition.is_primary_key_table:
+        names = ", ".join(quote_name(name) for name in definition.schema.primary_key)
+        lines.append(f"PRIMARY KEY ({names}) NOT ENFORCED")
+    path = f"{quote_name(definition.path.database)}.{quote_name(definition.path.table)}"
+    sql = f"CREATE TABLE {path} (\n  " + ",\n  ".join(lines) + "\n)"
+    if definition.comment is not None:
+        sql += f" COMMENT {quote_text(definition.comment)}"
+    if definition.partition_keys:
+        sql += f" PARTITIONED BY ({', '.join(quote_name(name) for name in definition.partition_keys)})"
+    options = {BUCKET_COUNT: str(definition.bucket_count)}
+    if definition.bucket_key != definition.default_bucket_key:
+        options[BUCKET_KEY] = ",".join(definition.bucket_key)
+    options.update(definition.options)
+    for column in definition.schema.columns:
+        if column.aggregate is not None:
+            options.update(options_of(column.name, column.aggregate))
+    pairs = [f"{quote_text(name)} = {quote_text(value)}" for name, value in options.items()]
+    return sql + " WITH (\n  " + ",\n  ".join(pairs) + "\n)"
+
+
+def create_database_sql(name: str, comment: str | None, properties: Mapping[str, str]) -> str:
+    """The CREATE DATABASE statement that makes this database."""
+    sql = f"CREATE DATABASE {quote_name(name)}"
+    if comment is not None:
+        sql += f" COMMENT {quote_text(comment)}"
+    if not properties:
+        return sql
+    pairs = [f"{quote_text(key)} = {quote_text(value)}" for key, value in sorted(properties.items())]
+    return sql + " WITH (\n  " + ",\n  ".join(pairs) + "\n)"
+
+
+def _column_sql(column: Column) -> str:
+    sql = f"{quote_name(column.name)} {column.type}"
+    if not column.nullable:
+        sql += " NOT NULL"
+    if column.default is not None:
+        sql += f" DEFAULT {literal_sql(column.default, column.type)}"
+    if column.comment is not None:
+        sql += f" COMMENT {quote_text(column.comment)}"
+    return sql

@@ -1,0 +1,25 @@
+"""Types in statements: from tokens to ``DataType``."""
+
+from __future__ import annotations
+
+from sqlglot import TokenType
+
+from headrace.tablelayer.model.ddl.errors import DdlError
+from headrace.tablelayer.model.ddl.tokens import TokenStream
+from headrace.tablelayer.model.types.column_types import DataType
+from headrace.tablelayer.model.types.text import TypeTextError, read_type_at
+
+
+def read_type(stream: TokenStream) -> DataType:
+    """The type that comes next. Raises DdlError pointing at the word at fault."""
+    token = stream.token
+    if token is None or token.token_type is not TokenType.VAR:
+        raise stream.expected("a type, such as BIGINT or DECIMAL(15, 2)")
+    try:
+        data_type, end = read_type_at(stream.sql, token.start)
+    except TypeTextError as error:
+        raise DdlError(error.reason, stream.sql, error.start, error.length) from None
+    # By place, because '>>' is one token and two brackets.
+    while stream.token is not None and stream.token.start < end:
+        stream.position += 1
+    return data_type

@@ -1,0 +1,95 @@
+"""MongoDB's extended JSON, in which a value that JSON does not have is an object: `{"$oid": "596e275826f0"}`.
+
+Both forms are read, the canonical one (`{"$numberLong": "7"}`, `{"$date": {"$numberLong": "0"}}`) and the relaxed one
+(`{"$date": "1970-01-01T00:00:00Z"}`), and the `$binary` and `$date` of older servers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headrace.tablelayer.model.json import scan as json_scan
+from headrace.tablelayer.model.json.rows import FoundFields, JsonTexts, find_fields
+from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.types.column_types import STRING
+
+Mask = npt.NDArray[np.bool_]
+
+_TEXTS = ("$oid", "$uuid", "$symbol")
+_NUMBERS = ("$numberInt", "$numberLong", "$numberDouble", "$numberDecimal")
+_NAMES = (*_TEXTS, *_NUMBERS, "$date", "$binary")
+_COLUMNS = tuple(Column(index, name, STRING) for index, name in enumerate(_NAMES))
+_DATE, _BINARY = _NAMES.index("$date"), _NAMES.index("$binary")
+_INSIDE = (Column(0, "base64", STRING), Column(1, "$numberLong", STRING))
+
+
+class Wrapped(msgspec.Struct, frozen=True):
+    """Which of n values are such objects, and what stands in them; the others are missing. dates: whether these are
+    the `$date`s, or all others.
+    """
+
+    at: Mask
+    data: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    kinds: np.ndarray
+    dates: bool
+
+
+def find_wrapped(
+    data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, kinds: np.ndarray
+) -> list[Wrapped]:
+    """Look for such objects among n values that a scan has found: the dates, and all others. `data` stays as it is."""
+    first = data[np.where(kinds == json_scan.CONTAINER, starts, 0)]
+    rows = np.flatnonzero((kinds == json_scan.CONTAINER) & (first == ord("{")))
+    if not len(rows):
+        return []
+    # A copy, because a scan resolves the escapes of strings in place: of other objects the text itself is wanted.
+    texts = JsonTexts.gathered(data, starts[rows].astype(np.int64), lengths[rows].astype(np.int64))
+    found = find_fields(texts, _COLUMNS)
+    rows = rows[: found.kinds.shape[1]]
+    present = found.kinds > json_scan.NULL
+    alone = present.sum(axis=0) == 1
+    if not alone.any():
+        return []
+    which = np.argmax(present, axis=0)
+    columns = np.arange(len(rows))
+    begin, size, kind = (each[which, columns] for each in (found.starts, found.lengths, found.kinds))
+    begin, size, kind = begin.copy(), size.copy(), kind.copy()
+    _look_inside(texts, which, alone, begin, size, kind)
+    digits = texts.data[np.where(size > 0, begin + size - 1, 0)]
+    counted = np.isin(which, [_DATE, *map(_NAMES.index, _NUMBERS)]) & (kind == json_scan.STRING)
+    iso = (which == _DATE) & (kind == json_scan.STRING) & (found.kinds[which, columns] == json_scan.STRING)
+    # The digits of a number are a number; "NaN", and a date in words, stay texts.
+    kind[counted & ~iso & (size > 0) & (digits >= 48) & (digits <= 57)] = json_scan.NUMBER
+    parts = []
+    for dates in (True, False):
+        chosen = alone & ((which == _DATE) == dates)
+        if not chosen.any():
+            continue
+        at = np.zeros(len(kinds), np.bool_)
+        at[rows[chosen]] = True
+        places = np.zeros((2, len(kinds)), np.int32)
+        places[:, rows[chosen]] = begin[chosen], size[chosen]
+        found_kinds = np.zeros(len(kinds), np.uint8)
+        found_kinds[rows[chosen]] = kind[chosen]
+        parts.append(Wrapped(at, texts.data, places[0], places[1], found_kinds, dates))
+    return parts
+
+
+def _look_inside(
+    texts: JsonTexts, which: np.ndarray, alone: Mask, begin: np.ndarray, size: np.ndarray, kind: np.ndarray
+) -> None:
+    """`{"$binary": {"base64": ...}}` and `{"$date": {"$numberLong": ...}}`: go one object further in."""
+    for name, inside in ((_BINARY, 0), (_DATE, 1)):
+        deeper = np.flatnonzero(alone & (which == name) & (kind == json_scan.CONTAINER))
+        if not len(deeper):
+            continue
+        starts = begin[deeper].astype(np.int64)
+        found: FoundFields = find_fields(JsonTexts(texts.data, starts, starts + size[deeper]), _INSIDE)
+        deeper = deeper[: found.kinds.shape[1]]
+        begin[deeper], size[deeper], kind[deeper] = (
+            found.starts[inside], found.lengths[inside], found.kinds[inside]
+        )  # fmt: skip

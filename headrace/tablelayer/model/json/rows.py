@@ -1,0 +1,687 @@
+"""Rows to JSON and back, whole batches at a time, exact to the last digit.
+
+Out (``rows_to_json``): one compact JSON object per row, all columns in order, null written as null.
+
+In (``json_to_rows``): one JSON object per row. A missing field is the column's default, or
+null; of a field that comes twice the last counts.
+
+| type | written as | read from |
+|---|---|---|
+| integers | number | number or string; 12.0 and 1.2e1 are 12, 12.5 is refused |
+| DECIMAL | number with all digits of its scale | number or string, exact; digits beyond the scale must be 0 |
+| FLOAT, DOUBLE | shortest number that reads back the same; "NaN", "Infinity" | number or string |
+| BOOLEAN | true, false | these, or strings of these words |
+| CHAR, STRING | string | string; a number, boolean, object or array gives its text as it stands |
+| DATE | "2024-09-19" | the same; years beyond 9999 signed, as in "+10000-01-01" |
+| TIME | "12:00:00", a fraction as the type has it | the same; seconds may be left out |
+| TIMESTAMP | "2024-09-19T12:00:00.000", 6 or 9 digits when needed | the same; Z but no other zone |
+| TIMESTAMP_LTZ | the same with Z | with Z or an offset such as +02:00, which is required |
+| BINARY, BYTES | base64 | base64, padded |
+| ROW | object, all fields in order | object; fields that are missing are null |
+| ARRAY | array | array |
+| MAP by CHAR, STRING | object | object; of a key that comes twice the last value counts |
+| other MAPs | array of pairs, as in [[1,"a"],[2,"b"]] | the same, or an object of the keys' texts |
+
+Nothing is rounded or cut: what does not fit is a ``RowError`` with the row's index, the column and the reason, and
+then nothing of the batch comes out. Rows of invalid UTF-8, and lone surrogates in a column's text, are refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.protocol.records.gather import gather
+from headrace.tablelayer.model.arrays.arrays import Mask, binary_array
+from headrace.tablelayer.model.errors import RowError
+from headrace.tablelayer.model.json import containers as json_containers
+from headrace.tablelayer.model.json import scan as json_scan
+from headrace.tablelayer.model.json import values as json_values
+from headrace.tablelayer.model.json.unavailable import Placeholder
+from headrace.tablelayer.model.json.write import rows_to_json
+from headrace.tablelayer.model.options.table_options import UnknownFields
+from headrace.tablelayer.model.rows.nested import last_of_each_key, make_entries, make_row, owners
+from headrace.tablelayer.model.schema.schema import Column, Schema
+from headrace.tablelayer.model.types.column_types import INTEGER_BITS, STRING, TEXT_KINDS, DataType, TypeKind
+from headrace.tablelayer.model.types.sizes import RowBytes, RowCost, value_width
+
+__all__ = [
+    "Field",
+    "FoundFields",
+    "FoundRows",
+    "JsonTexts",
+    "Rows",
+    "find_fields",
+    "find_rows",
+    "json_to_rows",
+    "rows_to_json",
+    "warm",
+]
+
+_UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+_EXCERPT_LENGTH = 60
+_FOUND_BYTES = 9  # of a field: where it begins, its length, its kind
+
+
+def json_to_rows(
+    values: pa.Array | JsonTexts,
+    schema: Schema | Sequence[Column],
+    *,
+    unknown_fields: UnknownFields = UnknownFields.IGNORE,
+    require_all: bool = False,
+    make_field: Callable[..., Field] | None = None,
+) -> pa.RecordBatch:
+    """The rows of n JSON objects.
+
+    values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the columns
+    wanted, in order; fields of other names are ignored or, with ``unknown_fields`` FAIL, refused. ``require_all``
+    refuses rows that lack a column. ``make_field``: what reads a column's values, `Field` if nothing else is said.
+    Gives a record batch of n rows. Raises RowError for the first row that does not fit.
+    """
+    columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
+    texts = values if isinstance(values, JsonTexts) else JsonTexts.of(values)
+    found = find_rows(texts, columns, unknown_fields=unknown_fields)
+    rows = found.rows(columns, require_all=require_all, make_field=make_field)
+    if found.error is not None:
+        raise found.error
+    return rows.rows
+
+
+def find_rows(
+    texts: JsonTexts,
+    columns: Sequence[Column],
+    *,
+    extra: Sequence[str] = (),
+    unknown_fields: UnknownFields = UnknownFields.IGNORE,
+) -> FoundRows:
+    """Find the values of n JSON objects, to be converted in parts. extra: fields that are no columns of theirs."""
+    sizes = RowBytes(len(texts))
+    every = (*columns, *(Column(-1 - index, name, STRING) for index, name in enumerate(extra)))
+    sizes.add(len(texts), RowCost.of(columns).width + _FOUND_BYTES * len(every))
+    fail_unknown = unknown_fields != UnknownFields.IGNORE
+    found = find_fields(texts, every, fail_unknown=fail_unknown)
+    return FoundRows(texts.data, found, len(columns), fail_unknown, sizes)
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Converted rows. kept: by column id, bool[n]: values that are not known to who wrote them (null in `rows`)."""
+
+    rows: pa.RecordBatch
+    kept: dict[int, Mask]
+
+
+class FoundRows(msgspec.Struct, frozen=True):
+    """Where the values of JSON objects are, up to the first bad one."""
+
+    data: np.ndarray
+    found: FoundFields
+    column_count: int
+    fail_unknown: bool
+    sizes: RowBytes
+
+    @property
+    def error(self) -> RowError | None:
+        """Of the first bad object; None when all are sound."""
+        return self.found.error
+
+    def __len__(self) -> int:
+        return int(self.found.kinds.shape[1])
+
+    def extra(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(kinds, starts, lengths) of a field besides the columns."""
+        at = self.column_count + index
+        return self.found.kinds[at], self.found.starts[at], self.found.lengths[at]
+
+    def rows(
+        self,
+        columns: Sequence[Column],
+        *,
+        at: np.ndarray | None = None,
+        of: Sequence[int] | None = None,
+        require_all: bool = False,
+        make_field: Callable[..., Field] | None = None,
+        placeholder: Placeholder | None = None,
+        unkept: Sequence[str] = (),
+    ) -> Rows:
+        """The values of these columns. at: of which objects, in order (None: all). of: which of the columns that were
+        looked for they are (None: all). placeholder: what stands for a value that is not known, but in the columns
+        `unkept`. Raises RowError for the first that does not fit, with its place in `at`."""
+        found = self.found
+        positions = range(len(columns)) if of is None else of
+        reading = _Reading(make_field or Field, self.fail_unknown, self.sizes)
+        fields = []
+        for position, column in zip(positions, columns, strict=True):
+            each = (found.starts[position], found.lengths[position], found.kinds[position])
+            if at is not None:
+                each = (each[0][at], each[1][at], each[2][at])
+            field = reading.field(column, self.data, *each)
+            if placeholder is not None and column.name not in unkept:
+                field.leave_out(placeholder.cells(self.data, *each))
+            fields.append(field)
+        try:
+            arrays = _filled(fields, require_all=require_all)
+        except RowError as error:
+            raise _of_column(error, columns) from None
+        _, schema = _wanted(tuple(columns))
+        kept = {field.column.id: field.left_out for field in fields if field.left_out is not None}
+        return Rows(pa.RecordBatch.from_arrays(arrays, schema=schema), kept)
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """How values are read, those inside of nested columns too."""
+
+    make_field: Callable[..., Field]
+    fail_unknown: bool
+    sizes: RowBytes
+
+    def field(self, *arguments: Any) -> Field:
+        field = self.make_field(*arguments)
+        field.reading = self
+        return field
+
+
+def _converted(
+    data: np.ndarray,
+    found: FoundFields,
+    columns: Sequence[Column],
+    reading: _Reading,
+) -> list[pa.Array]:
+    """The values of the fields found. Raises RowError for the first text that does not fit."""
+    fields = [
+        reading.field(column, data, found.starts[i], found.lengths[i], found.kinds[i])
+        for i, column in enumerate(columns)
+    ]
+    arrays = _filled(fields)
+    if found.error is not None:
+        raise found.error
+    return arrays
+
+
+def _filled(fields: Sequence[Field], *, require_all: bool = False) -> list[pa.Array]:
+    """The values of all columns. Raises RowError for the first row that does not fit.
+
+    After a failed scan the rows before it are still converted: one of them may be the first that does not fit.
+    """
+    arrays: list[pa.Array] = []
+    worst: RowError | None = None
+    for field in fields:
+        try:
+            field.check_presence(require_all)
+            arrays.append(field.filled())
+        except RowError as error:
+            if worst is None or error.index < worst.index:
+                worst = error
+    if worst is not None:
+        raise worst
+    return arrays
+
+
+def _of_column(error: RowError, columns: Sequence[Column]) -> RowError:
+    """The same error, if it is inside of a nested column: of that column, with the place inside in front."""
+    place = error.column
+    if place is None or any(place == column.name for column in columns):
+        return error
+    for column in columns:
+        if column.type.is_nested and place.startswith((f"{column.name}.", f"{column.name}[")):
+            return RowError(error.index, column.name, f"{place}: {error.reason}")
+    return error
+
+
+class JsonTexts(msgspec.Struct, frozen=True):
+    """JSON texts in one buffer. data: uint8, its own copy, PADDING more bytes at its end; starts, ends: int64[n].
+
+    To scan a text resolves the escapes of its strings, but not of those inside of the objects and arrays in it:
+    each text can be scanned once, and then what is inside of it.
+    """
+
+    data: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, values: pa.Array) -> JsonTexts:
+        """Of n binary or string values. Raises RowError for null values and invalid UTF-8."""
+        data, offsets = _bytes_of(values)
+        return cls(data, offsets[:-1], offsets[1:])
+
+    @classmethod
+    def gathered(cls, payload: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> JsonTexts:
+        """Of pieces of a payload (uint8; int64[n] each), none of them null. Raises RowError for invalid UTF-8."""
+        offsets, data = gather(payload, starts, lengths, padding=json_scan.PADDING)
+        _check_utf8(binary_array(offsets, data[: offsets[-1]]))
+        bounds = offsets.astype(np.int64)
+        return cls(data, bounds[:-1], bounds[1:])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, at: np.ndarray) -> JsonTexts:
+        """Some of the texts, in this order."""
+        return JsonTexts(self.data, self.starts[at], self.ends[at])
+
+
+class FoundFields(msgspec.Struct, frozen=True):
+    """Where the wanted fields are: starts, lengths: int32[fields, m] and kinds: uint8[fields, m] of the first m
+    texts; `error` is that of text m, None when all are sound."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    kinds: np.ndarray
+    error: RowError | None
+
+    def texts(self, field: int, data: np.ndarray, at: np.ndarray) -> JsonTexts:
+        """What stands in a field, of some of the texts."""
+        starts = self.starts[field][at].astype(np.int64)
+        return JsonTexts(data, starts, starts + self.lengths[field][at])
+
+
+def find_fields(texts: JsonTexts, columns: tuple[Column, ...], *, fail_unknown: bool = False) -> FoundFields:
+    """Scan each text, once (see `JsonTexts`), for the fields that are named as these columns."""
+    table, _ = _wanted(columns)
+    count = len(texts)
+    starts = np.zeros(
+        (len(columns), count), dtype=np.int32
+    )  # no text, within the data, where the kind is MISSING
+    lengths = np.zeros((len(columns), count), dtype=np.int32)
+    kinds = np.zeros((len(columns), count), dtype=np.uint8)
+    failure = np.zeros(3, dtype=np.int64)
+    arguments = (texts.data, texts.starts, texts.ends)
+    good = json_scan.scan(*arguments, *table, fail_unknown, starts, lengths, kinds, failure)
+    error = None if good == count else _scan_error(good, *arguments, failure)
+    return FoundFields(starts[:, :good], lengths[:, :good], kinds[:, :good], error)
+
+
+@lru_cache(maxsize=256)
+def _wanted(columns: tuple[Column, ...]) -> tuple[tuple[json_scan.Bytes, ...], pa.Schema]:
+    """The scan's table of field names, and the Arrow schema of the rows."""
+    table = json_scan.field_table([column.name.encode() for column in columns])
+    return table, pa.schema([column.field() for column in columns])
+
+
+def warm() -> None:
+    """Compile (or load from the cache) all kernels of this module."""
+    from headrace.tablelayer.model.types import column_types as types
+
+    kinds = [
+        types.BOOLEAN, types.INT, types.DOUBLE, types.char(9), types.decimal(38, 2), types.DATE,
+        types.time(3), types.timestamp(3), types.timestamp_ltz(6), types.binary(2), types.BYTES,
+        types.array_of(types.INT), types.map_of(types.STRING, types.INT),
+    ]  # fmt: skip
+    columns = [Column(index, f"c{index}", kind) for index, kind in enumerate(kinds)]
+    text = (
+        '{"c0":true,"c1":1,"c2":1.5,"c3":"a","c4":1.25,"c5":"2024-09-19","c6":"12:00","c7":"2024-09-19T12:00:00",'
+        '"c8":"2024-09-19T12:00:00Z","c9":"AAA=","c10":"AAA=","c11":[1],"c12":{"a":1}}'
+    )
+    rows_to_json(json_to_rows(pa.array([text.encode()], pa.binary()), columns))
+
+
+def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """A writable copy of the values' bytes, and int64 offsets into it. Refuses null values and invalid UTF-8."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if values.null_count:
+        index = int(np.flatnonzero(np.asarray(values.is_null()))[0])
+        raise RowError(index, None, "the value is null; a row is a JSON object")
+    if values.type != pa.binary():
+        values = values.cast(pa.binary())
+    _check_utf8(values)
+    if len(values) == 0:
+        return np.zeros(json_scan.PADDING, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    _, offset_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
+    size = int(offsets[-1] - offsets[0])
+    data = np.empty(size + json_scan.PADDING, dtype=np.uint8)
+    data[size:] = 0
+    if size:
+        data[:size] = np.frombuffer(data_buffer, dtype=np.uint8, count=size, offset=int(offsets[0]))
+    offsets -= offsets[0]
+    return data, offsets
+
+
+def _check_utf8(values: pa.Array) -> None:
+    """Raises RowError for the first value that is not valid UTF-8."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise _utf8_error(values) from None
+
+
+def _utf8_error(values: pa.Array) -> RowError:
+    for index, value in enumerate(values.to_pylist()):
+        try:
+            value.decode()
+        except UnicodeDecodeError as error:
+            byte = value[error.start]
+            return RowError(
+                index, None, f"byte 0x{byte:02x} at position {error.start} is not UTF-8: {error.reason}"
+            )
+    return RowError(0, None, "the batch is not UTF-8")
+
+
+class Field:
+    """One wanted column: what the scan found of it in each row, and its conversion."""
+
+    def __init__(
+        self,
+        column: Column,
+        data: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        kinds: np.ndarray,
+    ) -> None:
+        self.column = column
+        self.reading = _Reading(Field, False, RowBytes(len(starts)))
+        self.data = data
+        self.starts = starts
+        self.lengths = lengths
+        self.kinds = kinds
+        self.failure = np.zeros(1, dtype=np.int64)
+        self.left_out: Mask | None = None
+
+    def leave_out(self, cells: Mask | None) -> None:
+        """Cells whose value is not known to the writer: null, and no fault."""
+        if cells is not None:
+            self.left_out = cells
+            self.kinds = np.where(cells, json_scan.NULL, self.kinds).astype(np.uint8)
+
+    def check_presence(self, require_all: bool) -> None:
+        absent = None
+        if not self.column.nullable:
+            absent = self.kinds <= json_scan.NULL
+            if self.column.default is not None:
+                absent = self.kinds == json_scan.NULL
+        elif require_all:
+            absent = self.kinds == json_scan.MISSING
+        if absent is not None and self.left_out is not None:
+            absent = absent & ~self.left_out
+        if absent is None or not absent.any():
+            return
+        row = int(np.argmax(absent))
+        missing = self.kinds[row] == json_scan.MISSING
+        # A row further up may hold a value that does not fit: that one is the first.
+        copy(self)._first(row).convert()
+        what = "the field is missing" if missing else "the value is null"
+        raise RowError(
+            row, self.column.name, what if self.column.nullable else f"{what}, but the column is NOT NULL"
+        )
+
+    def _first(self, count: int) -> Field:
+        """Narrow this down to the first rows."""
+        self.starts, self.lengths, self.kinds = self.starts[:count], self.lengths[:count], self.kinds[:count]
+        return self
+
+    def filled(self) -> pa.Array:
+        """The column's values, its default where the field is missing."""
+        values = self.convert()
+        if self.column.default is None:
+            return values
+        missing = self.kinds == json_scan.MISSING
+        if not missing.any():
+            return values
+        return pc.if_else(pa.array(missing), self.column.default_scalar(), values)
+
+    def convert(self) -> pa.Array:
+        """The column's values. Raises RowError for the first that does not fit."""
+        data_type = self.column.type
+        arguments = (self.data, self.starts, self.lengths, self.kinds)
+        count = len(self.starts)
+        match data_type.kind:
+            case TypeKind.TINYINT | TypeKind.SMALLINT | TypeKind.INT | TypeKind.BIGINT:
+                bits = INTEGER_BITS[data_type.kind]
+                integers = np.zeros(count, dtype=np.int64)
+                self.check(json_values.integers(*arguments, bits, integers, self.failure))
+                return self.array(integers.astype(_NUMPY_INTEGERS[bits], copy=False))
+            case TypeKind.DECIMAL:
+                words = np.zeros((count, 2), dtype=np.int64)
+                precision, scale = data_type.precision, data_type.scale
+                self.check(json_values.decimals(*arguments, precision, scale, words, self.failure))
+                return self.array(words)
+            case TypeKind.CHAR:
+                self.fail_at(json_values.longer_than(*arguments, data_type.length), json_values.TOO_LONG)
+                return self.text(data_type.arrow())
+            case TypeKind.STRING:
+                return self.text(data_type.arrow())
+            case TypeKind.DATE:
+                days = np.zeros(count, dtype=np.int32)
+                self.check(json_values.dates(*arguments, days, self.failure))
+                return self.array(days)
+            case TypeKind.TIMESTAMP | TypeKind.TIMESTAMP_LTZ:
+                ticks = np.zeros(count, dtype=np.int64)
+                zoned = data_type.kind is TypeKind.TIMESTAMP_LTZ
+                units = _UNITS_PER_SECOND[data_type.unit]
+                self.check(
+                    json_values.timestamps(*arguments, data_type.precision, units, zoned, ticks, self.failure)
+                )
+                return self.array(ticks)
+            case TypeKind.TIME:
+                ticks = np.zeros(count, dtype=np.int64)
+                units = _UNITS_PER_SECOND[data_type.unit]
+                self.check(json_values.times(*arguments, data_type.precision, units, ticks, self.failure))
+                return self.array(ticks.astype(np.int32) if data_type.precision <= 3 else ticks)
+            case TypeKind.BOOLEAN:
+                flags = np.zeros(count, dtype=np.bool_)
+                self.check(json_values.booleans(*arguments, flags, self.failure))
+                return self.array(np.packbits(flags, bitorder="little"))
+            case TypeKind.FLOAT | TypeKind.DOUBLE:
+                return self.floats(data_type)
+            case TypeKind.BINARY | TypeKind.BYTES:
+                return self.binary(data_type)
+            case TypeKind.ROW:
+                return self.row(data_type)
+            case TypeKind.ARRAY | TypeKind.MAP:
+                return self.entries(data_type)
+
+    def containers(self) -> tuple[np.ndarray, JsonTexts]:
+        """The rows in which an object or an array stands, and what stands there. Raises RowError for the first that
+        has something else.
+        """
+        is_container = self.kinds == json_scan.CONTAINER
+        wrong = ~is_container & (self.kinds > json_scan.NULL)
+        if wrong.any():
+            self.fail_at(int(wrong.argmax()), json_values.WRONG_KIND)
+        rows = np.flatnonzero(is_container)
+        starts = self.starts[rows].astype(np.int64)
+        return rows, JsonTexts(self.data, starts, starts + self.lengths[rows])
+
+    def row(self, data_type: DataType) -> pa.Array:
+        rows, texts = self.containers()
+        wrong = self.data[texts.starts] != ord("{")
+        if wrong.any():
+            self.fail_at(int(rows[wrong.argmax()]), json_values.WRONG_KIND)
+        columns = tuple(
+            Column(index, field.name, field.type, field.nullable)
+            for index, field in enumerate(data_type.fields)
+        )
+        sizes = self.reading.sizes
+        # The values of this level are counted with their fields' widths; what is found is not.
+        sizes.add(len(self.kinds), _FOUND_BYTES * len(columns), self.column.name)
+        found = find_fields(texts, columns, fail_unknown=self.reading.fail_unknown)
+        placed = [replace(column, name=f"{self.column.name}.{column.name}") for column in columns]
+        try:
+            with sizes.inside(rows):
+                arrays = _converted(self.data, found, placed, self.reading)
+        except RowError as error:
+            column = error.column
+            if error is found.error:
+                column = self.column.name if column is None else f"{self.column.name}.{column}"
+            raise RowError(int(rows[error.index]), column, error.reason) from None
+        valid = None
+        if len(rows) < len(self.kinds):
+            valid = np.zeros(len(self.kinds), np.bool_)
+            valid[rows] = True
+            at = np.zeros(len(self.kinds), np.int64)
+            at[rows] = np.arange(len(rows))
+            arrays = [array.take(pa.array(at, mask=~valid)) for array in arrays]
+        return make_row(data_type.arrow(), len(self.kinds), arrays, valid)
+
+    def entries(self, data_type: DataType) -> pa.Array:
+        rows, texts = self.containers()
+        is_map = data_type.kind is TypeKind.MAP
+        mode = json_containers.ELEMENTS
+        if is_map:
+            by_text = data_type.fields[0].type.kind in TEXT_KINDS
+            mode = json_containers.MEMBERS if by_text else json_containers.ENTRIES
+        parts = json_containers.split(self.data, texts.starts, texts.ends, mode)
+        if parts.bad_text >= 0:
+            row = int(rows[parts.bad_text])
+            if parts.bad_code == json_scan.OK:
+                self.fail_at(row, json_values.WRONG_KIND)
+            raise RowError(row, self.column.name, "half of a surrogate pair is no character")
+        counts = parts.counts
+        of, starts = owners(counts), np.cumsum(counts) - counts
+        self._count_entries(rows[of], data_type)
+        arrays = []
+        found = (parts.keys, parts.values) if is_map else (parts.values,)
+        for field, values in zip(data_type.fields, found, strict=True):
+            column = Column(0, f"{self.column.name}[]", field.type, field.nullable)
+            inside = self.reading.field(column, self.data, values.starts, values.lengths, values.kinds)
+            try:
+                inside.check_presence(False)
+                with self.reading.sizes.inside(rows[of]):
+                    arrays.append(inside.convert())
+            except RowError as error:
+                text = int(of[error.index])
+                rest = (error.column or column.name).removeprefix(column.name)
+                place = f"{self.column.name}[{error.index - int(starts[text])}]{rest}"
+                raise RowError(int(rows[text]), place, error.reason) from None
+        if is_map:
+            kept = last_of_each_key(of, arrays[0])
+            if kept is not None:
+                arrays = [array.take(pa.array(kept)) for array in arrays]
+                counts = np.bincount(of[kept], minlength=len(counts))
+        every = np.zeros(len(self.kinds), np.int64)
+        every[rows] = counts
+        valid = None if len(rows) == len(self.kinds) else self.kinds == json_scan.CONTAINER
+        return make_entries(data_type.arrow(), every, arrays, valid)
+
+    def _count_entries(self, of: np.ndarray, data_type: DataType) -> None:
+        """Raise RowError if so many entries, of these rows, are more than may be made."""
+        width = sum(value_width(field.type.arrow()) for field in data_type.fields)
+        sizes = self.reading.sizes
+        with sizes.inside(of):
+            try:
+                sizes.add(len(of), width)
+            except RowError as error:
+                raise RowError(int(of[error.index]), self.column.name, error.reason) from None
+
+    def check(self, row: int) -> None:
+        self.fail_at(row, int(self.failure[0]))
+
+    def fail_at(self, row: int, code: int) -> None:
+        if row >= 0:
+            raise RowError(row, self.column.name, _value_reason(code, self.column.type, self.excerpt(row)))
+
+    def excerpt(self, row: int) -> str:
+        """The offending value as a person would write it, shortened."""
+        start, length = int(self.starts[row]), int(self.lengths[row])
+        text = self.data[start : start + length].tobytes().decode(errors="replace")
+        if len(text) > _EXCERPT_LENGTH:
+            text = text[:_EXCERPT_LENGTH] + "..."
+        return f"'{text}'" if self.kinds[row] == json_scan.STRING else text
+
+    def validity(self) -> tuple[pa.Buffer | None, int]:
+        nulls = self.kinds <= json_scan.NULL
+        null_count = int(np.count_nonzero(nulls))
+        if null_count == 0:
+            return None, 0
+        return pa.py_buffer(np.packbits(~nulls, bitorder="little")), null_count
+
+    def array(self, values: np.ndarray) -> pa.Array:
+        bitmap, null_count = self.validity()
+        buffers = [bitmap, pa.py_buffer(values)]
+        return pa.Array.from_buffers(self.column.type.arrow(), len(self.starts), buffers, null_count)
+
+    def text(self, arrow_type: pa.DataType) -> pa.Array:
+        offsets = np.empty(len(self.starts) + 1, dtype=np.int64)
+        json_values.text_offsets(self.starts, self.lengths, self.kinds, offsets)
+        out = np.empty(int(offsets[-1]), dtype=np.uint8)
+        json_values.copy_texts(self.data, self.starts, offsets, out)
+        bitmap, null_count = self.validity()
+        # The texts are parts of one batch of less than 2 GiB: their offsets fit in 32 bits.
+        buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out)]
+        return pa.Array.from_buffers(arrow_type, len(self.starts), buffers, null_count)
+
+    def floats(self, data_type: DataType) -> pa.Array:
+        infinite = np.zeros(len(self.starts), dtype=np.bool_)
+        self.check(
+            json_values.float_texts(self.data, self.starts, self.lengths, self.kinds, infinite, self.failure)
+        )
+        result = pc.cast(self.text(pa.string()), data_type.arrow())
+        overflow = np.asarray(pc.fill_null(pc.is_inf(result), False)) & ~infinite
+        if overflow.any():
+            self.fail_at(int(np.argmax(overflow)), json_values.OUT_OF_RANGE)
+        return result
+
+    def binary(self, data_type: DataType) -> pa.Array:
+        count = len(self.starts)
+        size = data_type.length if data_type.kind is TypeKind.BINARY else -1
+        text_size = int(self.lengths[self.kinds == json_scan.STRING].sum(dtype=np.int64))
+        capacity = count * size if size >= 0 else text_size // 4 * 3
+        out = np.zeros(capacity, dtype=np.uint8)
+        offsets = np.zeros(count + 1, dtype=np.int64)
+        self.check(
+            json_values.decode_base64(
+                self.data, self.starts, self.lengths, self.kinds, size, offsets, out, self.failure
+            )
+        )
+        if size >= 0:
+            return self.array(out)
+        bitmap, null_count = self.validity()
+        buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out[: offsets[-1]])]
+        return pa.Array.from_buffers(data_type.arrow(), count, buffers, null_count)
+
+
+def _value_reason(code: int, data_type: DataType, value: str) -> str:
+    if code == json_values.INEXACT:
+        if data_type.kind is TypeKind.DECIMAL:
+            return (
+                f"{value} has more than {data_type.scale} digits after the point; {data_type} keeps no more"
+            )
+        return f"{value} is not a whole number, as {data_type} needs"
+    if code == json_values.ZONE_MISSING:
+        return f"{value} has no time zone, which {data_type} needs: end it with Z or an offset such as +02:00"
+    if code == json_values.ZONE_NOT_ALLOWED:
+        return f"{value} has a zone offset, but {data_type} has no zone: leave it out, or use TIMESTAMP_LTZ"
+    texts = {
+        json_values.WRONG_KIND: f"{value} is not a value of {data_type}",
+        json_values.NOT_A_NUMBER: f"{value} is not a number, as {data_type} needs",
+        json_values.OUT_OF_RANGE: f"{value} is out of the range of {data_type}",
+        json_values.NOT_A_DATE: f"{value} is not a date; write it as 2024-09-19",
+        json_values.NOT_A_TIME: f"{value} is not a time; write it as 12:00:00",
+        json_values.NOT_A_TIMESTAMP: f"{value} is not a timestamp; write it as 2024-09-19T12:00:00.000",
+        json_values.TOO_PRECISE: f"{value} has more digits of a second than {data_type} keeps",
+        json_values.TOO_LONG: f"{value} is longer than {data_type} allows",
+        json_values.NOT_BASE64: f"{value} is not base64 with padding",
+        json_values.WRONG_SIZE: f"{value} has not the {data_type.length} bytes of {data_type}",
+        json_values.NOT_A_BOOLEAN: f"{value} is not true or false",
+    }
+    return texts[code]
+
+
+def _scan_error(row: int, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, failure: Any) -> RowError:
+    code, position, length = (int(number) for number in failure)
+    where = position - int(starts[row])
+    rest = data[position : min(int(ends[row]), position + 20)].tobytes().decode(errors="replace")
+    texts = {
+        json_scan.NOT_AN_OBJECT: f"a row is a JSON object, beginning with '{{', not {rest!r}",
+        json_scan.UNEXPECTED_END: "the JSON ends in the middle",
+        json_scan.UNEXPECTED_CHARACTER: f"at byte {where} the JSON is wrong: {rest!r}",
+        json_scan.CONTROL_CHARACTER: f"a control character in the string at byte {where}: JSON escapes it",
+        json_scan.BAD_ESCAPE: f"at byte {where} there is no such escape in JSON: {rest!r}",
+        json_scan.LONE_SURROGATE: f"at byte {where} half of a surrogate pair is no character: {rest!r}",
+        json_scan.TOO_DEEP: f"nested deeper than {json_scan.MAX_DEPTH} levels",
+        json_scan.TRAILING_TEXT: f"text after the end of the object, at byte {where}: {rest!r}",
+    }
+    if code == json_scan.UNKNOWN_FIELD:
+        name = data[position : position + length].tobytes().decode(errors="replace")[:_EXCERPT_LENGTH]
+        return RowError(row, name, "the table has no such column, and table.kafka.unknown-fields is 'fail'")
+    return RowError(row, None, texts[code])

@@ -1,0 +1,221 @@
+"""A plain topic in the lake: its `datalake.*` configurations, and the lake table that they describe.
+
+| format | the lake table |
+|---|---|
+| `raw` | `key`, `value`, `headers` (JSON: names and base64 values), `timestamp`, `partition`, `offset`; appended |
+| `json` | the fields of the value's object; with a primary key, upserts, and a null value deletes what the key names |
+| `debezium-json` | the rows in the envelopes, as upserts and deletes by primary key |
+
+The columns of the last two are those of `datalake.schema`, or what the records have: fields found later are added, with
+numbers that have a fraction as DOUBLE, objects, arrays and what is mixed as STRING. Records that do not fit go to the
+lake table of the same name with `_dead_letters`: whole, with the reason.
+
+The server checks the configurations; the tiering job goes by them. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.lake.topic_options import PREFIX, TopicFormat, TopicOptions, read
+from headrace.tablelayer.model.options.table_options import DatalakeFormat, TableOptions, UnknownFields
+from headrace.tablelayer.model.schema.schema import Column
+from headrace.tablelayer.model.table.definition import (
+    DEFAULT_DATABASE,
+    PRIMARY_KEY_CONFIG,
+    SCHEMA_CONFIG,
+    TableDefinition,
+    TablePath,
+)
+from headrace.tablelayer.model.table.evolution import (
+    AddColumn,
+    Change,
+    DropColumn,
+    ModifyColumn,
+    evolve,
+    widens,
+)
+from headrace.tablelayer.model.topic_config import from_topic_config
+
+DEAD_LETTERS_SUFFIX = "_dead_letters"
+
+RAW_COLUMNS = (
+    "`key` BYTES, `value` BYTES, headers STRING, `timestamp` TIMESTAMP_LTZ(3) NOT NULL, `partition` INT NOT NULL,"
+    " `offset` BIGINT NOT NULL"
+)
+DEAD_LETTER_COLUMNS = RAW_COLUMNS + ", error STRING NOT NULL"
+
+
+class TopicLake(msgspec.Struct, frozen=True):
+    """A topic's configurations, checked. `schema` None: inferred (or fixed, of raw records)."""
+
+    enabled: bool
+    format: DatalakeFormat
+    freshness_ms: int
+    path: TablePath
+    value_format: TopicFormat
+    schema: str | None
+    primary_key: tuple[str, ...]
+    unknown_fields: UnknownFields
+    compaction: bool
+    expiry: bool
+
+    @classmethod
+    def parse(cls, topic: str, config: Mapping[str, str]) -> TopicLake:
+        """Raises TableError(INVALID_TABLE) naming the configuration and its value."""
+        given = {name: value.strip() for name, value in config.items() if name.startswith(PREFIX)}
+        options = read(given)
+        found = cls(
+            enabled=options.enabled,
+            format=options.format,
+            freshness_ms=options.freshness_ms,
+            path=_lake_path(topic, options.table),
+            value_format=options.value_format,
+            schema=options.schema or None,
+            primary_key=options.primary_key,
+            unknown_fields=options.unknown_fields,
+            compaction=options.compaction,
+            expiry=options.expiry,
+        )
+        found._check(given)
+        return found
+
+    def _check(self, given: Mapping[str, str]) -> None:
+        value_format, schema = TopicOptions.value_format.name, TopicOptions.schema.name
+        primary_key, unknown_fields = TopicOptions.primary_key.name, TopicOptions.unknown_fields.name
+        if self.value_format is TopicFormat.RAW:
+            for name in (schema, primary_key, unknown_fields):
+                if name in given:
+                    raise _invalid(
+                        f"'{name}' = '{given[name]}': '{value_format}' is raw, whose columns are fixed; set it to"
+                        " json or debezium-json"
+                    )
+        if self.value_format is TopicFormat.DEBEZIUM_JSON and not self.primary_key:
+            raise _invalid(
+                f"'{value_format}' = 'debezium-json' gives upserts and deletes: say by which columns with"
+                f" '{primary_key}'"
+            )
+        if self.unknown_fields is UnknownFields.ADD:
+            raise _invalid(
+                f"'{unknown_fields}' = 'add' is for tables: without '{schema}' every field of a topic becomes a column"
+            )
+        if self.schema is None and self.unknown_fields is UnknownFields.FAIL:
+            raise _invalid(
+                f"'{unknown_fields}' = 'fail' is for topics with '{schema}': without one every field becomes a column"
+            )
+        if self.schema is not None:
+            self.definition(self.schema, None, 1)
+
+    @property
+    def is_inferred(self) -> bool:
+        return self.schema is None and self.value_format is not TopicFormat.RAW
+
+    def declared(self, topic_id: UUID, partitions: int) -> TableDefinition | None:
+        """The lake table as it was declared; None where its columns are inferred."""
+        if self.is_inferred:
+            return None
+        return self.definition(self.schema or RAW_COLUMNS, topic_id, partitions)
+
+    def undefined(self, topic_id: UUID) -> TableDefinition:
+        """Of the right name and id, to look for the lake table before its columns are known."""
+        config = {SCHEMA_CONFIG: RAW_COLUMNS, **self.options}
+        return from_topic_config(self.path, topic_id, 1, config)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of the lake table's definition."""
+        return {
+            TableOptions.datalake_enabled.name: "true",
+            TableOptions.datalake_format.name: self.format,
+            TableOptions.datalake_compaction.name: str(self.compaction).lower(),
+            TableOptions.datalake_expiry.name: str(self.expiry).lower(),
+        }
+
+    def definition(self, schema: str, topic_id: UUID | None, partitions: int) -> TableDefinition:
+        """The lake table with these columns. Raises TableError(INVALID_TABLE)."""
+        config = {SCHEMA_CONFIG: schema, **self.options}
+        if self.primary_key:
+            config[PRIMARY_KEY_CONFIG] = ",".join(self.primary_key)
+            config["table.bucket-key"] = self.primary_key[0]
+        found = from_topic_config(self.path, topic_id, partitions, config)
+        for column in found.schema.columns:
+            if self.primary_key and not column.nullable and column.name not in self.primary_key:
+                raise _invalid(
+                    f"'{TopicOptions.schema.name}': column '{column.name}' is NOT NULL, but of a deleted row only the"
+                    " primary key is known: leave NOT NULL out"
+                )
+        return found
+
+    @property
+    def dead_letters_path(self) -> TablePath:
+        """Where records that do not fit go."""
+        return TablePath(self.path.database, self.path.table + DEAD_LETTERS_SUFFIX)
+
+    def dead_letters(self, topic_id: UUID) -> TableDefinition:
+        """The lake table of the records that do not fit."""
+        config = {SCHEMA_CONFIG: DEAD_LETTER_COLUMNS, **self.options}
+        return from_topic_config(self.dead_letters_path, topic_id, 1, config)
+
+
+def is_tiered_topic(config: Mapping[str, str]) -> bool:
+    """Whether a topic that is no table asks for the lake."""
+    return config.get(TopicOptions.enabled.name, "").strip().lower() == "true"
+
+
+def successor(stored: TableDefinition, wanted: Sequence[Column], *, keep: bool) -> TableDefinition:
+    """The lake table after its columns became `wanted`: matched by name, ids kept.
+
+    With `keep`, as for inferred columns, none is dropped and a type changes only to a wider one; otherwise
+    TableError(INVALID_TABLE) says what cannot be.
+    """
+    changes: list[Change] = []
+    known = {column.name: column for column in stored.schema.columns}
+    names = {column.name for column in wanted}
+    if not keep:
+        changes += [DropColumn(name) for name in known if name not in names]
+    for column in wanted:
+        before = known.get(column.name)
+        if before is None:
+            changes.append(AddColumn(column.name, column.type, comment=column.comment))
+        elif before.type != column.type and (not keep or widens(before.type, column.type)):
+            changes.append(ModifyColumn(column.name, column.type))
+    return evolve(stored, changes) if changes else stored
+
+
+def stored_text(definition: TableDefinition) -> str:
+    """A definition with its history, to be kept with the lake table."""
+    return json.dumps({"config": definition.to_topic_config(), "buckets": definition.bucket_count})
+
+
+def from_stored(text: str, path: TablePath, topic_id: UUID) -> TableDefinition:
+    """What `stored_text` wrote."""
+    value: dict[str, Any] = json.loads(text)
+    return from_topic_config(path, topic_id, value["buckets"], value["config"])
+
+
+def _lake_path(topic: str, given: str | None) -> TablePath:
+    try:
+        if given:
+            path = TablePath.parse(given)
+        else:
+            database, dot, table = topic.partition(".")
+            path = TablePath(database, table.replace(".", "_")) if dot else TablePath(DEFAULT_DATABASE, topic)
+        if path.partition is not None:
+            raise _invalid("a lake table is named database.table")
+    except TableError as error:
+        name = TopicOptions.table.name
+        raise _invalid(
+            f"'{name}': topic '{topic}' cannot be lake table '{given or topic}': {error.message}; set '{name}' to"
+            " database.table"
+        ) from None
+    return path
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)

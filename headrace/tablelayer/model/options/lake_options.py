@@ -1,0 +1,82 @@
+"""Options of a lake's own table, which a table's definition passes on: ``paimon.*`` and ``iceberg.*``.
+
+Any name goes but those that tiering into the lake sets itself. Which of them a client may give is the server's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options.option import Option, OptionType
+from headrace.tablelayer.model.options.option_types import TEXT
+
+PAIMON_PREFIX = "paimon."
+PAIMON_DOC = (
+    "An option of the Paimon table, as Paimon's documentation names it, such as paimon.changelog-producer."
+)
+
+# What tiering and its reads stand on.
+_PAIMON_RESERVED = (
+    "auto-create", "branch", "bucket", "bucket-key", "commit.user-prefix", "consumer-id", "data-evolution.enabled",
+    "data-file.thin-mode", "deletion-vectors.enabled", "dynamic-bucket.", "file.format", "headrace.", "ignore-delete",
+    "merge-engine", "partition", "path", "pk-clustering-override", "primary-key", "row-tracking.enabled",
+    "rowkind.field", "scan.", "sequence.field", "type", "write-only",
+)  # fmt: skip
+ICEBERG_PREFIX = "iceberg."
+ICEBERG_DOC = (
+    "A property of the Iceberg table, as Iceberg's documentation names it, such as"
+    " iceberg.history.expire.max-snapshot-age-ms."
+)
+_ICEBERG_RESERVED = (
+    "format-version", "headrace.", "location", "write.delete.format.default", "write.delete.mode",
+    "write.distribution-mode", "write.format.default", "write.merge.distribution-mode", "write.merge.mode",
+    "write.update.mode", "write.wap.",
+)  # fmt: skip
+_PAIMON_PRODUCERS = ("none", "lookup", "full-compaction")
+
+
+def find_passed(name: str) -> Option[Any] | None:
+    """The option of a name with a lake's prefix; None without one. Raises TableError(INVALID_TABLE) for a name that
+    cannot be given.
+    """
+    if name.startswith(PAIMON_PREFIX):
+        return _passed_to_paimon(name)
+    if name.startswith(ICEBERG_PREFIX):
+        _check_passed(name, ICEBERG_PREFIX, "Iceberg", _ICEBERG_RESERVED)
+        return Option(name, TEXT, None, ICEBERG_DOC)
+    return None
+
+
+def _passed_to_paimon(name: str) -> Option[Any]:
+    """Any option of Paimon's but those that tiering sets itself. Raises TableError(INVALID_TABLE)."""
+    _check_passed(name, PAIMON_PREFIX, "Paimon", _PAIMON_RESERVED)
+    if name.removeprefix(PAIMON_PREFIX) == "changelog-producer":
+        return Option(name, OptionType(_parse_producer), None, PAIMON_DOC, primary_key_only=True)
+    return Option(name, TEXT, None, PAIMON_DOC)
+
+
+def _check_passed(name: str, prefix: str, lake: str, all_reserved: tuple[str, ...]) -> None:
+    own = name.removeprefix(prefix)
+    if not own:
+        raise _invalid(f"option '{name}' names no option of {lake}'s")
+    for reserved in all_reserved:
+        if own == reserved or (reserved.endswith(".") and own.startswith(reserved)):
+            raise _invalid(f"option '{name}' cannot be given: tiering into {lake} sets it itself")
+
+
+def passed_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """A table's options with this prefix, by their names in the lake format."""
+    return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+
+
+def _parse_producer(text: str) -> str:
+    """A round writes the last change of each key, so it is not the changelog itself, which 'input' would say."""
+    if text not in _PAIMON_PRODUCERS:
+        raise ValueError(f"must be one of {', '.join(repr(each) for each in _PAIMON_PRODUCERS)}")
+    return text
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -1,0 +1,331 @@
+"""Columns and schemas.
+
+A schema never changes: a changed table has a new schema with a new ``schema_id``. Columns are known by
+``id``, which is never used again, so that rows written under an older schema can be read. Primary-key
+columns are never null. The JSON form is what is stored and sent; ``Schema.from_json(s.to_json()) == s``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.protocol.lazy import lazy_module
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.schema.aggregates import (
+    DEFAULT_DELIMITER,
+    JOINING,
+    Aggregate,
+    AggregateFunction,
+)
+from headrace.tablelayer.model.strict_json import loads, whole_number
+from headrace.tablelayer.model.types.column_types import DataType, check_name
+from headrace.tablelayer.model.types.sizes import RowCost
+from headrace.tablelayer.model.types.text import parse_type
+from headrace.tablelayer.model.types.values import scalar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
+
+FIRST_SCHEMA_ID = 1
+MAX_SCHEMA_ID = 2**15 - 1  # it travels as int16 in batches and in stored rows
+MAX_COLUMNS = (
+    1000  # keeps projections, null bitmaps and Arrow metadata small; widest known tables have some hundreds
+)
+MAX_SCHEMA_FIELDS = 10_000  # columns and the types inside of them; reading so many takes a third of a second
+
+NO_NESTED_KEY = "an ARRAY, MAP or ROW cannot be a key"
+
+# Names that scans and lake tables add of their own accord.
+RESERVED_COLUMNS = frozenset(
+    {"__offset", "__timestamp", "__bucket", "_change_type", "_log_offset", "_commit_timestamp"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. ``id`` identifies it through renames and across schema versions.
+
+    ``default``: what a row gets that is written without the column; ``initial``: what the rows have that were
+    written before the column was added, under schemas that do not know it. Both are canonical texts of
+    ``values.py``; None: null.
+    """
+
+    id: int
+    name: str
+    type: DataType
+    nullable: bool = True
+    comment: str | None = None
+    aggregate: Aggregate | None = None
+    """Its function in a table with the aggregation merge engine; None for the default one."""
+    default: str | None = None
+    initial: str | None = None
+
+    def field(self) -> pa.Field:
+        """The Arrow field that holds this column."""
+        return pa.field(self.name, self.type.arrow(), nullable=self.nullable)
+
+    def default_scalar(self) -> pa.Scalar:
+        """The default in the column's Arrow type; null without one."""
+        return _scalar(self.default, self.type)
+
+    def initial_scalar(self) -> pa.Scalar:
+        """What rows from before the column have, in its Arrow type."""
+        return _scalar(self.initial, self.type)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form as a dict; what is not set is left out."""
+        entry: dict[str, Any] = {"id": self.id, "name": self.name, "type": str(self.type)}
+        if not self.nullable:
+            entry["nullable"] = False
+        for name in ("comment", "default", "initial"):
+            if getattr(self, name) is not None:
+                entry[name] = getattr(self, name)
+        if self.aggregate is not None:
+            entry["aggregate"] = self.aggregate.function.value
+            if self.aggregate.function in JOINING:
+                entry["delimiter"] = self.aggregate.delimiter
+        return entry
+
+    @classmethod
+    def from_dict(cls, value: Any, index: int = 0) -> Column:
+        """The column of a JSON form; ``index`` is its id if it has none. Raises KeyError, TypeError,
+        ValueError and TableError.
+        """
+        return cls(
+            id=whole_number(value.get("id", index)),
+            name=_string(value["name"]),
+            type=parse_type(_string(value["type"])),
+            nullable=bool(value.get("nullable", True)),
+            comment=_optional_string(value.get("comment")),
+            aggregate=_aggregate(value),
+            default=_optional_string(value.get("default")),
+            initial=_optional_string(value.get("initial")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a table in order, and the names of its primary key (empty for a log table).
+
+    Raises TableError(INVALID_TABLE) for names that clash or are reserved, and for a primary key that names
+    no column or a nullable one. ``Schema.of`` numbers columns and makes key columns NOT NULL by itself.
+    """
+
+    schema_id: int
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...] = ()
+    _by_name: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    _arrow: pa.Schema = field(init=False, repr=False, compare=False)
+    _key_arrow: dict[int, pa.Schema] = field(init=False, repr=False, compare=False)
+    row_cost: RowCost = field(init=False, repr=False, compare=False)
+    """What a row takes in Arrow's form."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "primary_key", tuple(self.primary_key))
+        _validate(self)
+        object.__setattr__(self, "_by_name", {column.name: i for i, column in enumerate(self.columns)})
+        object.__setattr__(self, "_arrow", pa.schema([column.field() for column in self.columns]))
+        object.__setattr__(self, "_key_arrow", {})
+        object.__setattr__(self, "row_cost", RowCost.of(self.columns))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema, (self.schema_id, self.columns, self.primary_key)
+
+    @classmethod
+    def of(
+        cls,
+        columns: Iterable[Column | tuple[str, DataType]],
+        primary_key: Sequence[str] = (),
+        *,
+        schema_id: int = FIRST_SCHEMA_ID,
+    ) -> Schema:
+        """A new table's schema: columns numbered from 0 in their order, key columns made NOT NULL."""
+        numbered, keys = [], set(primary_key)
+        for index, given in enumerate(columns):
+            column = given if isinstance(given, Column) else Column(index, given[0], given[1])
+            nullable = column.nullable and column.name not in keys
+            numbered.append(replace(column, id=index, nullable=nullable, initial=None))
+        return cls(schema_id, tuple(numbered), tuple(primary_key))
+
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema of this schema's rows, columns in order."""
+        return self._arrow
+
+    def key_arrow(self, length: int) -> pa.Schema:
+        """That of the first so many columns of the primary key; the same one each time, which is cheaper to check rows
+        against."""
+        known = self._key_arrow.get(length)
+        if known is None:
+            known = pa.schema([column.field() for column in self.select(self.primary_key[:length])])
+            self._key_arrow[length] = known
+        return known
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def index(self, name: str) -> int:
+        """Position of a column. Raises TableError(INVALID_PROJECTION) if there is none of that name."""
+        index = self._by_name.get(name)
+        if index is None:
+            raise TableError(
+                TableErrorCode.INVALID_PROJECTION,
+                f"there is no column '{name}'; columns: {', '.join(self._by_name)}",
+            )
+        return index
+
+    def column(self, name: str) -> Column:
+        """The column of a name. Raises TableError(INVALID_PROJECTION) if there is none."""
+        return self.columns[self.index(name)]
+
+    @property
+    def names(self) -> list[str]:
+        """Column names in order."""
+        return list(self._by_name)
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        """The primary-key columns, in the primary key's order."""
+        return tuple(self.column(name) for name in self.primary_key)
+
+    def select(self, names: Sequence[str]) -> list[Column]:
+        """The columns of the given names, in the given order."""
+        return [self.column(name) for name in names]
+
+    def columns_by_ids(self, ids: Sequence[int]) -> list[Column]:
+        """The columns of the given ids, in the given order. Raises TableError(INVALID_PROJECTION) for an
+        unknown id.
+        """
+        by_id = {column.id: column for column in self.columns}
+        unknown = [str(column_id) for column_id in ids if column_id not in by_id]
+        if unknown:
+            raise TableError(
+                TableErrorCode.INVALID_PROJECTION, f"there is no column with id {', '.join(unknown)}"
+            )
+        return [by_id[column_id] for column_id in ids]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form as a dict."""
+        return {
+            "schema_id": self.schema_id,
+            "columns": [column.to_dict() for column in self.columns],
+            "primary_key": list(self.primary_key),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Any) -> Schema:
+        """The schema of a JSON form. Raises TableError(INVALID_TABLE) if it is not one."""
+        try:
+            primary_key = tuple(_string(name) for name in value.get("primary_key", ()))
+            keys = set(primary_key)
+            columns: list[Column] = []
+            count = 0
+            for index, entry in enumerate(value["columns"]):
+                column = Column.from_dict(entry, index)
+                columns.append(replace(column, nullable=column.nullable and column.name not in keys))
+                count += 1 + column.type.field_count
+                check_size(len(columns), count)
+            schema_id = whole_number(value.get("schema_id", FIRST_SCHEMA_ID))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f'a schema in JSON is {{"columns": [{{"name": ..., "type": ...}}, ...]}}: {error!r}',
+            ) from error
+        return cls(schema_id, tuple(columns), primary_key)
+
+    def to_json(self) -> str:
+        """Compact JSON text."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """The schema of a JSON text. Raises TableError(INVALID_TABLE) if it is not one."""
+        try:
+            value = loads(text)
+        except (ValueError, RecursionError) as error:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE, f"the schema is not valid JSON: {error}"
+            ) from error
+        return cls.from_dict(value)
+
+
+def _aggregate(entry: Mapping[str, Any]) -> Aggregate | None:
+    if entry.get("aggregate") is None:
+        return None
+    function = AggregateFunction(_string(entry["aggregate"]))
+    return Aggregate(function, _string(entry.get("delimiter", DEFAULT_DELIMITER)))
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} should be a text")
+    return value
+
+
+def _optional_string(value: Any) -> str | None:
+    return None if value is None else _string(value)
+
+
+def _scalar(text: str | None, data_type: DataType) -> pa.Scalar:
+    return pa.scalar(None, data_type.arrow()) if text is None else scalar(text, data_type)
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)
+
+
+def _validate(schema: Schema) -> None:
+    if not 0 <= schema.schema_id <= MAX_SCHEMA_ID:
+        raise _invalid(f"schema id {schema.schema_id} is not between 0 and {MAX_SCHEMA_ID}")
+    if not schema.columns:
+        raise _invalid("a table needs at least one column")
+    check_size(len(schema.columns), sum(1 + column.type.field_count for column in schema.columns))
+    names: set[str] = set()
+    ids: set[int] = set()
+    for column in schema.columns:
+        check_column_name(column.name)
+        if column.name in names:
+            raise _invalid(f"column '{column.name}' is given twice")
+        if column.id in ids or not 0 <= column.id < 2**31:
+            raise _invalid(f"column '{column.name}': id {column.id} is taken or out of range")
+        for text in (column.default, column.initial):
+            if text is not None:
+                try:
+                    scalar(text, column.type)
+                except ValueError as error:
+                    raise _invalid(f"the default of column '{column.name}': {error}") from None
+        names.add(column.name)
+        ids.add(column.id)
+    nullable = {column.name: column.nullable for column in schema.columns}
+    nested = {column.name for column in schema.columns if column.type.is_nested}
+    seen: set[str] = set()
+    for name in schema.primary_key:
+        if name in nested:
+            raise _invalid(f"primary key column '{name}' is nested: {NO_NESTED_KEY}")
+        if name not in nullable:
+            raise _invalid(f"primary key column '{name}' is not a column of the table")
+        if name in seen:
+            raise _invalid(f"column '{name}' is twice in the primary key")
+        seen.add(name)
+        if nullable[name]:
+            raise _invalid(f"primary key column '{name}' must be NOT NULL")
+
+
+def check_size(column_count: int, field_count: int) -> None:
+    """Raise TableError(INVALID_TABLE) for too many columns, or too many of them and of the types inside of them."""
+    if column_count > MAX_COLUMNS:
+        raise _invalid(f"more than {MAX_COLUMNS} columns are too many")
+    if field_count > MAX_SCHEMA_FIELDS:
+        raise _invalid(f"more than {MAX_SCHEMA_FIELDS} columns and fields inside of them are too many")
+
+
+def check_column_name(name: str) -> None:
+    """Raise TableError(INVALID_TABLE) unless a user's column may have this name."""
+    if name in RESERVED_COLUMNS:
+        raise _invalid(f"column name '{name}' is reserved")
+    check_name(name, "column")

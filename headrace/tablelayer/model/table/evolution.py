@@ -1,0 +1,519 @@
+"""How a table may change, and what it is afterwards: ALTER TABLE as a pure function of definitions.
+
+`evolve` applies the changes of one statement, all or none. Whatever changes columns makes one new schema, with
+the next id; the old one goes to the end of `TableDefinition.history` and stays for ever, because batches and
+rows were written under it. Column ids are never used again, not even those of dropped columns.
+
+`check_successor` is the other side, for configurations that come from anywhere: it accepts exactly what
+`evolve` could have made of the table as it is now. Run where changes are serialised, it is a compare-and-set:
+of two ALTERs that began with the same schema the second one fails, and can begin again with the first one's.
+
+What can never change, because rows are placed and found by it: the columns of the primary key and of the
+bucket key with their types (renaming them is fine), and the number of buckets. Types only become wider, so
+that every stored value has a value in the new one; NOT NULL can be given up, never demanded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, assert_never
+
+import msgspec
+from msgspec.structs import fields
+
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options import table_options
+from headrace.tablelayer.model.options.option_types import parse_name_list
+from headrace.tablelayer.model.options.table_options import TableOptions
+from headrace.tablelayer.model.schema.aggregates import is_aggregate_option, parse_options
+from headrace.tablelayer.model.schema.schema import MAX_COLUMNS, MAX_SCHEMA_ID, Column, Schema
+from headrace.tablelayer.model.strict_json import loads
+from headrace.tablelayer.model.table.definition import RETENTION_CONFIG, TableDefinition
+from headrace.tablelayer.model.table.lake_shape import lake_complaint
+from headrace.tablelayer.model.types.column_types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind
+from headrace.tablelayer.model.types.text import parse_type
+from headrace.tablelayer.model.types.values import normal, widened
+
+MAX_CHANGES: Final = 2 * MAX_COLUMNS  # of one statement: all columns replaced
+
+FIRST: Final = ""
+"""The place in front of all columns; None is the place behind them, or no change of place."""
+
+
+class AddColumn(msgspec.Struct, frozen=True):
+    """`after`: the name of the column it follows, `FIRST`, or None for the last place. Not NULL only with a
+    `default` (a text as `values.normal` takes it), which is what the rows that are there get.
+    """
+
+    name: str
+    type: DataType
+    nullable: bool = True
+    comment: str | None = None
+    default: str | None = None
+    after: str | None = None
+    if_not_exists: bool = False
+
+
+class DropColumn(msgspec.Struct, frozen=True):
+    name: str
+    if_exists: bool = False
+
+
+class RenameColumn(msgspec.Struct, frozen=True):
+    name: str
+    new_name: str
+
+
+class ModifyColumn(msgspec.Struct, frozen=True):
+    """What is None stays as it is. `comment` '' and `drop_default` take away what is there.
+
+    A new default is for rows written from now on; rows from before the column keep the one it was added with.
+    """
+
+    name: str
+    type: DataType | None = None
+    nullable: bool | None = None
+    comment: str | None = None
+    default: str | None = None
+    drop_default: bool = False
+    after: str | None = None
+
+
+class SetOptions(msgspec.Struct, frozen=True):
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
+class ResetOptions(msgspec.Struct, frozen=True):
+    """Back to the defaults."""
+
+    names: tuple[str, ...] = ()
+
+
+class SetTableComment(msgspec.Struct, frozen=True):
+    """None takes it away."""
+
+    comment: str | None
+
+
+Change = AddColumn | DropColumn | RenameColumn | ModifyColumn | SetOptions | ResetOptions | SetTableComment
+_KINDS: Final = {
+    "add": AddColumn,
+    "drop": DropColumn,
+    "rename": RenameColumn,
+    "modify": ModifyColumn,
+    "set": SetOptions,
+    "reset": ResetOptions,
+    "comment": SetTableComment,
+}
+_VALUES: Final[Mapping[str, Any]] = {
+    "name": str, "new_name": str, "type": DataType, "nullable": bool, "comment": str | None, "default": str,
+    "after": str, "if_not_exists": bool, "if_exists": bool, "drop_default": bool, "options": dict, "names": tuple,
+}  # fmt: skip
+_WORDS: Final = {kind: word for word, kind in _KINDS.items()}
+
+
+def changes_to_json(changes: Sequence[Change]) -> str:
+    """Compact JSON text; `changes_from_json` gives equal changes back."""
+    listed = []
+    for change in changes:
+        entry: dict[str, Any] = {"change": _WORDS[type(change)]}
+        for each in fields(change):
+            value = getattr(change, each.name)
+            if value is not None:
+                entry[each.name] = str(value) if isinstance(value, DataType) else value
+        listed.append(entry)
+    return json.dumps(listed, separators=(",", ":"), ensure_ascii=False)
+
+
+def changes_from_json(text: str) -> tuple[Change, ...]:
+    """Raises TableError(INVALID_TABLE) when the text is no list of changes."""
+    try:
+        listed = loads(text)
+        if len(listed) > MAX_CHANGES:
+            raise _invalid(f"{len(listed)} changes in one statement are too many; the limit is {MAX_CHANGES}")
+        return tuple(_change_from_dict(dict(entry)) for entry in listed)
+    except (KeyError, TypeError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise _invalid(f"this is not a list of changes in JSON: {error!r}") from error
+
+
+def _change_from_dict(entry: dict[str, Any]) -> Change:
+    kind: type[Any] = _KINDS[entry.pop("change")]
+    if entry.get("type") is not None:
+        entry["type"] = parse_type(entry["type"])
+    if kind is ResetOptions:
+        entry["names"] = msgspec.convert(entry.get("names") or (), tuple[str, ...])
+    if kind is SetTableComment:
+        entry.setdefault("comment", None)
+    entry = {name: value for name, value in entry.items() if value is not None or name == "comment"}
+    for name, value in entry.items():
+        if not isinstance(value, _VALUES[name]):
+            raise TypeError(f"{name} is {value!r}")
+    if kind is SetOptions:
+        table_options.check_texts(entry.get("options", {}))
+    change: Change = kind(**entry)
+    return change
+
+
+def widens(old: DataType, new: DataType) -> bool:
+    """Whether every value of a type is a value of another, in the ways a column may take (or they are the same)."""
+    if old == new:
+        return True
+    if old.is_nested or new.is_nested:
+        return False
+    kinds = (old.kind, new.kind)
+    if old.kind in INTEGER_KINDS and new.kind in INTEGER_KINDS:
+        return INTEGER_BITS[new.kind] > INTEGER_BITS[old.kind]
+    if kinds == (TypeKind.DECIMAL, TypeKind.DECIMAL):
+        return new.scale == old.scale and new.precision > old.precision
+    if kinds in ((TypeKind.CHAR, TypeKind.CHAR), (TypeKind.BINARY, TypeKind.BINARY)):
+        return new.length > old.length
+    return kinds in (
+        (TypeKind.FLOAT, TypeKind.DOUBLE),
+        (TypeKind.CHAR, TypeKind.STRING),
+        (TypeKind.BINARY, TypeKind.BYTES),
+    )
+
+
+def _wider_types(old: DataType) -> str:
+    if old.kind in INTEGER_KINDS:
+        wider = [kind.value for kind in INTEGER_BITS if INTEGER_BITS[kind] > INTEGER_BITS[old.kind]]
+        return " or ".join(wider) or "nothing wider"
+    return {
+        TypeKind.FLOAT: "DOUBLE",
+        TypeKind.DECIMAL: f"DECIMAL with more digits and scale {old.scale}",
+        TypeKind.CHAR: "a longer CHAR or STRING",
+        TypeKind.BINARY: "a longer BINARY or BYTES",
+    }.get(old.kind, "nothing else")
+
+
+def evolve(definition: TableDefinition, changes: Sequence[Change]) -> TableDefinition:
+    """The definition after the changes, in their order. Raises TableError(INVALID_TABLE) for one that is not
+    possible; nothing is changed then.
+    """
+    work = _Work(definition)
+    for change in changes:
+        work.apply(change)
+    return work.result()
+
+
+class _Work:
+    def __init__(self, definition: TableDefinition) -> None:
+        self.definition = definition
+        self.columns = list(definition.schema.columns)
+        self.primary_key = list(definition.schema.primary_key)
+        self.bucket_key = list(definition.bucket_key)
+        self.partition_keys = list(definition.partition_keys)
+        self.options = dict(definition.options)
+        self.comment = definition.comment
+        self.functions: dict[str, str] = {}
+        self.first_new_id = self.next_id = 1 + max(
+            column.id for schema in definition.versions.schemas for column in schema.columns
+        )
+
+    def apply(self, change: Change) -> None:
+        match change:
+            case AddColumn():
+                self.add(change)
+            case DropColumn():
+                self.drop(change)
+            case RenameColumn():
+                self.rename(change.name, change.new_name)
+            case ModifyColumn():
+                self.modify(change)
+            case SetOptions():
+                for name, value in change.options.items():
+                    self.check_alterable(name)
+                    if is_aggregate_option(name):
+                        self.functions[name] = value
+                    else:
+                        self.options[name] = value
+            case ResetOptions():
+                for name in change.names:
+                    self.check_alterable(name)
+                    if is_aggregate_option(name):
+                        raise _invalid(f"option '{name}': a column keeps its function")
+                    if table_options.is_table_option(name):
+                        table_options.find(name)
+                    self.options.pop(name, None)
+            case SetTableComment():
+                self.comment = change.comment
+            case _:
+                assert_never(change)
+
+    def result(self) -> TableDefinition:
+        old = self.definition
+        schema, history = old.schema, old.history
+        for name, function in parse_options(self.functions).items():
+            position = self.position(name)
+            column = self.columns[position]
+            if column.id < self.first_new_id and column.aggregate != function:
+                raise _invalid(
+                    f"column '{name}' of table {old.path} keeps its function: rows were merged by it"
+                )
+            self.columns[position] = replace(column, aggregate=function)
+        columns, primary_key = tuple(self.columns), tuple(self.primary_key)
+        if (columns, primary_key) != (schema.columns, schema.primary_key):
+            if schema.schema_id >= MAX_SCHEMA_ID:
+                raise _invalid(f"table {old.path} has had {MAX_SCHEMA_ID} schemas, which is the most")
+            history = (*history, schema)
+            schema = Schema(schema.schema_id + 1, columns, primary_key)
+        options = dict(self.options)
+        drop_followed_retention(old.options, options)
+        new = replace(
+            old,
+            schema=schema,
+            history=history,
+            bucket_key=tuple(self.bucket_key),
+            partition_keys=tuple(self.partition_keys),
+            options=options,
+            comment=self.comment,
+        )
+        check_successor(old, new)
+        return new
+
+    # -- columns -------------------------------------------------------------------------------------------
+
+    def position(self, name: str) -> int:
+        for position, column in enumerate(self.columns):
+            if column.name == name:
+                return position
+        names = ", ".join(column.name for column in self.columns)
+        raise _invalid(f"table {self.definition.path} has no column '{name}'; its columns are {names}")
+
+    def has(self, name: str) -> bool:
+        return any(column.name == name for column in self.columns)
+
+    def place(self, column: Column, after: str | None) -> None:
+        if after is None:
+            self.columns.append(column)
+        elif after == FIRST:
+            self.columns.insert(0, column)
+        else:
+            self.columns.insert(self.position(after) + 1, column)
+
+    def add(self, change: AddColumn) -> None:
+        if self.has(change.name):
+            if change.if_not_exists:
+                return
+            raise _invalid(f"table {self.definition.path} has a column '{change.name}' already")
+        if not change.nullable and change.default is None:
+            raise _invalid(
+                f"column '{change.name}' is NOT NULL: the rows that are there need a value for it; "
+                "give it a DEFAULT"
+            )
+        default = None if change.default is None else _default(change.name, change.default, change.type)
+        column = Column(
+            self.next_id,
+            change.name,
+            change.type,
+            change.nullable,
+            change.comment,
+            default=default,
+            initial=default,
+        )
+        self.next_id += 1
+        self.place(column, change.after)
+
+    def drop(self, change: DropColumn) -> None:
+        if change.if_exists and not self.has(change.name):
+            return
+        position = self.position(change.name)
+        user = self.user_of(change.name)
+        if user is not None:
+            raise _invalid(
+                f"column '{change.name}' of table {self.definition.path} {user}: it cannot be dropped"
+            )
+        if len(self.columns) == 1:
+            raise _invalid(f"column '{change.name}' is the only one of table {self.definition.path}")
+        del self.columns[position]
+
+    def user_of(self, name: str) -> str | None:
+        """What stands in the way of a column's going."""
+        if name in self.primary_key:
+            return f"is in the primary key ({', '.join(self.primary_key)})"
+        if name in self.partition_keys:
+            return f"says which partition a row is in ({', '.join(self.partition_keys)})"
+        if name in self.bucket_key:
+            return f"is in the bucket key ({', '.join(self.bucket_key)})"
+        for option, value in self.options.items():
+            if name in table_options.columns_named(option, value):
+                return f"is named by option '{option}'"
+        return None
+
+    def rename(self, old: str, new: str) -> None:
+        position = self.position(old)
+        if old == new:
+            return
+        if self.has(new):
+            raise _invalid(f"table {self.definition.path} has a column '{new}' already")
+        self.columns[position] = replace(self.columns[position], name=new)
+        self.primary_key = [new if name == old else name for name in self.primary_key]
+        self.bucket_key = [new if name == old else name for name in self.bucket_key]
+        self.partition_keys = [new if name == old else name for name in self.partition_keys]
+        for option, value in self.options.items():
+            self.options[option] = table_options.renamed_column(option, value, old, new)
+
+    def modify(self, change: ModifyColumn) -> None:
+        position = self.position(change.name)
+        column = self.columns[position]
+        if change.type is not None and change.type != column.type:
+            column = self.widen(column, change.type)
+        if change.nullable is not None and change.nullable != column.nullable:
+            if not change.nullable:
+                raise _invalid(
+                    f"column '{column.name}' cannot become NOT NULL: rows without a value may be there"
+                )
+            if column.name in self.primary_key:
+                raise _invalid(f"column '{column.name}' is in the primary key, which is never null")
+            column = replace(column, nullable=True)
+        if change.comment is not None:
+            column = replace(column, comment=change.comment or None)
+        if change.default is not None or change.drop_default:
+            default = None if change.default is None else _default(column.name, change.default, column.type)
+            column = replace(column, default=default)
+        del self.columns[position]
+        if change.after is None:
+            self.columns.insert(position, column)
+        elif change.after == column.name:
+            raise _invalid(f"column '{column.name}' cannot be placed after itself")
+        else:
+            self.place(column, change.after)
+
+    def widen(self, column: Column, new: DataType) -> Column:
+        if column.type.is_nested:
+            raise _invalid(
+                f"column '{column.name}' is {column.type} and cannot become {new}: what is inside of a nested type "
+                "stays as it is; add a column of the new type"
+            )
+        if not widens(column.type, new):
+            raise _invalid(
+                f"column '{column.name}' is {column.type} and cannot become {new}: "
+                f"only {_wider_types(column.type)} has room for every value"
+            )
+        for what, names in (
+            ("primary", self.primary_key),
+            ("bucket", self.bucket_key),
+            ("partition", self.partition_keys),
+        ):
+            if column.name in names:
+                raise _invalid(
+                    f"column '{column.name}' is in the {what} key: rows are placed by its bytes, so its type "
+                    "is fixed"
+                )
+        old = column.type
+        return replace(
+            column,
+            type=new,
+            default=None if column.default is None else widened(column.default, old, new),
+            initial=None if column.initial is None else widened(column.initial, old, new),
+        )
+
+    # -- options -------------------------------------------------------------------------------------------
+
+    def check_alterable(self, name: str) -> None:
+        path = self.definition.path
+        if name == table_options.BUCKET_COUNT:
+            raise _invalid(f"the number of buckets of table {path} is fixed: its rows are placed by it")
+        if name == table_options.BUCKET_KEY:
+            raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
+
+
+def check_successor(before: TableDefinition, after: TableDefinition) -> None:
+    """Raise TableError unless one ALTER leads from one definition to the other: SCHEMA_CHANGED when `after` was
+    made from another schema than the table has now, else INVALID_TABLE.
+    """
+    path = before.path
+    renames: dict[str, str] = {}
+    if after.schema != before.schema or after.history != before.history:
+        if after.history != (*before.history, before.schema):
+            raise TableError(
+                TableErrorCode.SCHEMA_CHANGED,
+                f"table {path} has schema {before.schema.schema_id} by now; the change was made for another one",
+            )
+        _check_columns(before, after.schema)
+        new_names = {column.id: column.name for column in after.schema.columns}
+        renames = {
+            column.name: new_names[column.id] for column in before.schema.columns if column.id in new_names
+        }
+    if after.partition_keys != tuple(renames.get(name, name) for name in before.partition_keys):
+        raise _invalid(f"the partition columns of table {path} are fixed: its rows are placed by them")
+    if after.bucket_key != tuple(renames.get(name, name) for name in before.bucket_key):
+        raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
+    for name in sorted({*before.options, *after.options}):
+        _check_option(before, after, name, renames)
+    wrong = lake_complaint(after)
+    if wrong is not None and lake_complaint(before) is None:
+        raise _invalid(wrong)
+
+
+def _check_columns(before: TableDefinition, schema: Schema) -> None:
+    old = {column.id: column for column in before.schema.columns}
+    used = {column.id for each in before.versions.schemas for column in each.columns}
+    keys = [column.id for column in before.schema.key_columns]
+    if schema.schema_id != before.schema.schema_id + 1:
+        raise _invalid(f"the schema after {before.schema.schema_id} has id {schema.schema_id}")
+    if [column.id for column in schema.key_columns] != keys:
+        raise _invalid(f"the primary key of table {before.path} is fixed")
+    placing = (*before.bucket_key, *before.partition_keys)
+    placed = {*keys, *(before.schema.column(name).id for name in placing)}
+    missing = placed - {column.id for column in schema.columns}
+    if missing:
+        raise _invalid(
+            f"the columns that place the rows of table {before.path} (primary key, bucket key, partition columns) "
+            "cannot be dropped"
+        )
+    for column in schema.columns:
+        known = old.get(column.id)
+        if known is None:
+            if column.id in used:
+                raise _invalid(f"column '{column.name}': id {column.id} was another column's")
+            if not column.nullable and column.initial is None:
+                raise _invalid(f"column '{column.name}' is new and NOT NULL: it needs a default")
+        elif known.type != column.type and (column.id in placed or not widens(known.type, column.type)):
+            raise _invalid(f"column '{column.name}' is {known.type} and cannot become {column.type}")
+        elif known.aggregate != column.aggregate:
+            raise _invalid(f"column '{column.name}' keeps its function: rows were merged by it")
+        elif known.nullable and not column.nullable:
+            raise _invalid(f"column '{column.name}' cannot become NOT NULL")
+
+
+def _check_option(
+    before: TableDefinition, after: TableDefinition, name: str, renames: Mapping[str, str]
+) -> None:
+    old, new = before.options.get(name), after.options.get(name)
+    if not table_options.is_table_option(name) or old == new:
+        return
+    if name == TableOptions.datalake_format.name and old is None and before.bucket_count == 1:
+        return  # with one bucket, every bucket function is the same
+    if old is not None and table_options.names_columns(name):
+        renamed = [renames.get(each, each) for each in parse_name_list(old)]
+        if new == ",".join(renamed):
+            return
+    if not table_options.find(name).alterable:
+        placed = name == TableOptions.datalake_format.name
+        why = ": the rows were placed without the lake's bucket function" if placed else ""
+        alterable = ", ".join(each.name for each in table_options.DECLARED.values() if each.alterable)
+        raise _invalid(
+            f"option '{name}' of table {before.path} is fixed at creation{why}; "
+            f"those that can be altered are {alterable}"
+        )
+
+
+def drop_followed_retention(old: Mapping[str, str], new: dict[str, str]) -> None:
+    """A retention.ms that followed the old table.log.ttl says nothing beside a new one."""
+    ttl = TableOptions.log_ttl_ms.name
+    if new.get(ttl) != old.get(ttl) and new.get(RETENTION_CONFIG) == old.get(RETENTION_CONFIG):
+        new.pop(RETENTION_CONFIG, None)
+
+
+def _default(name: str, text: str, data_type: DataType) -> str:
+    try:
+        return normal(text, data_type)
+    except ValueError as error:
+        raise _invalid(f"the default of column '{name}': {error}") from None
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -1,0 +1,122 @@
+"""The columns that a table is partitioned by, the names that partitions can have, and what of that a definition is
+checked for.
+
+A partition's name is the values of the partition columns as text, joined by dots; its topic is
+``database.table.name``. So values are of A-Z a-z 0-9 _ - and no dot: what Kafka allows in a topic's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options.table_options import TableOptions, TimeUnit
+from headrace.tablelayer.model.schema.schema import Schema
+from headrace.tablelayer.model.types.column_types import TypeKind
+
+PARTITION_KINDS = frozenset(
+    {
+        TypeKind.STRING,
+        TypeKind.CHAR,
+        TypeKind.BOOLEAN,
+        TypeKind.TINYINT,
+        TypeKind.SMALLINT,
+        TypeKind.INT,
+        TypeKind.BIGINT,
+        TypeKind.DATE,
+    }
+)
+"""Types whose every value (but for texts) can stand in the name of a topic."""
+MAX_VALUE_LENGTH = 200  # Fluss's
+_VALUE = re.compile(r"[A-Za-z0-9_-]+")
+_AUTO_KINDS = frozenset({TypeKind.STRING, TypeKind.INT, TypeKind.BIGINT, TypeKind.DATE})
+
+
+def values_of(name: str) -> tuple[str, ...]:
+    """The values in a partition's name."""
+    return tuple(name.split("."))
+
+
+def value_problem(value: str) -> str | None:
+    """Why a text cannot be a partition's value; None if it can."""
+    if not _VALUE.fullmatch(value) or len(value) > MAX_VALUE_LENGTH:
+        return f"'{value}' cannot name a partition: use 1 to {MAX_VALUE_LENGTH} of the characters A-Z a-z 0-9 _ -"
+    if value.startswith("__"):
+        return f"'{value}' cannot name a partition: names that begin with '__' are reserved"
+    return None
+
+
+def check_partition_name(name: str) -> None:
+    """Raises TableError(INVALID_TABLE)."""
+    for value in values_of(name):
+        problem = value_problem(value)
+        if problem is not None:
+            raise _invalid(problem)
+
+
+def check_partition_keys(
+    table: str, schema: Schema, partition_keys: Sequence[str], bucket_key: Sequence[str]
+) -> None:
+    """Raises TableError(INVALID_TABLE)."""
+    for position, name in enumerate(partition_keys):
+        if name not in schema:
+            raise _invalid(
+                f"partition column '{name}' is not a column of table {table}; columns: {', '.join(schema.names)}"
+            )
+        if name in partition_keys[:position]:
+            raise _invalid(f"partition column '{name}' of table {table} is given twice")
+        if schema.primary_key and name not in schema.primary_key:
+            raise _invalid(
+                f"partition column '{name}' is not in the primary key ({', '.join(schema.primary_key)}): "
+                "a key is found in one partition only if it says which"
+            )
+        if name in bucket_key:
+            raise _invalid(f"partition column '{name}' is in the bucket key: a partition has one value of it")
+        column = schema.column(name)
+        if column.type.kind not in PARTITION_KINDS:
+            allowed = ", ".join(sorted(kind.name for kind in PARTITION_KINDS))
+            raise _invalid(f"partition column '{name}' is {column.type}; it can be {allowed}")
+        if column.aggregate is not None:
+            raise _invalid(f"partition column '{name}' cannot have a function")
+    if partition_keys and schema.primary_key and set(partition_keys) == set(schema.primary_key):
+        raise _invalid(f"table {table}: the primary key needs a column that is not a partition column")
+
+
+def check_auto_partition(
+    table: str, schema: Schema, partition_keys: Sequence[str], settings: TableOptions
+) -> None:
+    """Raises TableError(INVALID_TABLE) unless the options of automatic partitions fit the table."""
+    if not settings.auto_partition:
+        return
+    if not partition_keys:
+        raise _invalid(f"table {table}: '{TableOptions.auto_partition.name}' needs PARTITIONED BY")
+    key = settings.auto_partition_key
+    if key is None:
+        if len(partition_keys) > 1:
+            raise _invalid(
+                f"table {table} has several partition columns: say with '{TableOptions.auto_partition_key.name}' which "
+                "holds the time"
+            )
+        key = partition_keys[0]
+    if key not in partition_keys:
+        raise _invalid(f"option '{TableOptions.auto_partition_key.name}' = '{key}' is no partition column")
+    if len(partition_keys) > 1 and settings.auto_partition_precreate:
+        raise _invalid(
+            f"table {table} has several partition columns: '{TableOptions.auto_partition_precreate.name}' must be '0', "
+            "since the other columns' values are not known ahead"
+        )
+    column = schema.column(key)
+    if column.type.kind not in _AUTO_KINDS:
+        raise _invalid(
+            f"automatic partitions need a column of STRING, INT, BIGINT or DATE; '{key}' is {column.type}"
+        )
+    if column.type.kind is TypeKind.DATE and settings.auto_partition_unit is not TimeUnit.DAY:
+        raise _invalid(
+            f"partition column '{key}' is a DATE: '{TableOptions.auto_partition_unit.name}' must be 'DAY', not "
+            f"'{settings.auto_partition_unit}'"
+        )
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)

@@ -1,0 +1,185 @@
+"""What rows take in Arrow's form, worked out before they are made.
+
+A value of fixed width takes its width even where it is null: a null BINARY(n) n bytes, a null ROW the widths of all
+its fields. So a few bytes of JSON, Avro or a stored row can stand for very many, and whoever makes rows of what a
+stranger sent counts first. Estimates are from above, but for bitmaps; texts and bytes are counted by who has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from headrace.protocol.lazy import lazy_module
+from headrace.tablelayer.model.arrays.widths import width_of
+from headrace.tablelayer.model.errors import RowError
+from headrace.tablelayer.model.types.column_types import DataType, is_list
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+else:
+    np = lazy_module("numpy")
+    pa = lazy_module("pyarrow")
+
+ROW_BYTES_MAX: Final = 32 << 20
+"""Bytes that one record of a stranger may become beside its texts: as much as an answer may have."""
+
+BATCH_BYTES_MAX: Final = 256 << 20
+"""... and those of one batch together: 10,000 rows of a table of 1,000 columns, with what it takes to find them."""
+
+_OFFSET_SIZE = 4
+_NAME_BYTES = 4  # quotes, colon, comma
+
+
+@cache
+def value_width(arrow_type: pa.DataType) -> int:
+    """Bytes of one value of a type, null or not, without its text and its entries."""
+    if pa.types.is_struct(arrow_type):
+        return sum(value_width(field.type) for field in arrow_type)
+    return width_of(arrow_type) or _OFFSET_SIZE
+
+
+@cache
+def expansion(arrow_type: pa.DataType) -> int:
+    """At most how many bytes of Arrow a byte of a stored value is (`rows.py`): of the entries of an ARRAY or a MAP
+    those that are null rows take a few bytes there, and the widths of all fields here."""
+    if pa.types.is_struct(arrow_type):
+        return max((expansion(field.type) for field in arrow_type), default=1)
+    if pa.types.is_map(arrow_type):
+        entry = [arrow_type.key_type, arrow_type.item_type]
+    elif is_list(arrow_type):
+        entry = [arrow_type.value_type]
+    else:
+        return 1
+    stored = 1 + sum(width_of(each) or _OFFSET_SIZE for each in entry)
+    own = -(-sum(map(value_width, entry)) // stored)
+    return max(1, own, *map(expansion, entry))
+
+
+def text_size(array: pa.Array) -> int:
+    """About how many bytes values are as JSON, for a cut; texts that have to be escaped take more."""
+    arrow_type, count = array.type, len(array)
+    if pa.types.is_struct(arrow_type):
+        names = sum(len(field.name) + _NAME_BYTES for field in arrow_type)
+        return count * names + sum(map(text_size, array.flatten()))
+    if pa.types.is_map(arrow_type) or is_list(arrow_type):
+        if not count:
+            return 0
+        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        parts = [array.keys, array.items] if pa.types.is_map(arrow_type) else [array.values]
+        return count * _NAME_BYTES + sum(text_size(part.slice(begin, end - begin)) for part in parts)
+    width = width_of(arrow_type)
+    if not width:
+        return int(array.nbytes) * (1 if pa.types.is_string(arrow_type) else 2)
+    return count * (2 * width + _NAME_BYTES)
+
+
+class RowsTooLargeError(RowError):
+    """What the row says is right, and takes more than there is room for."""
+
+
+class TypedColumn(Protocol):
+    """What of a column says how much its values take: its type, and the texts that stand for a value."""
+
+    @property
+    def type(self) -> DataType: ...
+    @property
+    def default(self) -> str | None: ...
+    @property
+    def initial(self) -> str | None: ...
+
+
+class RowCost(msgspec.Struct, frozen=True):
+    """Bytes of a row in Arrow's form: `width`, and `expansion` times what it takes where it is stored."""
+
+    width: int
+    expansion: int
+
+    @classmethod
+    def of(cls, columns: Sequence[TypedColumn]) -> RowCost:
+        """Of rows of these columns, whatever schema they were written under: what a row has that lacks a column
+        counts."""
+        width, factor = 0, 1
+        for column in columns:
+            arrow = column.type.arrow()
+            texts = (text.encode(errors="replace") for text in (column.default, column.initial) if text)
+            width += value_width(arrow) + max(map(len, texts), default=0)
+            factor = max(factor, expansion(arrow))
+        return cls(width, factor)
+
+    def stored(self, value: bytes | None) -> int:
+        """Of a stored row, or of the nulls that stand for none."""
+        return self.width if value is None else self.width + self.expansion * len(value)
+
+
+class RowBytes:
+    """How much the records of a batch become, counted level by level before each is made.
+
+    A level has the values of one column, or of what is inside of one: `owner` says of which record each is (ascending;
+    None: the records themselves).
+    """
+
+    def __init__(self, records: int, batch_max: int = BATCH_BYTES_MAX) -> None:
+        self._of_record = np.zeros(records, np.int64)
+        self._batch_max = batch_max
+        self._owner: npt.NDArray[np.int64] | None = None
+
+    def add(self, count: int, each: int, column: str | None = None) -> None:
+        """The level has so many values of so many bytes. Raises RowError, with an index of the level, if that is more
+        than a record or the batch may become."""
+        if self._owner is None:
+            self._of_record[:count] += each
+        else:
+            self._of_record += np.bincount(self._owner, minlength=len(self._of_record)) * each
+        if not count or int(self._of_record.sum()) <= ROW_BYTES_MAX:
+            return
+        large = self._of_record > ROW_BYTES_MAX
+        if large.any():
+            record = int(large.argmax())
+            size = int(self._of_record[record])
+            raise self._refusal(
+                record,
+                count,
+                column,
+                f"a row of it takes {size} bytes or more; at most {ROW_BYTES_MAX} are taken",
+            )
+        sums = np.cumsum(self._of_record)
+        if sums[-1] > self._batch_max:
+            record = int(np.searchsorted(sums, self._batch_max, "right"))
+            raise self._refusal(
+                record,
+                count,
+                column,
+                f"up to here the rows of the batch take more than {self._batch_max} bytes; send fewer at a time",
+            )
+
+    def _refusal(self, record: int, count: int, column: str | None, reason: str) -> RowError:
+        index = record if self._owner is None else int(np.searchsorted(self._owner, record))
+        return RowsTooLargeError(min(index, count - 1), column, reason)
+
+    @contextmanager
+    def inside(self, of: npt.NDArray[np.int64]) -> Iterator[None]:
+        """The level below: of which value of this one each of its values is, ascending."""
+        outer = self._owner
+        self._owner = of if outer is None else outer[of]
+        try:
+            yield
+        finally:
+            self._owner = outer
+
+
+def check_rows(count: int, columns: Sequence[TypedColumn], bytes_max: int = BATCH_BYTES_MAX) -> None:
+    """Raise RowError if rows of these columns, with nulls and defaults in all of them, take more than so many bytes."""
+    width = RowCost.of(columns).width
+    if count * width > bytes_max:
+        raise RowsTooLargeError(
+            min(bytes_max // width, count - 1),
+            None,
+            f"a row takes {width} bytes, and up to here they take more than {bytes_max} together; send fewer at a time",
+        )

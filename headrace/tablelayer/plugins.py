@@ -1,0 +1,15 @@
+"""Parts that stand above a room and plug into it. `headrace/__init__.py` sets them before anything else is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+sql_session: Callable[[Any], Any]
+"""Make the SQL session of a blocking `Connection`. Raises ModuleNotFoundError where SQL is not installed."""
+
+lake_schema: Callable[[Any], Any]
+"""Return Spark's schema of a lake view (`db.t$lake`) from `ReadOptions`."""
+
+lake_reader: Callable[[Any, list[str]], Any]
+"""Make Spark's batch reader of a lake view (`db.t$lake`) from `ReadOptions` and the names of columns."""

@@ -1,0 +1,132 @@
+"""Databases and tables, from a message to the catalog and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.broker.requests.declaration import RequestContext
+from headrace.broker.security.rights import Operation
+from headrace.tablelayer.model.messages import catalog as m
+from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.server.catalog.catalog import Catalog
+from headrace.tablelayer.server.rights.table_rights import TableRights
+from headrace.tablelayer.server.services import Services
+
+
+class CatalogHandlers:
+    def __init__(self, services: Services, catalog: Catalog, rights: TableRights) -> None:
+        self._services = services
+        self._catalog = catalog
+        self._rights = rights
+
+    async def create_database(
+        self, context: RequestContext, request: m.CreateDatabaseRequest
+    ) -> m.CreateDatabaseResponse:
+        self._rights.require_on_database(context, Operation.CREATE, request.name)
+        await self._catalog.create_database(
+            request.name,
+            ignore_if_exists=request.ignore_if_exists,
+            comment=request.comment,
+            properties={each.key: each.value for each in request.properties},
+        )
+        return m.CreateDatabaseResponse()
+
+    async def drop_database(
+        self, context: RequestContext, request: m.DropDatabaseRequest
+    ) -> m.DropDatabaseResponse:
+        self._rights.require_on_database(context, Operation.DELETE, request.name)
+        if request.cascade and request.name in self._catalog.databases():
+            for name in self._catalog.tables(request.name):
+                self._rights.require(context, Operation.DELETE, TablePath(request.name, name))
+            paths = [TablePath(request.name, name) for name in self._catalog.tables(request.name)]
+            context.mutates(sum(self._catalog.bucket_count(path) for path in paths))
+        await self._catalog.drop_database(
+            request.name, ignore_if_not_exists=request.ignore_if_not_exists, cascade=request.cascade
+        )
+        return m.DropDatabaseResponse()
+
+    async def list_databases(
+        self, context: RequestContext, request: m.ListDatabasesRequest
+    ) -> m.ListDatabasesResponse:
+        return m.ListDatabasesResponse(databases=self._rights.visible_databases(context))
+
+    async def describe_database(
+        self, context: RequestContext, request: m.DescribeDatabaseRequest
+    ) -> m.DescribeDatabaseResponse:
+        self._require_visible(context, request.name)
+        database = self._catalog.database(request.name)
+        return m.DescribeDatabaseResponse(
+            created_at_ms=database.created_at_ms,
+            table_count=len(self._rights.visible_tables(context, request.name)),
+            comment=database.comment,
+            properties=[
+                m.Property(key=key, value=value) for key, value in sorted(database.properties.items())
+            ],
+        )
+
+    async def alter_database(
+        self, context: RequestContext, request: m.AlterDatabaseRequest
+    ) -> m.AlterDatabaseResponse:
+        self._rights.require_on_database(context, Operation.ALTER, request.name)
+        await self._catalog.alter_database(
+            request.name,
+            comment=request.comment,
+            set_properties={each.key: each.value for each in request.set_properties},
+            reset_properties=request.reset_properties,
+        )
+        return m.AlterDatabaseResponse()
+
+    async def create_table(
+        self, context: RequestContext, request: m.CreateTableRequest
+    ) -> m.CreateTableResponse:
+        def check(path: TablePath, buckets: int, config: Mapping[str, str]) -> None:
+            self._rights.require_create(context, path)
+            self._rights.require_dead_letters(context, config)
+            context.mutates(buckets)
+
+        table_id = await self._catalog.create_table(
+            request.definition, ignore_if_exists=request.ignore_if_exists, check=check
+        )
+        return m.CreateTableResponse(table_id=table_id)
+
+    async def drop_table(self, context: RequestContext, request: m.DropTableRequest) -> m.DropTableResponse:
+        path = TablePath(request.database, request.table)
+        self._rights.require(context, Operation.DELETE, path)
+        context.mutates(self._catalog.bucket_count(path))
+        await self._catalog.drop_table(path, ignore_if_not_exists=request.ignore_if_not_exists)
+        return m.DropTableResponse()
+
+    async def list_tables(
+        self, context: RequestContext, request: m.ListTablesRequest
+    ) -> m.ListTablesResponse:
+        self._require_visible(context, request.database)
+        self._catalog.database(request.database)
+        return m.ListTablesResponse(tables=self._rights.visible_tables(context, request.database))
+
+    async def describe_table(
+        self, context: RequestContext, request: m.DescribeTableRequest
+    ) -> m.DescribeTableResponse:
+        path = TablePath(request.database, request.table)
+        self._rights.require(context, Operation.DESCRIBE, path)
+        definition = self._catalog.by_path(path)
+        assert definition.table_id is not None
+        text = await self._services.run(definition.to_json)
+        return m.DescribeTableResponse(table_id=definition.table_id, definition=text)
+
+    async def alter_table(
+        self, context: RequestContext, request: m.AlterTableRequest
+    ) -> m.AlterTableResponse:
+        path = TablePath(request.database, request.table)
+        self._rights.require(context, Operation.ALTER, path)
+        definition = await self._catalog.alter_table(
+            path,
+            request.changes,
+            expected_schema_id=request.expected_schema_id,
+            check=lambda config: self._rights.require_dead_letters(context, config),
+        )
+        return m.AlterTableResponse(definition=await self._services.run(definition.to_json))
+
+    def _require_visible(self, context: RequestContext, database: str) -> None:
+        """Raise KafkaError for a database of which the caller may see nothing, whether it exists or not."""
+        if not self._rights.may_see_database(context, database):
+            self._rights.require_on_database(context, Operation.DESCRIBE, database)

@@ -1,0 +1,72 @@
+"""What a request asks of its buckets: each is answered, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
+from headrace.protocol.one_line import one_line
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.messages.answers import BucketAnswer
+from headrace.tablelayer.model.table.definition import TableDefinition
+
+logger = logging.getLogger("headrace.tables")
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+_FAILURE_LENGTH_MAX = 2000
+_BEGUN_TOGETHER = 16
+"""Buckets of a request in one turn of the event loop: some milliseconds."""
+
+
+async def each_bucket(work: Callable[[Asked], Awaitable[Answer]], buckets: Iterable[Asked]) -> list[Answer]:
+    """The answers to what is asked of buckets, in its order. All are under way at once, begun a few at a time: whoever
+    names thousands of buckets does not hold up the event loop."""
+    listed = list(buckets)
+    if len(listed) == 1:
+        return [await work(listed[0])]
+
+    async def one(asked: Asked) -> Answer:
+        return await work(asked)
+
+    begun = []
+    async with asyncio.TaskGroup() as group:
+        for asked in listed:
+            begun.append(group.create_task(one(asked)))
+            if len(begun) % _BEGUN_TOGETHER == 0:
+                await asyncio.sleep(0)
+    return [each.result() for each in begun]
+
+
+def check_each_once(definition: TableDefinition, buckets: Sequence[int]) -> None:
+    """Raise TableError for a read that names a bucket twice: it would cost, and be answered, twice."""
+    if len(set(buckets)) < len(buckets):
+        bucket, times = Counter(buckets).most_common(1)[0]
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"bucket {bucket} of {definition.path} is named {times} times; a read names each bucket once",
+        )
+    if len(buckets) > definition.bucket_count:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"{len(buckets)} buckets of {definition.path} are named, which has {definition.bucket_count}",
+        )
+
+
+def refuse(answer: BucketAnswer, error: Exception, definition: TableDefinition, bucket: int) -> None:
+    """Say in the answer of one bucket what went wrong there."""
+    if isinstance(error, (TableError, KafkaError)):
+        answer.error_code, answer.error_message = int(error.code), error.message
+    elif isinstance(error, DecodeError):
+        logger.error(
+            "table %s bucket %d: %s", definition.path, bucket, one_line(str(error), _FAILURE_LENGTH_MAX)
+        )
+        answer.error_code, answer.error_message = int(ErrorCode.CORRUPT_MESSAGE), str(error)
+    else:
+        logger.error("table %s bucket %d", definition.path, bucket, exc_info=error)
+        answer.error_code = int(ErrorCode.UNKNOWN_SERVER_ERROR)
+        answer.error_message = f"table {definition.path} bucket {bucket}: {error}"

@@ -1,0 +1,219 @@
+"""Tiering rounds, and how far the lake is, from a message to the coordinator of rounds and back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from uuid import UUID
+
+from headrace.broker.requests.declaration import RequestContext
+from headrace.broker.security.rights import Operation, ResourceType, denied
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.one_line import one_line
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.lake.offsets import in_order
+from headrace.tablelayer.model.messages import lake as m
+from headrace.tablelayer.model.messages.between import DescribeEndsRequest, DescribeEndsResponse
+from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
+from headrace.tablelayer.server.catalog.catalog import no_table_with_id
+from headrace.tablelayer.server.lake.catalogs import properties_for
+from headrace.tablelayer.server.lake.machine import Candidate
+from headrace.tablelayer.server.lake.subjects import LakeSubjects, Subject
+from headrace.tablelayer.server.lake.tiering import LakeRounds
+from headrace.tablelayer.server.rights.table_rights import TableRights
+from headrace.tablelayer.server.services import Services
+
+logger = logging.getLogger("headrace.tables")
+
+_WORKER_LENGTH_MAX = 200
+"""Of the name of a worker and of what it says it does: a line of a listing."""
+_FAILURE_LENGTH_MAX = 2000
+
+
+class LakeHandlers:
+    def __init__(
+        self, services: Services, rights: TableRights, lake: LakeRounds, subjects: LakeSubjects
+    ) -> None:
+        self._services = services
+        self._rights = rights
+        self._lake = lake
+        self._subjects = subjects
+
+    def _check_coordinator(self) -> None:
+        """Raises KafkaError(NOT_CONTROLLER) where another broker gives out rounds."""
+        metadata = self._services.context.metadata
+        if not metadata.is_alone and not metadata.is_controller:
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER,
+                f"tiering rounds are given out by the controller, broker {metadata.image.controller_id}",
+            )
+
+    async def ends(self, context: RequestContext, request: DescribeEndsRequest) -> DescribeEndsResponse:
+        response = DescribeEndsResponse()
+        for end in self._subjects.describe_ends(request.partitions, request.hold_ms / 1000):
+            response.partitions.append(end)
+            await asyncio.sleep(0)  # there may be many
+        return response
+
+    async def begin(self, context: RequestContext, request: m.LakeBeginRequest) -> m.LakeBeginResponse:
+        self._check_coordinator()
+        if request.topic is not None:
+            context.require(Operation.ALTER, ResourceType.TOPIC, request.topic)
+            subjects = [self._subjects.by_topic(request.topic)]
+        elif request.table is not None:
+            path = TablePath(request.database or DEFAULT_DATABASE, request.table)
+            self._rights.require(context, Operation.ALTER, path)
+            subjects = [self._subjects.by_path(path)]
+        else:
+            subjects = [each for each in self._subjects.all_tiered() if _may(context, Operation.ALTER, each)]
+            if context.api_version == 0:  # it cannot be told of the others
+                subjects = [each for each in subjects if _is_simple(each)]
+        worker = one_line(request.worker, _WORKER_LENGTH_MAX)
+        by_id = {each.table_id: each for each in subjects}
+        others = await self._subjects.ends([] if request.force else subjects)
+        candidates = [
+            Candidate(each.table_id, each.freshness_ms)
+            for each in subjects
+            if request.force or self._subjects.has_more(each, others)
+        ]
+        granted = await self._lake.begin(worker, candidates, force=request.force)
+        if granted is None:
+            return m.LakeBeginResponse(granted=False, lease_ms=self._lake.lease_ms)
+        table_id, epoch = granted
+        subject = by_id[table_id]
+        logger.info("tiering round %d of %s for %s", epoch, subject.name, worker)
+        answer = m.LakeBeginResponse(
+            granted=True, table_id=table_id, epoch=epoch, lease_ms=self._lake.lease_ms
+        )
+        if subject.definition is None:
+            answer.topic = subject.name
+        else:
+            path = subject.definition.path
+            answer.database, answer.table = path.database, path.table
+        return answer
+
+    async def heartbeat(
+        self, context: RequestContext, request: m.LakeHeartbeatRequest
+    ) -> m.LakeHeartbeatResponse:
+        self._check_coordinator()
+        self._tiered(context, request.table_id)
+        doing = one_line(request.doing, _WORKER_LENGTH_MAX)
+        finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, doing)
+        return m.LakeHeartbeatResponse(finish=finish)
+
+    async def commit(self, context: RequestContext, request: m.LakeCommitRequest) -> m.LakeCommitResponse:
+        self._check_coordinator()
+        subject = self._tiered(context, request.table_id)
+        existing = {place for place, _ in self._subjects.places(subject)}
+        offsets = {entry.place: entry.offset for entry in request.offsets}
+        # A partition that was dropped while its rows were tiered is no mistake.
+        unknown = [place for place in offsets if isinstance(place, int) and place not in existing]
+        if unknown:
+            raise TableError(TableErrorCode.INVALID_TABLE, f"{subject.name} has no bucket {unknown[0]}")
+        await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets, existing)
+        return m.LakeCommitResponse()
+
+    async def end(self, context: RequestContext, request: m.LakeEndRequest) -> m.LakeEndResponse:
+        self._check_coordinator()
+        subject = self._require(context, Operation.ALTER, self._subjects.by_id(request.table_id))
+        failure = None if request.failure is None else one_line(request.failure, _FAILURE_LENGTH_MAX)
+        self._lake.give_back(request.table_id, request.epoch, failure)
+        if failure is not None:
+            failed = "tiering round %d of %s failed: %s"
+            logger.warning(failed, request.epoch, subject.name, failure)
+        return m.LakeEndResponse()
+
+    async def finish(self, context: RequestContext, request: m.LakeFinishRequest) -> m.LakeFinishResponse:
+        self._check_coordinator()
+        self._tiered(context, request.table_id)
+        return m.LakeFinishResponse(running=self._lake.finish(request.table_id))
+
+    async def describe(
+        self, context: RequestContext, request: m.DescribeLakeRequest
+    ) -> m.DescribeLakeResponse:
+        self._check_coordinator()
+        subject = self._require(context, Operation.DESCRIBE, self._subjects.by_id(request.table_id))
+        if context.api_version == 0 and subject.definition is not None and subject.definition.is_partitioned:
+            raise TableError(
+                TableErrorCode.PARTITION_NEEDED,
+                f"the lake of {subject.name} is described by partition, which this client does not know",
+            )
+        record = self._lake.state(request.table_id)
+        running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
+        clock = self._services.context.clock
+        progress = self._subjects.progress(subject, await self._subjects.ends([subject]))
+        # Where the lake is, and what opens it: for those who may read all that is in it, or write it.
+        may_read = _may(context, Operation.READ, subject) or _may(context, Operation.ALTER, subject)
+        return m.DescribeLakeResponse(
+            enabled=subject.enabled,
+            format=subject.format,
+            snapshot_id=record.snapshot_id,
+            epoch=record.epoch,
+            committed_at_ms=record.committed_at_ms,
+            offsets=[m.LakeOffset.of(place, offset) for place, offset in in_order(record.offsets)],
+            properties=properties_for(self._services.context.config, request.token) if may_read else [],
+            ends=[m.LakeOffset.of(place, offset) for place, offset in in_order(progress.ends)],
+            freshness_ms=subject.freshness_ms,
+            worker=None if running is None else running.worker,
+            doing="" if running is None else running.doing,
+            changes=0 if running is None else running.changes,
+            round_ms=0 if running is None else max(0, clock.time_ms() - running.started.time_ms),
+            failures=trouble.failures,
+            retry_in_ms=self._lake.retry_in_ms(request.table_id),
+            failure=trouble.error,
+            commits=record.commits,
+            behind_ms=progress.behind_ms,
+        )
+
+    async def list(self, context: RequestContext, request: m.ListLakeRequest) -> m.ListLakeResponse:
+        self._check_coordinator()
+        listed = []
+        subjects = [each for each in self._subjects.all_tiered() if _may(context, Operation.DESCRIBE, each)]
+        others = await self._subjects.ends(subjects)
+        for subject in subjects:
+            progress, record = self._subjects.progress(subject, others), self._lake.state(subject.table_id)
+            running, trouble = self._lake.round_of(subject.table_id), self._lake.trouble(subject.table_id)
+            entry = m.ListedLake(
+                table_id=subject.table_id,
+                name=subject.name,
+                is_topic=subject.definition is None,
+                format=subject.format,
+                snapshot_id=record.snapshot_id,
+                committed_at_ms=record.committed_at_ms,
+                freshness_ms=subject.freshness_ms,
+                behind=progress.behind,
+                behind_ms=progress.behind_ms,
+                commits=record.commits,
+                failures=trouble.failures,
+                retry_in_ms=self._lake.retry_in_ms(subject.table_id),
+                failure=trouble.error,
+            )
+            if running is not None:
+                entry.worker, entry.doing, entry.changes = running.worker, running.doing, running.changes
+                now_ms = self._services.context.clock.time_ms()
+                entry.round_ms = max(0, now_ms - running.started.time_ms)
+            listed.append(entry)
+            await asyncio.sleep(0)  # there may be many
+        return m.ListLakeResponse(entries=listed)
+
+    def _tiered(self, context: RequestContext, table_id: UUID) -> Subject:
+        """What the caller may tier. Raises KafkaError or TableError, and LAKE_NOT_ENABLED for nobody else."""
+        self._require(context, Operation.ALTER, self._subjects.by_id(table_id))
+        return self._subjects.tiered_by_id(table_id)
+
+    def _require(self, context: RequestContext, operation: Operation, subject: Subject) -> Subject:
+        """Raises KafkaError, or TableError as of an id that does not exist."""
+        if not _may(context, operation, subject):
+            if not _may(context, Operation.DESCRIBE, subject):
+                raise no_table_with_id(subject.table_id)
+            raise denied(ResourceType.TOPIC)
+        return subject
+
+
+def _may(context: RequestContext, operation: Operation, subject: Subject) -> bool:
+    return context.may(operation, ResourceType.TOPIC, subject.name)
+
+
+def _is_simple(subject: Subject) -> bool:
+    """A table without partitions: what the first version of the lake's messages can speak of."""
+    return subject.definition is not None and not subject.definition.is_partitioned

@@ -1,0 +1,49 @@
+"""Partitions of a partitioned table, from a message to the catalog and back."""
+
+from __future__ import annotations
+
+from headrace.broker.requests.declaration import RequestContext
+from headrace.broker.security.rights import Operation
+from headrace.tablelayer.model.messages import partitions as m
+from headrace.tablelayer.server.catalog.catalog import Catalog
+from headrace.tablelayer.server.rights.table_rights import TableRights
+
+
+class PartitionHandlers:
+    def __init__(self, catalog: Catalog, rights: TableRights) -> None:
+        self._catalog = catalog
+        self._rights = rights
+
+    async def create(
+        self, context: RequestContext, request: m.CreatePartitionRequest
+    ) -> m.CreatePartitionResponse:
+        definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
+        context.mutates(definition.bucket_count)
+        partition = await self._catalog.create_partition(
+            definition, request.name, ignore_if_exists=request.ignore_if_exists
+        )
+        assert partition.table_id is not None
+        return m.CreatePartitionResponse(partition_id=partition.table_id, bucket_count=partition.bucket_count)
+
+    async def drop(self, context: RequestContext, request: m.DropPartitionRequest) -> m.DropPartitionResponse:
+        definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
+        context.mutates(definition.bucket_count)
+        await self._catalog.drop_partition(
+            definition, request.name, ignore_if_not_exists=request.ignore_if_not_exists
+        )
+        return m.DropPartitionResponse()
+
+    async def list(
+        self, context: RequestContext, request: m.ListPartitionsRequest
+    ) -> m.ListPartitionsResponse:
+        definition = self._rights.by_id(context, Operation.DESCRIBE, request.table_id)
+        found = []
+        for each in self._catalog.partitions(definition):
+            assert each.table_id is not None
+            assert each.path.partition is not None
+            found.append(
+                m.ListedPartition(
+                    name=each.path.partition, partition_id=each.table_id, bucket_count=each.bucket_count
+                )
+            )
+        return m.ListPartitionsResponse(partitions=found)

@@ -1,0 +1,89 @@
+"""What a request is about: the table that it names, and the buckets of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
+
+from headrace.broker.security.principal import ANONYMOUS
+from headrace.broker.security.rights import Operation
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.server.catalog.catalog import Catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace.broker.requests.declaration import RequestContext
+    from headrace.tablelayer.server.bucket.bucket import TableBucket
+    from headrace.tablelayer.server.read.bucket_state import Wanted
+    from headrace.tablelayer.server.rights.table_rights import TableRights
+
+Bucket = TypeVar("Bucket", bound="TableBucket")
+
+
+class Targets:
+    def __init__(self, catalog: Catalog, rights: TableRights) -> None:
+        self._catalog = catalog
+        self._rights = rights
+
+    def written(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+        """A table or a partition that the caller may write to. Raises KafkaError or TableError."""
+        return _with_rows(self._rights.by_id(context, Operation.WRITE, table_id))
+
+    def read(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+        """One of which the caller may read some columns; of which, `check_columns` says."""
+        return _with_rows(self._rights.readable_by_id(context, table_id))
+
+    def check_columns(
+        self, context: RequestContext, definition: TableDefinition, wanted: Wanted, used: Iterable[int] = ()
+    ) -> None:
+        self._rights.check_columns(context, definition, wanted, used)
+
+    def bucket(self, definition: TableDefinition, index: int, kind: type[Bucket]) -> Bucket:
+        """Raises KafkaError for a bucket that is not there, not of that kind or not open."""
+        hooks: object = self._catalog.context.partition(definition.path.topic, index).hooks
+        if not isinstance(hooks, kind):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {index} of {definition.path} is not served"
+            )
+        hooks.check_open()
+        return hooks
+
+    def check_replicas(self, definition: TableDefinition, bucket: int) -> None:
+        """R11: before the append."""
+        partition = self._catalog.context.partition(definition.path.topic, bucket)
+        needed, there = partition.needed_in_sync, partition.in_sync_count
+        if there < needed:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"bucket {bucket} of {definition.path}: min.insync.replicas is {needed}, and {there} in sync",
+            )
+
+
+def _with_rows(definition: TableDefinition) -> TableDefinition:
+    """Of a partitioned table only the partitions have rows."""
+    if definition.is_partitioned:
+        raise TableError(
+            TableErrorCode.PARTITION_NEEDED,
+            f"table {definition.path} is partitioned: its rows are read and written by partition, "
+            f"such as {definition.path}.{'.'.join(definition.partition_keys)}; this client does not know how",
+        )
+    return definition
+
+
+def client_of(context: RequestContext) -> str:
+    """Whose scans and limits they are: a host's where nobody is authenticated, otherwise a principal's on a host."""
+    if context.principal == ANONYMOUS:
+        return context.client_host
+    return f"{context.principal}@{context.client_host}"
+
+
+def check_key_table(definition: TableDefinition) -> None:
+    """R16."""
+    if not definition.is_primary_key_table:
+        raise TableError(
+            TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
+            f"table {definition.path} is a log table: it has no keys to write or look up by",
+        )

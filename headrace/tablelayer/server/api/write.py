@@ -1,0 +1,112 @@
+"""Writing rows, from a message to the buckets and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from headrace.broker.log.partition_log import AppendInfo
+from headrace.broker.net.reply import CloseConnection
+from headrace.broker.requests.declaration import RequestContext
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.messages import write as m
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.server.api.each_bucket import each_bucket, refuse
+from headrace.tablelayer.server.api.targets import Targets, check_key_table
+from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
+from headrace.tablelayer.server.bucket.log_bucket import LogBucket
+from headrace.tablelayer.server.merge.writes import check_overwritable
+
+Answer = TypeVar("Answer", m.AppendRowsResponse, m.PutRowsResponse)
+
+
+class WriteHandlers:
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+
+    async def append(
+        self, context: RequestContext, request: m.AppendRowsRequest
+    ) -> m.AppendRowsResponse | None:
+        return await _if_asked_for(request, self._append(context, request))
+
+    async def put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse | None:
+        return await _if_asked_for(request, self._put(context, request))
+
+    async def _append(self, context: RequestContext, request: m.AppendRowsRequest) -> m.AppendRowsResponse:
+        definition = self._targets.written(context, request.table_id)
+        if definition.is_primary_key_table:
+            raise TableError(
+                TableErrorCode.NOT_A_LOG_TABLE,
+                f"table {definition.path} has a primary key: write upserts and deletes, not appends",
+            )
+
+        async def append(part: m.WriteBucket) -> AppendInfo:
+            bucket = self._targets.bucket(definition, part.bucket, LogBucket)
+            return await bucket.append(part.batch, request.acks, request.timeout_ms)
+
+        return m.AppendRowsResponse(buckets=await self._write(definition, request, append))
+
+    async def _put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse:
+        definition = self._targets.written(context, request.table_id)
+        check_key_table(definition)
+        targets = None if request.target_columns is None else tuple(request.target_columns)
+        if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE, m.WRITE_MODE_UPDATE):
+            raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
+        update = request.write_mode == m.WRITE_MODE_UPDATE
+        overwrite = update or request.write_mode == m.WRITE_MODE_OVERWRITE
+        if overwrite:
+            check_overwritable(definition)
+
+        async def put(part: m.WriteBucket) -> AppendInfo:
+            bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
+            return await bucket.put(
+                part.batch, targets, request.acks, request.timeout_ms, overwrite=overwrite, update=update
+            )
+
+        return m.PutRowsResponse(buckets=await self._write(definition, request, put))
+
+    async def _write(
+        self,
+        definition: TableDefinition,
+        request: m.AppendRowsRequest | m.PutRowsRequest,
+        write: Callable[[m.WriteBucket], Awaitable[AppendInfo]],
+    ) -> list[m.WrittenBucket]:
+        """What becomes of the rows of each bucket."""
+        acks = request.acks
+        if acks not in (-1, 0, 1):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
+            )
+
+        async def one(part: m.WriteBucket) -> m.WrittenBucket:
+            answer = m.WrittenBucket(bucket=part.bucket)
+            try:
+                if part.batch is None:
+                    raise KafkaError(ErrorCode.INVALID_RECORD, "there is no batch")
+                if acks == -1:
+                    self._targets.check_replicas(definition, part.bucket)
+                info = await write(part)
+            except Exception as error:  # noqa: BLE001 - of one bucket: the others have their own answers
+                refuse(answer, error, definition, part.bucket)
+            else:
+                answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
+            return answer
+
+        return await each_bucket(one, request.buckets)
+
+
+async def _if_asked_for(
+    request: m.AppendRowsRequest | m.PutRowsRequest, answer: Awaitable[Answer]
+) -> Answer | None:
+    """The answer; with acks=0 there is none, and whatever goes wrong closes the connection."""
+    if request.acks != 0:
+        return await answer
+    try:
+        written = await answer
+    except (TableError, KafkaError) as error:
+        raise CloseConnection(f"a write with acks=0 failed: {error.message}") from None
+    for each in written.buckets:
+        if each.error_code:
+            raise CloseConnection(f"a write with acks=0 to bucket {each.bucket} failed: {each.error_message}")
+    return None

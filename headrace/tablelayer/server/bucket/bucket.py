@@ -1,0 +1,526 @@
+"""A bucket of a table as the broker sees it: what log tables and primary-key tables have in common.
+
+Here is the Kafka face (fetch and produce); how rows get into the log is the subclasses' own. Everything is
+called on the event loop; what blocks or takes long goes to the executor, once per batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.broker.log.errors import RecordErrors
+from headrace.broker.log.partition_log import AppendInfo
+from headrace.broker.partitions.hooks import FetchedRecords
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.one_line import one_line
+from headrace.protocol.records.header import BatchHeader
+from headrace.tablelayer.model.avro.schema import schema_text
+from headrace.tablelayer.model.avro.write import Frame
+from headrace.tablelayer.model.errors import RowError, TableError
+from headrace.tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
+from headrace.tablelayer.model.options.table_options import UnknownFields
+from headrace.tablelayer.model.rows.versions import SchemaVersions
+from headrace.tablelayer.model.table.buckets import bucket_of
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.evolution import changes_to_json
+from headrace.tablelayer.server.bucket.dead_letters import write_dead_letters
+from headrace.tablelayer.server.bucket.joining import Joiners
+from headrace.tablelayer.server.bucket.joint_write import Part, write_together
+from headrace.tablelayer.server.bucket.remote_bucket import RemoteBucket, wait_elsewhere
+from headrace.tablelayer.server.kafka_face import producers as kafka_face
+from headrace.tablelayer.server.kafka_face.pieces import Answer, Consumption
+from headrace.tablelayer.server.kafka_face.refusals import REFUSALS
+from headrace.tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
+from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
+from headrace.tablelayer.server.merge.engines import Operations
+from headrace.tablelayer.server.merge.writes import ClientWrite, OperationSource, Writer, made_for
+from headrace.tablelayer.server.services import Services
+
+if TYPE_CHECKING:
+    from headrace.broker.partitions.partition import Partition
+
+logger = logging.getLogger("headrace.tables")
+
+Decode = Callable[[TableDefinition, kafka_face.Opened], Operations]
+_ADDED_TIMES_MAX = 4
+"""Of one batch: its records may have fields that are found one after the other, and others may alter the table too."""
+_UNREADABLE_TOLD_MAX = 10_000
+_MERGES_REFUSED_MAX = 100
+"""Records of a batch that only a merge can refuse: each costs a write that is begun anew."""
+_REASON_LENGTH_MAX = 500
+_EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
+
+
+class TableBucket:
+    """See the module. One per partition of a table's topic."""
+
+    def __init__(self, services: Services, partition: Partition) -> None:
+        self.services = services
+        self.partition = partition
+        self.closed = False
+        self._topic = partition.topic
+        self._known = (partition.topic, services.catalog.definition(partition.topic))
+        self.joiners = Joiners(services, partition)
+        self._transcoding = asyncio.Lock()
+        self._unreadable: set[int] = set()
+
+    @property
+    def definition(self) -> TableDefinition:
+        """The table as it is now: it can be altered. May be asked from any thread."""
+        topic, definition = self._known
+        if definition.path.partition is not None:  # its table's topic says what it is
+            try:
+                return self.services.catalog.definition(self.partition.topic)
+            except TableError:
+                return definition  # the table is gone, and this is about to go
+        if self.partition.topic is not topic:
+            topic = self.partition.topic
+            definition = self.services.catalog.definition(topic)
+            self._known = (topic, definition)
+        return definition
+
+    def versions(self) -> SchemaVersions:
+        """The table's schemas as they are now. Asked after rows were read, it has all that they may have."""
+        return self.definition.versions
+
+    @property
+    def rows_written(self) -> int:
+        """Since the bucket was opened: rows of a log table, keys that were written of a primary-key table."""
+        return self.partition.traffic.records_in
+
+    @property
+    def name(self) -> str:
+        return f"table {self.definition.path} bucket {self.partition.index}"
+
+    def unreadable(self, header: BatchHeader, error: Exception) -> None:
+        """A reader passes over a batch that it cannot read: it was taken in before there were checks, or is damaged.
+        Told once a batch. May be called from any thread."""
+        if header.base_offset in self._unreadable or len(self._unreadable) >= _UNREADABLE_TOLD_MAX:
+            return
+        self._unreadable.add(header.base_offset)
+        logger.error(
+            "%s: the batch at offsets %d to %d cannot be read, readers pass over it: %s",
+            self.name, header.base_offset, header.next_offset - 1, error,
+        )  # fmt: skip
+
+    @property
+    def unreadable_batches(self) -> int:
+        """Found since the bucket was opened, each counted once."""
+        return len(self._unreadable)
+
+    def may_join(self, broker: int, broker_epoch: int) -> bool:
+        return self.joiners.may_join(broker, broker_epoch)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is closed")
+        if self.partition.failure is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline: {self.partition.failure}"
+            )
+        if self.partition.is_fenced:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} may be led by another broker by now"
+            )
+
+    def check_end_known(self) -> None:
+        """Raise KafkaError while it is not known that everything is published here that any leader before may have
+        shown (KIP-207): who asks for all of the rows would get fewer than before.
+        """
+        if not self.partition.is_end_known:
+            raise KafkaError(
+                ErrorCode.OFFSET_NOT_AVAILABLE,
+                f"{self.name} has another leader than before, who waits for its replicas; try again",
+            )
+
+    # -- what the subclasses do ----------------------------------------------------------------------------
+
+    async def write_rows(
+        self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        """Write rows of this bucket; `size` is their charge to the budget. Raises KafkaError, TableError."""
+        raise AssertionError("abstract")
+
+    @property
+    def writing(self) -> AbstractAsyncContextManager[object]:
+        """Held from `prepare_rows` to `log_prepared`: nothing else is prepared for this bucket meanwhile."""
+        raise AssertionError("abstract")
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> Any:
+        """What `log_prepared` is to log, worked out without any effect. Raises KafkaError, TableError."""
+        raise AssertionError("abstract")
+
+    def log_prepared(self, prepared: Any, size: int) -> AppendInfo:
+        """Log what was prepared. With success the charge of `size` to the budget is this bucket's to release. Raises
+        KafkaError, and the log is as it was then."""
+        raise AssertionError("abstract")
+
+    def check_write(self, write: ClientWrite) -> None:
+        """Raise TableError or KafkaError if it cannot be written. In an executor thread."""
+        raise AssertionError("abstract")
+
+    async def write_staged(
+        self, write: ClientWrite, writer: Writer, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        """Write what was checked when it was staged, as this writer's."""
+        raise AssertionError("abstract")
+
+    # -- common to all hooks -------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[bytes, int]:
+        """Where this bucket stands in the one order in which several are held."""
+        return self._topic.topic_id.bytes, self.partition.index
+
+    def repeated(self, writer: Writer) -> AppendInfo | None:
+        """Where a batch is that this writer sent before; None for a new one. Raises KafkaError for one that does not
+        follow."""
+        if writer.producer_id == -1:
+            return None
+        return self.partition.log.check_producer(writer.header())
+
+    def retention_floor(self) -> int | None:
+        """Nothing is deleted before the lake has it (when there is one)."""
+        return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
+
+    def local_floor(self) -> int | None:
+        """Readers find what is in remote storage there."""
+        return None
+
+    def check_publishing(self) -> None:
+        """Raise KafkaError if what is in the log will not be published before somebody does something about it."""
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
+        """R11: with acks all, an answer means visible; where it has to mean fsynced, with acks 1 too."""
+        waits = acks == -1 or (acks == 1 and self.partition.log.config.flushes_by_count)
+        if waits and not await self.partition.wait_acknowledged(
+            info.last_offset + 1, acks, timeout_ms, self.check_publishing
+        ):
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{self.name}: logged at {info.base_offset}, but not stored in time",
+            )
+        return info
+
+    # -- the Kafka face ------------------------------------------------------------------------------------
+
+    async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
+        self.check_open()
+        definition = self.definition
+        frame = await self._avro_frame(definition)
+        services = self.services
+        async with (
+            self._transcoding,
+            services.transcoding,
+        ):  # who comes second finds the first one's work in the cache
+            found = await self.partition.read_anywhere(offset, max(1, max_bytes // _EXPANSION), True)
+            if found.region is None:
+                return FetchedRecords()
+            answer = Answer(min(max_bytes, services.pieces.consumed.left), must=min_one)
+            consumption = Consumption(
+                services.pieces, self.partition.index, definition, frame, max_bytes, self.unreadable
+            )
+            await services.run_on(
+                found.region, self.partition, consumption.read, found.region, offset, answer
+            )
+        return FetchedRecords(tuple(answer.parts), answer.size, answer.records)
+
+    async def _avro_frame(self, definition: TableDefinition) -> Frame | None:
+        """What stands around this table's Avro values; None if it has others. Raises KafkaError."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            return None
+        whole = definition.path.whole
+        text = schema_text(definition.schema, whole.database, whole.table)
+        if settings.avro_schema is AvroSchemaPlace.RECORD:
+            return Frame.container(text)
+        registries = self.services.registries
+        url = settings.avro_registry or registries.own_url
+        if url is None:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{self.name} has Avro values, but the server has no '{REGISTRY_URL}' now",
+            )
+        return Frame.confluent(await registries.id_of(url, f"{whole.topic}-value", text))
+
+    async def opened(
+        self, definition: TableDefinition, batch: memoryview, refused: Sequence[Refused] = ()
+    ) -> memoryview | kafka_face.OpenedBatch:
+        """A producer's batch, without the refused records, and with what it takes to decode it: the schemas of its Avro
+        values. Raises KafkaError."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            if not refused:
+                return batch
+            opened = kafka_face.OpenedBatch(await self.services.run(kafka_face.open_batch, batch), {})
+        else:
+            records, ids = await self.services.run(kafka_face.avro_ids, definition, batch)
+            registries = self.services.registries
+            url = settings.avro_registry or registries.own_url
+            opened = kafka_face.OpenedBatch(
+                records, {} if url is None else await registries.schemas(url, ids)
+            )
+        if not refused:
+            return opened
+        rest, sent_as = await self.services.run(without, opened.records, refused)
+        return kafka_face.OpenedBatch(rest, opened.schemas, sent_as)
+
+    async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+        """R17.3: a batch with a bad record is refused, or goes on without it where that has another place to go."""
+        definition = self.definition
+        try:
+            return await self.write_produced(batch, acks, timeout_ms)
+        except RecordErrors as error:
+            topic = definition.settings.kafka_dead_letter_topic
+            if topic is None or not error.errors:
+                self._note_refused(definition, error.errors or [(-1, error.message)], error.code)
+                raise
+            return await self._write_without_refused(batch, acks, timeout_ms, definition, topic, error)
+        except KafkaError as error:
+            if error.code in REFUSALS:
+                self._note_refused(definition, [(-1, error.message)], error.code)
+            raise
+
+    def _note_refused(
+        self,
+        definition: TableDefinition,
+        refused: Sequence[tuple[int, str]],
+        code: ErrorCode,
+        *,
+        dead_letter: bool = False,
+    ) -> None:
+        self.services.refusals.note(
+            definition, self._topic.name, self.partition.index, refused, code,
+            self.services.context.clock.time_ms(), dead_letter=dead_letter,
+        )  # fmt: skip
+
+    async def _write_without_refused(
+        self,
+        batch: memoryview,
+        acks: int,
+        timeout_ms: int,
+        definition: TableDefinition,
+        topic: str,
+        error: RecordErrors,
+    ) -> AppendInfo:
+        """The bad records go to the dead-letter topic first, so that none is lost; a batch that is repeated because it
+        could not be written then leaves them there twice.
+        """
+        run = self.services.run
+        opened = await self.opened(definition, batch)
+        if not isinstance(opened, kafka_face.OpenedBatch):
+            opened = kafka_face.OpenedBatch(await run(kafka_face.open_batch, batch), {})
+        adds = definition.settings.kafka_unknown_fields is UnknownFields.ADD
+        known = kafka_face.ignoring(definition) if adds else definition
+        sifting = Sifting(known, opened.records, opened.schemas)
+        while not await run(sifting.some):
+            pass
+        # What a merge refuses depends on the rows that are there: it is found by writing.
+        found = sifting.refused or [Refused(*error.errors[0])]
+        refused: list[Refused] = []
+        while True:
+            letters = await run(dead_letters, opened.records, found, self._topic.name, self.partition.index)
+            try:
+                await write_dead_letters(self.services.context, topic, letters, timeout_ms)
+            except KafkaError as failure:
+                self._note_refused(definition, error.errors, error.code)
+                what = f"{error.message}; nor can it go to dead-letter topic {topic}: {failure.message}"
+                raise KafkaError(failure.code, what) from failure
+            refused = [*refused, *found]
+            pairs = [(each.index, each.reason) for each in found]
+            self._note_refused(definition, pairs, ErrorCode.INVALID_RECORD, dead_letter=True)
+            index, reason = pairs[0]
+            logger.warning(
+                "%s: %d records of a batch are in dead-letter topic %s, the first one (%d): %s",
+                self.name, len(found), topic, index, one_line(reason, _REASON_LENGTH_MAX),
+                extra={"kind": f"dead letters of {definition.path.whole}"},
+            )  # fmt: skip
+            try:
+                return await self.write_produced(batch, acks, timeout_ms, refused)
+            except RecordErrors as again:
+                gone = {each.index for each in refused}
+                if not again.errors or again.errors[0][0] in gone:
+                    raise
+                if len(refused) - len(sifting.refused) >= _MERGES_REFUSED_MAX:
+                    raise
+                found = [Refused(*again.errors[0])]
+
+    async def write_produced(
+        self, batch: memoryview, acks: int, timeout_ms: int, refused: Sequence[Refused] = ()
+    ) -> AppendInfo:
+        """R17.2: log the rows of all buckets or of none, and with them the producer's own sequence here."""
+        self.check_open()
+        definition = self.definition
+        header = kafka_face.check_frame(batch)
+        duplicate = self.partition.log.check_producer(header)
+        if duplicate is not None:
+            if acks == -1:
+                await self._all_published(definition, timeout_ms)
+            return await self.wait_published(duplicate, acks, timeout_ms)
+        opened = await self.opened(definition, batch, refused)
+
+        async def write(decode: Decode) -> AppendInfo:
+            return await self._write_opened(header, opened, decode, len(batch), acks, timeout_ms)
+
+        return await self.with_added_columns(opened, write)
+
+    async def with_added_columns(
+        self, opened: kafka_face.Opened, write: Callable[[Decode], Awaitable[AppendInfo]]
+    ) -> AppendInfo:
+        """Write a producer's batch; where the table adds columns for fields that are none, after it has got them. What
+        cannot be a column (it is null and nobody says of which type) is ignored. A batch that is refused alters
+        nothing.
+        """
+        for _ in range(_ADDED_TIMES_MAX):
+            try:
+                return await write(kafka_face.decode_produced)
+            except RecordErrors as error:
+                definition = self.definition
+                if definition.settings.kafka_unknown_fields is not UnknownFields.ADD or not error.errors:
+                    raise
+            await self.services.run(kafka_face.decode_ignoring, definition, opened)  # it is not refused
+            columns = await self.services.run(kafka_face.added_columns, definition, opened)
+            if not columns:
+                break
+            names = ", ".join(column.name for column in columns)
+            logger.info("table %s gets columns that its records have: %s", definition.path, names)
+            try:
+                await self.services.catalog.alter_table(definition.path.whole, changes_to_json(columns))
+            except TableError as error:
+                raise as_kafka_error(error, definition) from error
+        return await write(kafka_face.decode_ignoring)
+
+    async def _write_opened(
+        self,
+        header: BatchHeader,
+        opened: kafka_face.Opened,
+        decode: Decode,
+        size: int,
+        acks: int,
+        timeout_ms: int,
+    ) -> AppendInfo:
+        definition, index = self.definition, self.partition.index
+        writer = Writer.of(header)
+        try:
+            if definition.bucket_count == 1 or not definition.bucket_key:
+                return await self.write_rows(lambda now: decode(now, opened), writer, size, acks, timeout_ms)
+            operations = await self.services.run(decode, definition, opened)
+            by_bucket = await self.services.run(split, definition, operations)
+            own = by_bucket.get(index)
+            if own is not None and len(by_bucket) == 1:
+                return await self.write_rows(made_for(definition, own), writer, size, acks, timeout_ms)
+            forwarded = kafka_face.forwarded(header, index)
+            # Who finds the sequence here takes the rows to be in every bucket. Where an acknowledgement means fsynced
+            # or replicated, they are so before it is logged: otherwise they could be lost, and it not.
+            apart = self.partition.log.config.flushes_by_count or (
+                acks == -1 and any(map(self._is_replicated, by_bucket))
+            )
+            parts = [
+                self.part(self._topic.name, bucket, definition, rows, forwarded)
+                for bucket, rows in by_bucket.items()
+                if apart or bucket != index
+            ]
+            empty = Operations(no_rows(definition))
+            if apart:
+                await self.write_parts(parts, acks, timeout_ms)
+                return await self.write_rows(made_for(definition, empty), writer, size, acks, timeout_ms)
+            # Last: who finds the sequence here finds the rows in every bucket.
+            parts.append(Part(self, made_for(definition, own or empty), writer, size))
+            return await self.write_parts(parts, acks, timeout_ms)
+        except TableError as error:
+            raise as_kafka_error(error, definition) from error
+
+    def _is_replicated(self, bucket: int) -> bool:
+        state = self.services.context.metadata.state(self._topic.name, bucket)
+        return state is not None and len(state.replicas) > 1
+
+    def part(
+        self, topic: str, bucket: int, definition: TableDefinition, rows: Operations, writer: Writer
+    ) -> Part:
+        """Rows that were produced here, decoded for `definition`, as a write to the bucket they belong to. Raises
+        KafkaError if that is not served."""
+        metadata = self.services.context.metadata
+        leader = metadata.leader(topic, bucket)
+        if leader is not None and leader.broker_id != self.services.context.identity.broker_id:
+            there = metadata.partition(topic, bucket)
+            remote = RemoteBucket(self.services, there, leader.broker_id, definition, rows, writer)
+            return Part(remote, made_for(definition, rows), writer, rows.rows.nbytes)
+        other: object = metadata.partition(topic, bucket).hooks
+        if not isinstance(other, TableBucket):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
+        return Part(other, made_for(definition, rows), writer, rows.rows.nbytes)
+
+    async def write_parts(self, parts: Sequence[Part], acks: int, timeout_ms: int) -> AppendInfo:
+        """Write all of them or none, and wait for what `acks` demands; where the last one is."""
+        infos = await write_together(self.services.budget, parts)
+        await self.wait_parts(parts, infos, acks, timeout_ms)
+        return infos[-1]
+
+    async def wait_parts(
+        self, parts: Sequence[Part], infos: Sequence[AppendInfo], acks: int, timeout_ms: int
+    ) -> None:
+        """Wait for what `acks` demands of all that was logged."""
+        # Without acknowledgement the answer must still mean that every row is in some log.
+        acks = -1 if acks == -1 else 1
+        waits = [
+            self.wait_part(part, info, acks, timeout_ms) for part, info in zip(parts, infos, strict=True)
+        ]
+        for result in await asyncio.gather(*waits, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def wait_part(self, part: Part, info: AppendInfo, acks: int, timeout_ms: int) -> None:
+        await part.bucket.wait_published(info, acks, timeout_ms)
+
+    async def _published_elsewhere(self, partition: Partition, timeout_ms: int) -> None:
+        topic, bucket = partition.topic.name, partition.index
+        leader = self.services.context.metadata.leader(topic, bucket)
+        if leader is None:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"bucket {bucket} of {topic} has no leader now")
+        await wait_elsewhere(self.services, leader.broker_id, partition, -1, -1, timeout_ms)
+
+    async def _all_published(self, definition: TableDefinition, timeout_ms: int) -> None:
+        """Wait until what is in the logs of the other buckets by now is visible: some of it came with the batch whose
+        repetition is about to be acknowledged."""
+        for bucket in range(definition.bucket_count):
+            partition = self.services.context.partition(self._topic.name, bucket)
+            if partition.closed:
+                await self._published_elsewhere(partition, timeout_ms)
+                continue
+            end = partition.log.log_end_offset
+            if not await partition.wait_for_high_watermark(end, timeout_ms):
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"{self.name}: logged, but not stored in bucket {bucket} in time",
+                )
+
+
+def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError:
+    """What a Kafka client is told: it knows Kafka's codes only, and which record is bad (R17.3)."""
+    if isinstance(error, RowError):
+        return kafka_face.refused_record(definition, error)
+    if error.retriable:
+        return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, error.message)
+    return KafkaError(ErrorCode.INVALID_RECORD, error.message)
+
+
+def no_rows(definition: TableDefinition) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=definition.schema.arrow())
+
+
+def split(definition: TableDefinition, operations: Operations) -> dict[int, Operations]:
+    """A producer's rows by bucket, in order."""
+    if definition.bucket_count == 1:
+        return {0: operations}
+    buckets = bucket_of(definition, operations.rows)
+    parts = {}
+    for bucket in np.unique(buckets).tolist():
+        parts[bucket] = operations.select(np.flatnonzero(buckets == bucket))
+    return parts

@@ -1,0 +1,80 @@
+"""Followers that are about to come into the ISR of a table's bucket: not without the rows that are staged for it.
+
+Who is in sync may lead next, and alone: it has every chunk that was acknowledged. What was staged while a replica was
+away its leader gives it before it proposes it for the ISR, and what is staged from then on goes to it too. Nobody waits
+for a replica that is not in sync: one that a chunk did not get to is given everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.replication.leading import ReplicatedPartition
+
+if TYPE_CHECKING:
+    from headrace.broker.partitions.partition import Partition
+    from headrace.tablelayer.server.services import Services
+
+logger = logging.getLogger("headrace.tables")
+
+_RETRY_SECONDS: Final = 1.0
+
+
+class _Joiner:
+    """A broker under one of its epochs."""
+
+    __slots__ = ("broker_epoch", "is_ready")
+
+    def __init__(self, broker_epoch: int, *, is_ready: bool) -> None:
+        self.broker_epoch = broker_epoch
+        self.is_ready = is_ready
+
+
+class Joiners:
+    """Of a bucket that this broker leads, for as long as it does. On the event loop."""
+
+    __slots__ = ("_brokers", "_partition", "_services")
+
+    def __init__(self, services: Services, partition: Partition) -> None:
+        self._services = services
+        self._partition = partition
+        self._brokers: dict[int, _Joiner] = {}
+
+    def may_join(self, broker: int, broker_epoch: int) -> bool:
+        """Whether it has what is staged; if not, it is given that, and the partition looks again then."""
+        joiner = self._brokers.get(broker)
+        if joiner is None or joiner.broker_epoch != broker_epoch:
+            services, partition = self._services, self._partition
+            is_ready = not services.has_staged(partition.topic)
+            joiner = self._brokers[broker] = _Joiner(broker_epoch, is_ready=is_ready)
+            if not is_ready:
+                name = f"staged rows of {partition.name} for broker {broker}"
+                services.context.background.start(self._give(broker, joiner), name)
+        return joiner.is_ready
+
+    def besides(self, in_sync: Collection[int]) -> list[int]:
+        """Who else than the replicas in sync has what was staged before, or is being given it."""
+        for broker in in_sync:
+            self._brokers.pop(broker, None)
+        return list(self._brokers)
+
+    def missed(self, broker: int) -> None:
+        """A chunk did not get to it."""
+        self._brokers.pop(broker, None)
+
+    async def _give(self, broker: int, joiner: _Joiner) -> None:
+        partition = self._partition
+        try:
+            await self._services.give_staged(partition, broker)
+        except Exception as error:  # noqa: BLE001 - of one replica: told, and tried again
+            logger.warning("staged rows of %s do not get to broker %d: %s", partition.name, broker, error)
+            await asyncio.sleep(_RETRY_SECONDS)
+            if self._brokers.get(broker) is joiner:
+                self.missed(broker)
+        else:
+            joiner.is_ready = True
+        if isinstance(partition, ReplicatedPartition) and not partition.closed:
+            partition.look_again()

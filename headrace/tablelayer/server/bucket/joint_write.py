@@ -1,0 +1,143 @@
+"""One request whose rows belong to several buckets: all of them are logged, or none (R17.3).
+
+The write of every bucket is prepared, with all of them held, before the first one is logged. So whatever the rows can
+be refused for (a value, an overflow in a merge, a sequence, the buffer's budget, a bucket that is not served) is known
+while nothing has an effect. From the first append on only the disk can fail, or the process end. What is logged by then
+stays, and the error is one that Kafka's clients repeat the batch for: each part is written under an identity of
+the producer's own, so that the repetition adds what is missing and nothing twice. A producer without idempotence has
+no identity; what it repeats is written again, as in Kafka.
+
+Buckets are taken in one order everywhere, so two requests never wait for each other. Those that another broker leads
+are taken and prepared there (`remote_bucket.py`); that broker may be lost after the first append, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from headrace.broker.log.partition_log import AppendInfo
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.model.errors import RowError
+from headrace.tablelayer.server.merge.writes import OperationSource, Writer
+
+if TYPE_CHECKING:
+    from headrace.broker.partitions.partition import Partition
+    from headrace.tablelayer.server.services import WriteBudget
+
+logger = logging.getLogger("headrace.tables")
+
+_APPENDS_AT_ONCE = 16
+"""About a millisecond; then others on the event loop have their turn."""
+
+
+class JointBucket(Protocol):
+    """What a joint write asks of a bucket; `TableBucket` says what each is."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    @property
+    def place(self) -> tuple[bytes, int]: ...
+
+    @property
+    def writing(self) -> AbstractAsyncContextManager[object]: ...
+
+    def check_open(self) -> None: ...
+
+    def repeated(self, writer: Writer) -> AppendInfo | None: ...
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> Any: ...
+
+    def log_prepared(self, prepared: Any, size: int) -> AppendInfo | Awaitable[AppendInfo]: ...
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo: ...
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The rows for one bucket. `size` is their charge to the budget, `writer` who they are deduplicated by."""
+
+    bucket: JointBucket
+    source: OperationSource
+    writer: Writer
+    size: int
+
+
+async def write_together(budget: WriteBudget, parts: Sequence[Part]) -> list[AppendInfo]:
+    """Log all parts, each of another bucket, in this order; where each one is. A part that its bucket has already is
+    left as it is.
+
+    Raises what preparing raises (TableError, KafkaError), with nothing logged; KAFKA_STORAGE_ERROR if the logging
+    itself was broken off. Whether the rows are published is the caller's to wait for.
+    """
+    charged = sum(part.size for part in parts)
+    budget.reserve(charged)
+    try:
+        async with AsyncExitStack() as held:
+            for part in sorted(parts, key=lambda part: part.bucket.place):
+                await held.enter_async_context(part.bucket.writing)
+            prepared = await _prepared(parts)
+            places = [_repeat(part) for part in parts]  # the last word on sequences, before the first append
+            infos: list[AppendInfo] = []
+            logged = 0
+            for part, write, repeat in zip(parts, prepared, places, strict=True):
+                if repeat is not None:
+                    infos.append(repeat)
+                    continue
+                try:
+                    info = part.bucket.log_prepared(write, part.size)
+                    infos.append(info if isinstance(info, AppendInfo) else await info)
+                except Exception as error:
+                    if not logged:
+                        raise
+                    raise _broken_off(error, part, logged, len(parts)) from error
+                charged -= part.size
+                logged += 1
+                if not logged % _APPENDS_AT_ONCE:
+                    await asyncio.sleep(0)
+            return infos
+    finally:
+        budget.release(charged)
+
+
+async def _prepared(parts: Sequence[Part]) -> list[Any]:
+    """What each bucket is to log, None for a repeat. Of several bad rows the first one sent is told."""
+    results = await asyncio.gather(
+        *(_prepare(part) for part in parts),
+        return_exceptions=True,
+    )
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if failures:
+        rows = [error for error in failures if isinstance(error, RowError)]
+        raise min(rows, key=lambda error: error.index) if rows else failures[0]
+    return results
+
+
+async def _prepare(part: Part) -> Any:
+    if _repeat(part) is not None:
+        return None
+    return await part.bucket.prepare_rows(part.source, part.writer)
+
+
+def _repeat(part: Part) -> AppendInfo | None:
+    part.bucket.check_open()
+    return part.bucket.repeated(part.writer)
+
+
+def _broken_off(error: Exception, part: Part, logged: int, count: int) -> KafkaError:
+    if not isinstance(error, KafkaError):
+        logger.error("%s: rows cannot be logged", part.bucket.name, exc_info=error)
+    reason = error.message if isinstance(error, KafkaError) else "the broker failed; its log says how"
+    return KafkaError(
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        f"the rows of {logged} of {count} buckets are written, then {part.bucket.name} failed: {reason}; the same batch"
+        " of an idempotent producer, sent again, adds the rest and nothing twice",
+    )

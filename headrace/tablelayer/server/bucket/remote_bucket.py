@@ -1,0 +1,252 @@
+"""A bucket that another broker leads, as one of those that a produced batch is written to (`joint_write.JointBucket`).
+
+Its leader prepares the rows when the bucket's turn in the one order of all comes, and holds it (`held_rows.py`) until
+all others have prepared theirs; then it logs them. What the rows can be refused for is known before anything is logged
+anywhere. Who leads it may be gone by then: what is logged elsewhere stays, and the batch is repeated, as after a
+failure of a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.broker.log.partition_log import AppendInfo
+from headrace.broker.net.peers import PeerLostError
+from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
+from headrace.tablelayer.model import messages as m
+from headrace.tablelayer.model.arrays.arrays import Mask
+from headrace.tablelayer.model.batches.ipc import decode_ipc, encode_ipc
+from headrace.tablelayer.model.errors import RowError, TableError, TableErrorCode
+from headrace.tablelayer.model.schema.schema import Schema
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.server.merge.engines import Operations
+from headrace.tablelayer.server.merge.writes import OperationSource, Writer
+
+if TYPE_CHECKING:
+    from headrace.broker.partitions.partition import Partition
+    from headrace.tablelayer.server.services import Services
+
+Response = TypeVar("Response", bound=m.TableResponse)
+
+_CHANNELS: Final = 4
+_BUSY_SECONDS: Final = 0.005
+_PREPARE_SECONDS: Final = 20.0
+_LOG_SECONDS: Final = 10.0
+_MORE_SECONDS: Final = 2.0
+"""Beyond what a request waits at the other broker."""
+
+
+class RemoteBucket:
+    """For one batch, whose rows for the bucket it has."""
+
+    def __init__(
+        self,
+        services: Services,
+        partition: Partition,
+        leader: int,
+        definition: TableDefinition,
+        rows: Operations,
+        writer: Writer,
+    ) -> None:
+        self.partition = partition
+        self._services = services
+        self._leader = leader
+        self._definition = definition
+        self._rows = rows
+        self._writer = writer
+        self._ticket: UUID | None = None
+        self._repeat: AppendInfo | None = None
+        self._epoch = -1
+        self._failure: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.partition.topic.name} bucket {self.partition.index} on broker {self._leader}"
+
+    @property
+    def place(self) -> tuple[bytes, int]:
+        return self.partition.topic.topic_id.bytes, self.partition.index
+
+    @property
+    def writing(self) -> AbstractAsyncContextManager[object]:
+        return self._held()
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        try:
+            await self._prepare()
+        except (KafkaError, TableError) as error:
+            # It is told with those of the other buckets: of several bad rows the first one sent.
+            self._failure = error
+        try:
+            yield
+        finally:
+            ticket, self._ticket = self._ticket, None
+            if ticket is not None:
+                self._services.context.background.start(self._release(ticket), "rows that are not logged")
+
+    def check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def repeated(self, writer: Writer) -> AppendInfo | None:
+        return self._repeat
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> UUID | None:
+        return self._ticket
+
+    async def log_prepared(self, prepared: UUID, size: int) -> AppendInfo:
+        """The charge of `size` is what was held here; its leader has charged its own budget."""
+        self._ticket = None
+        answer = await self._ask(
+            m.LogRowsRequest(ticket=prepared), m.LogRowsResponse, "rows-logged", _LOG_SECONDS
+        )
+        _check(answer)
+        self._services.budget.release(size)
+        return AppendInfo(answer.base_offset, answer.last_offset, -1, 0)
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
+        await wait_elsewhere(
+            self._services, self._leader, self.partition, info.last_offset + 1, acks, timeout_ms, self._epoch
+        )
+        return info
+
+    async def _prepare(self) -> None:
+        request = await self._services.run(self._request)
+        deadline = asyncio.get_running_loop().time() + _PREPARE_SECONDS
+        channel = f"rows-{self.partition.index % _CHANNELS}"
+        while True:
+            answer = await self._ask(request, m.PrepareRowsResponse, channel, _PREPARE_SECONDS)
+            if not answer.is_busy:
+                break
+            if asyncio.get_running_loop().time() > deadline:
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: others write to it all the time")
+            await asyncio.sleep(_BUSY_SECONDS)
+        if answer.row >= 0:
+            raise RowError(answer.row, answer.column, answer.reason)
+        _check(answer)
+        self._epoch = answer.leader_epoch
+        if answer.last_offset >= 0:
+            self._repeat = AppendInfo(answer.base_offset, answer.last_offset, -1, 0, duplicate=True)
+        else:
+            self._ticket = answer.ticket
+
+    def _request(self) -> m.PrepareRowsRequest:
+        rows, writer = self._rows, self._writer
+        return m.PrepareRowsRequest(
+            topic=self.partition.topic.name,
+            bucket=self.partition.index,
+            schema_id=self._definition.schema.schema_id,
+            rows=bytes(encode_ipc(rows.rows)),
+            deletes=None if rows.deletes is None else rows.deletes.astype(np.uint8).tobytes(),
+            sent_as=None if rows.sent_as is None else rows.sent_as.astype("<i8").tobytes(),
+            kept=[
+                m.KeptCells(column=column, cells=cells.astype(np.uint8).tobytes())
+                for column, cells in (rows.kept or {}).items()
+            ],
+            producer_id=writer.producer_id,
+            producer_epoch=writer.producer_epoch,
+            base_sequence=writer.base_sequence,
+            sequence_count=writer.sequence_count,
+        )
+
+    async def _release(self, ticket: UUID) -> None:
+        try:
+            request = m.LogRowsRequest(ticket=ticket, release=True)
+            await self._ask(request, m.LogRowsResponse, "rows-logged", _LOG_SECONDS)
+        except KafkaError:
+            return  # it lets go of them by itself
+
+    async def _ask(
+        self,
+        request: m.PrepareRowsRequest | m.LogRowsRequest,
+        response: type[Response],
+        channel: str,
+        seconds: float,
+    ) -> Response:
+        """Raises KafkaError(LEADER_NOT_AVAILABLE)."""
+        try:
+            return await self._services.context.peers.ask(
+                self._leader, request, response, channel=channel, seconds=seconds
+            )
+        except PeerLostError as error:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self.name}: {error.message}") from None
+
+
+def rows_of(request: m.PrepareRowsRequest, schema: Schema) -> Operations:
+    """What a broker has sent of a batch. Nothing is believed; blocking. Raises DecodeError."""
+    expected = schema.arrow()
+    fields = pa.schema([each.with_nullable(True) for each in expected])  # of deletes there are the keys alone
+    found = decode_ipc(request.rows, fields, untrusted=True)
+    rows = pa.RecordBatch.from_arrays(found.columns, schema=expected)
+    count = rows.num_rows
+    if any(rows.column(name).null_count for name in schema.primary_key):
+        raise DecodeError("rows of another broker have no key")
+    deletes = None if request.deletes is None else _mask(request.deletes, count)
+    kept = {each.column: _mask(each.cells, count) for each in request.kept}
+    if not kept.keys() <= {each.id for each in schema.columns}:
+        raise DecodeError("rows of another broker keep cells of columns that there are not")
+    sent_as = None
+    if request.sent_as is not None:
+        if len(request.sent_as) != 8 * count:
+            raise DecodeError(f"{count} rows of another broker have {len(request.sent_as)} bytes of numbers")
+        sent_as = np.frombuffer(request.sent_as, "<i8").astype(np.intp)
+        if count and not 0 <= int(sent_as.min()) <= int(sent_as.max()) < 1 << 31:
+            raise DecodeError("rows of another broker have numbers that no batch has")
+    return Operations(rows, deletes, sent_as=sent_as, kept=kept or None)
+
+
+def _mask(cells: bytes, count: int) -> Mask:
+    if len(cells) != count:
+        raise DecodeError(f"{count} rows of another broker have {len(cells)} marks")
+    return np.frombuffer(cells, np.uint8).astype(bool)
+
+
+async def wait_elsewhere(
+    services: Services,
+    leader: int,
+    partition: Partition,
+    end_offset: int,
+    acks: int,
+    timeout_ms: int,
+    leader_epoch: int = -1,
+) -> None:
+    """Wait for what `acks` demands of what a bucket has that another broker leads. `end_offset` -1: of all by now;
+    `leader_epoch`: in which the last of it was logged, -1 if that is not known. Raises KafkaError.
+    """
+    request = m.AwaitRowsRequest(
+        topic=partition.topic.name,
+        bucket=partition.index,
+        end_offset=end_offset,
+        acks=acks,
+        timeout_ms=timeout_ms,
+        leader_epoch=leader_epoch,
+    )
+    try:
+        answer = await services.context.peers.ask(
+            leader,
+            request,
+            m.AwaitRowsResponse,
+            channel=f"rows-awaited-{partition.index % _CHANNELS}",
+            seconds=timeout_ms / 1000 + _MORE_SECONDS,
+        )
+    except PeerLostError as error:
+        raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
+    _check(answer)
+
+
+def _check(answer: m.TableResponse) -> None:
+    """Raises TableError, KafkaError."""
+    code, message = answer.error_code, answer.error_message or ""
+    if code == ErrorCode.NONE:
+        return
+    if code >= TableErrorCode.DATABASE_NOT_FOUND:
+        raise TableError(TableErrorCode(code), message)
+    raise KafkaError(ErrorCode(code), message)

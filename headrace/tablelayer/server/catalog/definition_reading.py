@@ -1,0 +1,101 @@
+"""Definitions as texts and configurations: how large they may be, and a thread in which they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.schema.schema import FIRST_SCHEMA_ID
+from headrace.tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition, TablePath
+from headrace.tablelayer.model.table.evolution import Change, changes_from_json, evolve
+from headrace.tablelayer.model.table.lake_shape import lake_complaint
+from headrace.tablelayer.model.topic_config import changed_table, from_topic_config
+
+if TYPE_CHECKING:
+    from headrace.broker.runtime.ports import Threads
+
+DEFINITION_BYTES_MAX = 1_000_000
+"""Of a table's configuration, its earlier schemas too, and of a statement in JSON: what a node of ZooKeeper holds."""
+
+Result = TypeVar("Result")
+
+
+class DefinitionReader:
+    """Where definitions are read, one after the other: the largest take seconds, which nobody else may wait for."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._thread: Executor | None = None
+
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        if self._thread is None:
+            self._thread = self._threads.pool(1, "table-definitions")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+class ReadConfig(dict[str, str]):
+    """A table's configuration in its normal form, and what it says: reading it again takes as long."""
+
+    def __init__(self, definition: TableDefinition) -> None:
+        super().__init__(definition.to_topic_config())
+        _check_config_size(definition.path, self)
+        self.definition = definition
+
+
+def read_definition(text: str) -> tuple[TablePath, int, dict[str, str]]:
+    _check_size("the definition", text)
+    definition = TableDefinition.from_json(text)
+    return definition.path, definition.bucket_count, definition.to_topic_config()
+
+
+def read_changes(text: str) -> tuple[Change, ...]:
+    _check_size("the list of changes", text)
+    return changes_from_json(text)
+
+
+def changed_configs(before: TableDefinition, changes: Sequence[Change]) -> dict[str, str | None]:
+    new, old = evolve(before, changes).to_topic_config(), before.to_topic_config()
+    return {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}
+
+
+def read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> ReadConfig:
+    _check_config_size(path, config)
+    definition = from_topic_config(path, None, partitions, config)
+    if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
+        )
+    wrong = lake_complaint(definition)
+    if wrong is not None:
+        raise TableError(TableErrorCode.INVALID_TABLE, wrong)
+    return ReadConfig(definition)
+
+
+def read_changed(
+    path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
+) -> ReadConfig:
+    _check_config_size(path, new)
+    return ReadConfig(changed_table(path, partitions, old, new))
+
+
+def _check_size(what: str, text: str) -> None:
+    size = len(text.encode(errors="replace"))
+    if size > DEFINITION_BYTES_MAX:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE, f"{what} has {size} bytes; {DEFINITION_BYTES_MAX} are the most"
+        )
+
+
+def _check_config_size(path: TablePath, config: Mapping[str, str]) -> None:
+    sizes = {name: len(name) + len(text.encode(errors="replace")) for name, text in config.items()}
+    size = sum(sizes.values())
+    if size > DEFINITION_BYTES_MAX:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"the definition of table {path} has {size} bytes, its earlier schemas {sizes.get(HISTORY_CONFIG, 0)} of "
+            f"them; {DEFINITION_BYTES_MAX} are the most",
+        )

@@ -1,0 +1,258 @@
+"""Which configurations topics may have that are tables or partitions of tables, and which ones all others.
+
+Asked by the broker whoever creates or alters a topic, the table extension or a client of Kafka. What is accepted comes
+back in its normal form, so that equal tables have equal configurations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.lake.topic_options import PREFIX, TopicOptions
+from headrace.tablelayer.model.lake.topics import TopicLake, is_tiered_topic
+from headrace.tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
+from headrace.tablelayer.model.options.table_options import TableOptions, is_table_option
+from headrace.tablelayer.model.table.definition import (
+    DEFAULT_DATABASE,
+    PARTITION_OF_CONFIG,
+    PARTITIONED_BY_CONFIG,
+    SCHEMA_CONFIG,
+    TableDefinition,
+    TablePath,
+)
+from headrace.tablelayer.model.table.partition_keys import values_of
+from headrace.tablelayer.model.table.partitions import check_partitioned, spec_texts
+from headrace.tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
+from headrace.tablelayer.server.catalog.definition_reading import read_changed, read_new
+from headrace.tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
+from headrace.tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
+
+if TYPE_CHECKING:
+    from headrace.broker.partitions.topic import TopicImage
+
+PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
+"""A topic with more than one dot in its name: its table would be the first group."""
+
+
+class TopicChecks:
+    """What a `broker.replication.topic_policy.TopicPolicy` says of configurations."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        """The configuration of a new topic in its normal form. Raises KafkaError(INVALID_CONFIG)."""
+        if PARTITION_OF_CONFIG in config:
+            return self._validate_partition(topic, partitions, config)
+        if not is_table(config):
+            _refuse_table_options(topic, config)
+            self._refuse_name_of_partition(topic)
+            _check_topic_lake(topic, config)
+            return dict(config)
+        try:
+            path = _table_path(topic)
+            _refuse_topic_lake(config)
+            _refuse_record_options(config)
+            self._catalog.check_database(path.database)
+            normal = await self._catalog.reader.run(read_new, path, partitions, config)
+            self._check_registry(normal.definition)
+            self._check_precreated(normal.definition)
+            check_lake_options(normal, self._catalog.context.config[ALLOWED_CONFIG])
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+        return normal
+
+    def _check_registry(self, definition: TableDefinition) -> None:
+        """Avro values by a registry's ids need a registry."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            return
+        if settings.avro_registry is not None:
+            complaint = RegistryHosts(self._catalog.context.config).complaint(settings.avro_registry)
+            if complaint is not None:
+                raise TableError(TableErrorCode.INVALID_TABLE, complaint)
+            return
+        if (
+            settings.avro_schema is AvroSchemaPlace.REGISTRY
+            and not self._catalog.context.config[REGISTRY_URL]
+        ):
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"table {definition.path} has Avro values, but no schema registry: give it one "
+                f"('{TableOptions.avro_registry.name}'), or the server ('{REGISTRY_URL}'), or say "
+                f"'{TableOptions.avro_schema.name}' = '{AvroSchemaPlace.RECORD}'",
+            )
+
+    def _validate_partition(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        """A new partition's topic: the table must be there, and must be the one that is meant."""
+        try:
+            path = TablePath.parse(topic)
+            if path.partition is None:
+                raise TableError(TableErrorCode.INVALID_TABLE, f"'{topic}' does not name a partition")
+            definition = self._catalog.by_path(path.whole)
+            if config[PARTITION_OF_CONFIG] != str(definition.table_id):
+                raise TableError(
+                    TableErrorCode.TABLE_NOT_FOUND,
+                    f"'{PARTITION_OF_CONFIG}' is {config[PARTITION_OF_CONFIG]}, but table {path.whole} has the id "
+                    f"{definition.table_id}",
+                )
+            check_partitioned(definition)
+            partition = definition.of_partition(path.partition, None)
+            if partitions != definition.bucket_count:
+                raise TableError(
+                    TableErrorCode.INVALID_TABLE,
+                    f"a partition of table {path.whole} has {definition.bucket_count} buckets, not {partitions}",
+                )
+            for key, value in zip(partition.partition_keys, values_of(path.partition), strict=True):
+                spec_texts(definition, {key: value})
+            self._catalog.check_room(definition)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+        return definition.to_partition_config()
+
+    def _check_precreated(self, definition: TableDefinition) -> None:
+        """There can be no more partitions ahead of time than there can be at all."""
+        count, most = definition.settings.auto_partition_precreate or 0, self._catalog.max_partitions
+        if count > most:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"option '{TableOptions.auto_partition_precreate.name}' = '{count}': a table may have {most} "
+                f"partitions ({MAX_PARTITIONS_CONFIG} of the broker); give a number up to that",
+            )
+
+    def _refuse_name_of_partition(self, topic: str) -> None:
+        """A plain topic must not stand where a partition would be."""
+        match = PARTITION_PREFIX.fullmatch(topic)
+        if match is None:
+            return
+        table = self._catalog.context.metadata.topic(match.group(1))
+        if table is not None and PARTITIONED_BY_CONFIG in table.config:
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"'{topic}' would be a partition of table {table.name}: add it with ALTER TABLE {table.name} ADD "
+                f"PARTITION, or produce to {table.name}",
+            )
+
+    async def validate_change(
+        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The configuration that an existing topic is to get. Raises KafkaError."""
+        if is_partition(topic.config):
+            return self._validate_partition_change(topic, partitions, config)
+        if not is_table(topic.config):
+            if is_table(config) or PARTITION_OF_CONFIG in config:
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"topic {topic.name!r} was created without '{SCHEMA_CONFIG}' and cannot become a table",
+                )
+            _refuse_table_options(topic.name, config)
+            _check_topic_lake(topic.name, config)
+            _check_fixed_in_lake(topic, config)
+            return dict(config)
+        if partitions != topic.partition_count:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"table {topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
+            )
+        try:
+            _refuse_record_options(config)
+            _refuse_topic_lake(config)
+            path = TablePath.parse(topic.name)
+            normal = await self._catalog.reader.run(read_changed, path, partitions, topic.config, config)
+            self._check_precreated(normal.definition)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+        return normal
+
+    def _validate_partition_change(
+        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
+    ) -> dict[str, str]:
+        if partitions != topic.partition_count:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"{topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
+            )
+        given = sorted(name for name in config if is_table_option(name) and name != PARTITION_OF_CONFIG)
+        if given or config.get(PARTITION_OF_CONFIG) != topic.config[PARTITION_OF_CONFIG]:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{topic.name} is a partition: '{given[0] if given else PARTITION_OF_CONFIG}' is the table's own",
+            )
+        try:
+            _refuse_record_options(config)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+        return dict(config)
+
+
+def _table_path(topic: str) -> TablePath:
+    if topic.count(".") != 1:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"a topic with '{SCHEMA_CONFIG}' is a table and is named database.table, for example "
+            f"'{DEFAULT_DATABASE}.{topic.replace('.', '_')}'; '{topic}' is not",
+        )
+    return TablePath.parse(topic)
+
+
+_RECORD_OPTIONS = {"cleanup.policy": "delete", "compression.type": "producer"}
+"""Configurations about Kafka records, which a table's log does not hold, and the value that asks for nothing."""
+
+
+def _refuse_record_options(config: Mapping[str, str]) -> None:
+    for name, harmless in _RECORD_OPTIONS.items():
+        if config.get(name, harmless).strip() != harmless:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"{name}={config[name]} is about the records of a plain topic; a table cannot have it. "
+                "A table with a primary key keeps the last row of each key by itself",
+            )
+
+
+def _check_topic_lake(topic: str, config: Mapping[str, str]) -> None:
+    """The `datalake.*` configurations of a plain topic. Raises KafkaError(INVALID_CONFIG)."""
+    if any(name.startswith(PREFIX) for name in config):
+        try:
+            TopicLake.parse(topic, config)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+
+
+def _check_fixed_in_lake(topic: TopicImage, config: Mapping[str, str]) -> None:
+    """What says where the lake table is and how rows get there stays while the topic is tiered."""
+    if not (is_tiered_topic(topic.config) and is_tiered_topic(config)):
+        return
+    for name in (
+        TopicOptions.table.name,
+        TopicOptions.value_format.name,
+        TopicOptions.primary_key.name,
+        TopicOptions.format.name,
+    ):
+        if config.get(name) != topic.config.get(name):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"'{name}' of topic {topic.name!r} is {topic.config.get(name)!r} while it is tiered: set "
+                f"'{TopicOptions.enabled.name}' to false first, and choose another lake table or drop this one",
+            )
+
+
+def _refuse_topic_lake(config: Mapping[str, str]) -> None:
+    given = sorted(name for name in config if name.startswith(PREFIX))
+    if given:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"'{given[0]}' is for plain topics; a table is tiered by '{TableOptions.datalake_enabled.name}' = 'true'",
+        )
+
+
+def _refuse_table_options(topic: str, config: Mapping[str, str]) -> None:
+    given = sorted(name for name in config if is_table_option(name))
+    if given:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"topic {topic!r} has '{given[0]}' but no '{SCHEMA_CONFIG}': only tables have such options",
+        )

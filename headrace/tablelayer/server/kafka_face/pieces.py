@@ -1,0 +1,184 @@
+"""What Kafka consumers get of a region of the log: its batches in Kafka's form, a piece of each at a time.
+
+JSON is many times as large as what is stored, and a batch of a few kilobytes may have a million rows. So a batch that
+becomes more than a piece is cut, by halves, into pieces of about a MiB that have offsets of their own, and a consumer
+gets those that fit into its fetch, from the one on that its offset is in; the first one in any case (KIP-74). Where the
+cuts are depends on the batch alone, so consumers share the pieces. A -U stays with its +U.
+
+A batch that cannot be read becomes an empty one over the same offsets, so that consumers get on, and is reported.
+
+Blocking: called in executor threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from headrace.protocol.errors import DecodeError, EncodeError
+from headrace.protocol.records.header import BatchHeader
+from headrace.tablelayer.model.avro.write import Frame
+from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType
+from headrace.tablelayer.model.batches.ipc import STORED_BYTES_MAX
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.options.kafka_formats import KafkaValueFormat
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.sizes import text_size
+from headrace.tablelayer.server.kafka_face.caches import Opened, PieceCaches
+from headrace.tablelayer.server.kafka_face.transcode import empty_batch, to_kafka
+from headrace.tablelayer.server.regions import headers_of
+
+if TYPE_CHECKING:
+    from headrace.broker.log.region import FileRegion
+
+_PIECE_BYTES: Final = 1 << 20
+_PIECE_BYTES_MIN: Final = 64 << 10
+"""Of consumers with small fetches: the fixed cost of a piece is some hundred rows'."""
+_RECORD_BYTES: Final = 24
+_ENVELOPE_BYTES: Final = 100
+_UNBOUNDED: Final = (1 << 63) - 1
+_UNREADABLE: Final = (
+    DecodeError, EncodeError, TableError, pa.ArrowException, ValueError, ArithmeticError, LookupError,
+)  # fmt: skip
+
+
+class Answer:
+    """What a consumer gets."""
+
+    def __init__(self, max_bytes: int, *, must: bool) -> None:
+        """`must`: the first piece has room however large it is."""
+        self.parts: list[memoryview] = []
+        self.size = 0
+        self.records = 0
+        self._max_bytes = max_bytes
+        self._must = must
+
+    def takes(self, piece: memoryview, records: int) -> bool:
+        if self.size + len(piece) > self._max_bytes and (self.parts or not self._must):
+            return False
+        self.parts.append(piece)
+        self.size += len(piece)
+        self.records += records
+        return True
+
+
+class Consumption:
+    """A fetch of one bucket: `definition` and `frame` say how its values are written. `unreadable` is told of batches
+    that are passed over.
+    """
+
+    def __init__(
+        self,
+        caches: PieceCaches,
+        bucket: int,
+        definition: TableDefinition,
+        frame: Frame | None,
+        max_bytes: int,
+        unreadable: Callable[[BatchHeader, Exception], None],
+    ) -> None:
+        self._caches = caches
+        self._bucket = bucket
+        self._unreadable = unreadable
+        self._definition = definition
+        self._frame = frame
+        self._piece_bytes = max(_PIECE_BYTES_MIN, min(_PIECE_BYTES, max_bytes))
+        schema, settings = definition.schema, definition.settings
+        self._row_bytes = _RECORD_BYTES + schema.row_cost.width
+        self._row_bytes += sum(len(column.name) + 4 for column in schema.columns)
+        self._times = 1 + bool(definition.bucket_key)
+        if settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
+            self._row_bytes += _ENVELOPE_BYTES
+            self._times += 1
+        if frame is not None:
+            self._row_bytes += frame.size
+
+    def read(self, region: FileRegion, offset: int, answer: Answer) -> None:
+        """Fill the answer with pieces of the region's batches, from the one on that has the offset."""
+        for position, header in headers_of(region):
+            if header.next_offset > offset and not self._read_batch(region, position, header, offset, answer):
+                return
+
+    def _read_batch(
+        self, region: FileRegion, position: int, header: BatchHeader, offset: int, answer: Answer
+    ) -> bool:
+        """False if a piece did not fit any more."""
+        row, opened = max(0, offset - header.base_offset), None
+        cache = self._caches.transcoded
+        while True:
+            found = cache.get(self._key(header, row))
+            if found is None:
+                try:
+                    if opened is None:
+                        opened = self._open(region, position, header)
+                    first, last = self._piece(opened, row)
+                    found = cache.get(self._key(header, first)) or self._transcoded(
+                        header, opened, first, last
+                    )
+                except _UNREADABLE as error:
+                    if isinstance(error, MemoryError):
+                        raise
+                    self._unreadable(header, error)
+                    found = 0, header.record_count, empty_batch(header)
+            first, last, piece = found
+            if not answer.takes(piece, last - first):
+                return False
+            if last >= header.record_count:
+                return True
+            row = last
+
+    def _transcoded(
+        self, header: BatchHeader, opened: Opened, first: int, last: int
+    ) -> tuple[int, int, memoryview]:
+        piece = to_kafka(opened.batch, self._definition, self._frame, opened.rows, (first, last))
+        self._caches.consumed.add(piece)
+        self._caches.transcoded.put(self._key(header, first), (first, last, piece), len(piece))
+        return first, last, piece
+
+    def _key(self, header: BatchHeader, row: int) -> Hashable:
+        table = self._definition
+        return (
+            table.table_id,
+            self._bucket,
+            header.base_offset,
+            table.schema.schema_id,
+            self._piece_bytes,
+            row,
+        )
+
+    def _open(self, region: FileRegion, position: int, header: BatchHeader) -> Opened:
+        opened = self._caches.opened
+        key = (self._definition.table_id, self._bucket, header.base_offset)
+        found = opened.get(key)
+        if found is not None:
+            return found
+        batch = ArrowBatch.parse(region.read_at(position, header.size))
+        schema = self._definition.versions.get(batch.schema_id)
+        # The whole of it is looked at once more: what a kernel follows must not lead out of its buffers, and batches
+        # were taken in before there were checks.
+        rows = batch.to_record_batch(
+            schema.arrow(), untrusted=True, rows_max=_UNBOUNDED, bytes_max=STORED_BYTES_MAX
+        )
+        found = Opened(batch, rows)
+        if self._size(rows) > self._piece_bytes:
+            opened.put(key, found, found.size)
+        return found
+
+    def _size(self, rows: pa.RecordBatch) -> int:
+        """About how many bytes rows become."""
+        texts = sum(map(text_size, rows.columns))
+        return int(self._times * texts + rows.num_rows * self._row_bytes)
+
+    def _piece(self, opened: Opened, row: int) -> tuple[int, int]:
+        """The rows, from and up to, of the piece that has a row."""
+        first, last = 0, opened.rows.num_rows
+        changes = opened.batch.change_types
+        while last - first > 1 and self._size(opened.rows.slice(first, last - first)) > self._piece_bytes:
+            middle = (first + last) // 2
+            if changes is not None and changes[middle - 1] == ChangeType.UPDATE_BEFORE:
+                middle += 1
+            if middle == last:
+                break
+            first, last = (first, middle) if row < middle else (middle, last)
+        return first, last

@@ -1,0 +1,118 @@
+"""The broker's configurations of lake catalogs, and who is told their values.
+
+`datalake.<format>.<name>` is a property of the catalog, by the name that the lake's documentation gives it. Those that
+say where a catalog is and how it is spoken to are told to everybody; every other one may be a credential, and is told
+to nobody but to who presents `datalake.tiering.token`. Everybody else learns that it is set.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from urllib.parse import urlsplit
+
+from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.configs.config_key import ConfigKey, ConfigType
+from headrace.tablelayer.model.messages.lake import LakeProperty
+
+TIERING_TOKEN = "datalake.tiering.token"
+_TOKEN_LENGTH_MIN = 16
+_PREFIXES = ("datalake.iceberg.", "datalake.paimon.")
+_OPEN = re.compile(
+    r"type|catalog-impl|metastore|warehouse|uri|prefix|io-impl|metrics-reporter-impl|lock-impl|lock\.enabled|lock\.type"
+    r"|default-namespace|table-(?:default|override)\..+|cache[.-].+|client\.region|rest\.auth\.type|oauth2-server-uri"
+    r"|scope|rest\.sigv4-enabled|rest\.signing-(?:name|region)|glue\.(?:id|endpoint|skip-archive)|s3\.(?:endpoint|region"
+    r"|path-style-access|path\.style\.access)|gcs\.(?:project-id|service\.host)|fs\.(?:s3a|oss)\.endpoint"
+)
+"""Names without `datalake.<format>.` whose values are no secrets."""
+
+
+def _catalog_type(name: str) -> ConfigType:
+    own = next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
+    return ConfigType.STRING if _OPEN.fullmatch(own) else ConfigType.PASSWORD
+
+
+def _catalog_complaint(text: str) -> str | None:
+    """Everybody may see where a catalog is."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None
+    if parts.password is None:
+        return None
+    return "a URL with a password would be shown to everybody: give it by the catalog's own property"
+
+
+def _token_complaint(text: str) -> str | None:
+    if len(text) >= _TOKEN_LENGTH_MIN:
+        return None
+    return f"it is guessed too easily: take {_TOKEN_LENGTH_MIN} characters or more, at random"
+
+
+LAKE_CATALOG_CONFIGS = (
+    ConfigKey(
+        "datalake.iceberg.warehouse",
+        ConfigType.STRING,
+        None,
+        "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
+        _catalog_complaint,
+    ),
+    ConfigKey(
+        "datalake.paimon.warehouse",
+        ConfigType.STRING,
+        None,
+        "Where tables for Paimon are tiered to: the folder or URI of the Paimon warehouse.",
+        _catalog_complaint,
+    ),
+    ConfigKey(
+        "datalake.paimon.*",
+        ConfigType.STRING,
+        None,
+        "A property of the Paimon catalog, as Paimon's documentation names it: fs.*, table-default.*",
+        _catalog_complaint,
+        type_of=_catalog_type,
+    ),
+    ConfigKey(
+        "datalake.iceberg.*",
+        ConfigType.STRING,
+        None,
+        "A property of the Iceberg catalog, as Iceberg's documentation names it: type, uri, table-default.*",
+        _catalog_complaint,
+        type_of=_catalog_type,
+    ),
+    ConfigKey(
+        TIERING_TOKEN,
+        ConfigType.PASSWORD,
+        None,
+        "What a tiering job, or a reader of the lake, presents to be told the credentials among the properties of lake "
+        "catalogs; the same text is in its environment as HEADRACE_TIERING_TOKEN. Without it nobody is told them.",
+        _token_complaint,
+    ),
+)
+
+
+def has_catalog(config: BrokerConfig, lake: str) -> bool:
+    """Whether the broker says where tables of this lake format are tiered to: a warehouse, or another catalog."""
+    prefix = f"datalake.{lake}."
+    given = {
+        name.removeprefix(prefix): text for name, text in config.explicit.items() if name.startswith(prefix)
+    }
+    if lake == "iceberg" and (given.get("type", "hadoop") != "hadoop" or "catalog-impl" in given):
+        return True
+    return bool(given.get("warehouse"))
+
+
+def properties_for(config: BrokerConfig, token: str | None) -> list[LakeProperty]:
+    """The properties of lake catalogs that are set; null for what only who has the token may know."""
+    expected = config[TIERING_TOKEN]
+    trusted = bool(expected and token) and hmac.compare_digest(
+        str(expected).encode(), str(token).encode(errors="replace")
+    )
+    return [
+        LakeProperty(
+            key=name,
+            value=text if trusted or config.keys[name].type is not ConfigType.PASSWORD else None,
+        )
+        for name, text in sorted(config.explicit.items())
+        if name.startswith(_PREFIXES)
+    ]

@@ -1,0 +1,236 @@
+"""What can be measured of tables: rows written, rows there, the size of their state, snapshots, the lake.
+
+Everything is read where it is kept anyway; sizes of key-value stores are RocksDB's own counters. The partitions of a
+partitioned table are summed up under the table's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from headrace.broker.metrics.model import Gathering, Metric, MetricKind
+from headrace.broker.metrics.totals import Totals
+from headrace.tablelayer.model.errors import TableError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from headrace.broker.context import BrokerContext
+    from headrace.tablelayer.model.table.definition import TableDefinition
+    from headrace.tablelayer.server.catalog.catalog import Catalog
+    from headrace.tablelayer.server.kafka_face.refusals import Refusals
+    from headrace.tablelayer.server.lake.subjects import LakeSubjects
+    from headrace.tablelayer.server.services import KeptStore
+
+_GAUGE: Final = MetricKind.GAUGE
+_TABLE: Final = ("table",)
+TABLES = Metric("headrace_tables", _GAUGE, "Tables.")
+ROWS_WRITTEN = Metric(
+    "headrace_table_rows_written_total",
+    MetricKind.COUNTER,
+    "Rows written to a table through either face: rows of a log table, keys of a primary-key table.",
+    _TABLE,
+)
+UNREADABLE = Metric(
+    "headrace_table_unreadable_batches_total",
+    MetricKind.COUNTER,
+    "Batches of a table's log that could not be read and that readers passed over, each counted once by each start.",
+    _TABLE,
+)
+ROWS = Metric("headrace_table_rows", _GAUGE, "Rows that a primary-key table has now.", _TABLE)
+KV_SIZE = Metric(
+    "headrace_table_kv_size_bytes",
+    _GAUGE,
+    "Bytes of a primary-key table's key-value stores, in files and in memory.",
+    _TABLE,
+)
+UNFLUSHED = Metric(
+    "headrace_table_replay_records",
+    _GAUGE,
+    "Records of a primary-key table's log that a start after a crash would replay.",
+    _TABLE,
+)
+SNAPSHOT_SIZE = Metric(
+    "headrace_table_snapshot_size_bytes",
+    _GAUGE,
+    "Bytes of the newest snapshots of a table's buckets.",
+    _TABLE,
+)
+SNAPSHOT_AGE = Metric(
+    "headrace_table_snapshot_age_seconds",
+    _GAUGE,
+    "Seconds since the oldest of the newest snapshots of a table's buckets was taken.",
+    _TABLE,
+)
+LAKE_LAG = Metric(
+    "headrace_lake_lag_records",
+    _GAUGE,
+    "Records of a tiered table or topic that are not in the lake.",
+    _TABLE,
+)
+LAKE_LAG_SECONDS = Metric(
+    "headrace_lake_lag_seconds",
+    _GAUGE,
+    "Age of the oldest record of a tiered table or topic that is not in the lake; 0: it has all.",
+    _TABLE,
+)
+LAKE_COMMITS = Metric(
+    "headrace_lake_commits_total",
+    MetricKind.COUNTER,
+    "Commits to the lake that tiering jobs reported since the server started.",
+    _TABLE,
+)
+LAKE_AGE = Metric(
+    "headrace_lake_age_seconds",
+    _GAUGE,
+    "Seconds since something of a table or topic was committed to the lake.",
+    _TABLE,
+)
+LAKE_FAILURES = Metric(
+    "headrace_lake_failures", _GAUGE, "Tiering rounds in a row that failed since the last commit.", _TABLE
+)
+LAKE_MISSING = Metric(
+    "headrace_lake_missing",
+    _GAUGE,
+    "1 for a table or topic that is to be tiered, never was, and for which the broker has no lake catalog: its log "
+    "never expires.",
+    _TABLE,
+)
+STANDBY_LAG = Metric(
+    "headrace_table_standby_lag_records",
+    _GAUGE,
+    "Records of buckets that other brokers lead which are replicated and not yet in the key-value stores kept here.",
+    _TABLE,
+)
+STANDBY_ROWS = Metric(
+    "headrace_table_standby_rows_total",
+    MetricKind.COUNTER,
+    "Changes that were put into the key-value stores kept here of buckets which other brokers lead.",
+    _TABLE,
+)
+STANDBY_LOOKUPS = Metric(
+    "headrace_table_standby_lookups_total",
+    MetricKind.COUNTER,
+    "Lookups in a bucket, of keys or of prefixes, that were answered here though another broker leads it.",
+    _TABLE,
+)
+REFUSED = Metric(
+    "headrace_table_refused_records_total",
+    MetricKind.COUNTER,
+    "Records for a table that were refused, by the error's name, or are `dead-letter`s; of a batch that was refused "
+    "whole its first bad one.",
+    ("table", "reason"),
+)
+TABLE_METRICS: Final = (
+    TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG,
+    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES, LAKE_MISSING, STANDBY_LAG, STANDBY_ROWS, STANDBY_LOOKUPS,
+)  # fmt: skip
+
+
+class TableCollector:
+    """Collects them (`broker.metrics.model`)."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        catalog: Catalog,
+        subjects: LakeSubjects,
+        refusals: Refusals,
+        standbys: Mapping[tuple[UUID, int], KeptStore],
+    ) -> None:
+        self._refusals = refusals
+        self._standbys = standbys
+        self._standby_totals = Totals(2)
+        self._context = context
+        self._catalog = catalog
+        self._subjects = subjects
+        self._totals = Totals(2)
+
+    async def collect(self, gathering: Gathering) -> None:
+        tables = self._catalog.all_tables()
+        gathering.put(TABLES, len(tables))
+        await self._collect_lake(gathering)
+        if not tables:
+            return
+        await self._collect_refused(gathering, tables)
+        await self._collect_standbys(gathering)
+        from headrace.tablelayer.server.bucket.bucket import TableBucket
+        from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
+
+        now_ms = self._context.clock.time_ms()
+        names, buckets = set(), []
+        ages: dict[str, float] = {}
+        for partition in self._context.metadata.all_partitions():
+            await gathering.breathe()
+            bucket: object = partition.hooks
+            if not isinstance(bucket, TableBucket) or partition.failure is not None:
+                continue
+            try:
+                name = str(bucket.definition.path.whole)
+            except TableError:
+                continue  # it is being dropped
+            label = self._totals.label(name)
+            names.add(name)
+            buckets.append(bucket)
+            self._totals.count(name, bucket, (bucket.rows_written, bucket.unreadable_batches))
+            if not isinstance(bucket, KeyBucket):
+                continue
+            store = bucket.store
+            if store is not None:
+                gathering.add(ROWS, store.row_count, label)
+                gathering.add(KV_SIZE, store.size_bytes(), label)
+                gathering.add(UNFLUSHED, max(0, partition.high_watermark - store.durable_offset), label)
+            newest = bucket.snapshots.known[0] if bucket.snapshots and bucket.snapshots.known else None
+            if newest is not None:
+                gathering.add(SNAPSHOT_SIZE, newest.size_bytes, label)
+                ages[label] = max(ages.get(label, 0.0), (now_ms - newest.created_at_ms) / 1000)
+        for label, age in ages.items():
+            gathering.put(SNAPSHOT_AGE, age, label)
+        await self._totals.keep(names, buckets, gathering.breathe)
+        for label, (rows, unreadable) in self._totals.sums():
+            gathering.put(ROWS_WRITTEN, rows, label)
+            gathering.put(UNREADABLE, unreadable, label)
+
+    async def _collect_refused(self, gathering: Gathering, tables: Sequence[TableDefinition]) -> None:
+        for table in tables:
+            await gathering.breathe()
+            found = None if table.table_id is None else self._refusals.of(table.table_id)
+            for (code, dead_letter), count in () if found is None else list(found.counts.items()):
+                label = self._totals.label(str(table.path))
+                gathering.add(REFUSED, count, label, "dead-letter" if dead_letter else code)
+
+    async def _collect_standbys(self, gathering: Gathering) -> None:
+        from headrace.tablelayer.server.bucket.standby import Standby
+
+        names, standbys = set(), []
+        for standby in list(self._standbys.values()):
+            await gathering.breathe()
+            definition = standby.definition if isinstance(standby, Standby) else None
+            if not isinstance(standby, Standby) or definition is None:
+                continue
+            name = str(definition.path.whole)
+            names.add(name)
+            standbys.append(standby)
+            self._standby_totals.count(name, standby, (standby.applied_rows, standby.answered_lookups))
+            gathering.add(STANDBY_LAG, standby.lag_records, self._standby_totals.label(name))
+        await self._standby_totals.keep(names, standbys, gathering.breathe)
+        for label, (rows, lookups) in self._standby_totals.sums():
+            gathering.put(STANDBY_ROWS, rows, label)
+            gathering.put(STANDBY_LOOKUPS, lookups, label)
+
+    async def _collect_lake(self, gathering: Gathering) -> None:
+        for subject in self._subjects.without_lake():
+            gathering.put(LAKE_MISSING, 1, self._totals.label(subject.name))
+        now_ms = self._context.clock.time_ms()
+        for subject in self._subjects.all_tiered():
+            await gathering.breathe()
+            progress = self._subjects.progress(subject)
+            label = self._totals.label(subject.name)
+            gathering.add(LAKE_LAG, progress.behind, label)
+            if progress.behind_ms >= 0:
+                gathering.put(LAKE_LAG_SECONDS, progress.behind_ms / 1000, label)
+            gathering.add(LAKE_COMMITS, progress.commits, label)
+            gathering.add(LAKE_FAILURES, progress.failures, label)
+            if progress.committed_at_ms >= 0:
+                gathering.put(LAKE_AGE, (now_ms - progress.committed_at_ms) / 1000, label)

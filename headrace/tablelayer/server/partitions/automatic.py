@@ -1,0 +1,88 @@
+"""Automatic partitions: what `plan_partitions` asks for, carried out by the broker's clock.
+
+Every check makes the present partition and those ahead and drops the old ones; a table that was created or altered
+since the last check is looked at at once. A partition that cannot be made (there are too many) is said once a check and
+costs the others nothing; whatever else goes wrong with one table is told, and tried again at the next check. What a
+crash left half done is finished too: partitions whose table is gone are deleted, and retention follows the table's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from headrace.protocol.errors import KafkaError
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.partitions import plan_partitions
+
+if TYPE_CHECKING:
+    from headrace.broker.context import BrokerContext
+    from headrace.tablelayer.server.catalog.catalog import Catalog
+
+logger = logging.getLogger("headrace.tables")
+
+
+class Calendar:
+    def __init__(
+        self,
+        catalog: Catalog,
+        context: BrokerContext,
+        hold: Callable[[TableDefinition, str], Awaitable[Callable[[], bool] | None]],
+    ) -> None:
+        """`hold(table, name)`: have a partition that is too old take nothing more, so that it can be dropped; None
+        before the lake has it. What it gives says whether that is still so.
+        """
+        self._catalog = catalog
+        self._hold = hold
+        self._clock = context.clock
+        self._interval_s: float = context.config["auto-partition.check.interval.ms"] / 1000
+        self._looked_at: dict[UUID, tuple[TableDefinition, float]] = {}
+        self._metadata = context.metadata
+        self._background = context.background
+        self._version = -1
+
+    async def check_if_due(self) -> None:
+        """Look after every table that has not been looked at for an interval, or was changed."""
+        if not self._metadata.is_loaded or not self._metadata.is_controller:
+            return  # a table that is not known yet is not a dropped one; one broker does it for all
+        if self._version != self._metadata.version:
+            self._version = self._metadata.version
+            await self._catalog.drop_orphans()
+        now = self._clock.monotonic()
+        seen: dict[UUID, tuple[TableDefinition, float]] = {}
+        for definition in self._catalog.all_tables():
+            if not definition.is_partitioned or definition.table_id is None:
+                continue
+            known, at = self._looked_at.get(definition.table_id, (None, now))
+            if known is not definition or now - at >= self._interval_s:
+                await self._look_after(definition)
+                at = now
+            seen[definition.table_id] = (definition, at)
+        self._looked_at = seen
+
+    async def _look_after(self, definition: TableDefinition) -> None:
+        try:
+            await self._catalog.follow(definition)
+            names = self._catalog.partition_names(definition.path)
+            plan = plan_partitions(definition, names, self._clock.time_ms(), self._catalog.max_partitions)
+            for name in plan.drop:
+                is_held = await self._hold(definition, name)
+                if is_held is None:
+                    logger.info(
+                        "partition %s of table %s is too old, but not in the lake", name, definition.path
+                    )
+                    continue
+                await self._catalog.drop_partition(
+                    definition, name, ignore_if_not_exists=True, only_while=is_held
+                )
+                logger.info("dropped partition %s of table %s: it is too old", name, definition.path)
+            for name in plan.create:
+                await self._catalog.create_partition(definition, name, ignore_if_exists=True)
+                logger.info("made partition %s of table %s", name, definition.path)
+        except (TableError, KafkaError) as error:
+            logger.warning("the partitions of table %s: %s", definition.path, error.message)
+        except Exception as error:  # noqa: BLE001 - of one table: told
+            self._background.failed(f"looking after the partitions of table {definition.path}", error)

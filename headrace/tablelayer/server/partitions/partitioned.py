@@ -1,0 +1,205 @@
+"""The topic of a partitioned table itself: what is produced to it goes to the partitions.
+
+Its log holds no rows, only an empty batch for each batch that was produced, with the producer's sequence: that is
+what makes an answer, and what finds a repeated batch. The rows are in the partitions' own topics by then, those of all
+partitions or none (`joint_write`), each written under an identity of this writer and partition, so that a batch that is
+repeated after a crash in between is written once. Consumers read the partitions: `^db\\.t\\..*`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.broker.log.partition_log import AppendInfo
+from headrace.broker.partitions.hooks import FetchedRecords
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.records.header import BatchHeader
+from headrace.tablelayer.model.errors import RowError, TableError, TableErrorCode
+from headrace.tablelayer.model.table.buckets import bucket_of
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.partitions import partitions_of_rows
+from headrace.tablelayer.server.bucket.bucket import Decode, as_kafka_error, no_rows
+from headrace.tablelayer.server.bucket.joint_write import Part, write_together
+from headrace.tablelayer.server.bucket.log_bucket import LogBucket
+from headrace.tablelayer.server.kafka_face import producers as kafka_face
+from headrace.tablelayer.server.kafka_face.refused import Refused
+from headrace.tablelayer.server.merge.engines import Operations
+from headrace.tablelayer.server.merge.writes import Writer, made_for
+from headrace.tablelayer.server.services import Services
+
+if TYPE_CHECKING:
+    from headrace.broker.partitions.partition import Partition
+
+_ATTEMPTS = 3
+"""A partition may be dropped between its creation and the write; nothing is logged by then."""
+
+
+class PartitionedBucket(LogBucket):
+    """`PartitionHooks` of the topic of a partitioned table."""
+
+    async def write_produced(
+        self, batch: memoryview, acks: int, timeout_ms: int, refused: Sequence[Refused] = ()
+    ) -> AppendInfo:
+        """R17.2 for a whole table: rows to their partitions, then an empty batch under the producer's sequence."""
+        self.check_open()
+        definition = self.definition
+        header = kafka_face.check_frame(batch)
+        duplicate = self.partition.log.check_producer(header)
+        if duplicate is not None:
+            return await self.wait_published(duplicate, acks, timeout_ms)
+        opened = await self.opened(definition, batch, refused)
+
+        async def write(decode: Decode) -> AppendInfo:
+            return await self._write_opened(header, opened, decode, len(batch), acks, timeout_ms)
+
+        return await self.with_added_columns(opened, write)
+
+    async def _write_opened(
+        self,
+        header: BatchHeader,
+        opened: kafka_face.Opened,
+        decode: Decode,
+        size: int,
+        acks: int,
+        timeout_ms: int,
+    ) -> AppendInfo:
+        definition = self.definition
+        writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
+        try:
+            operations = await self.services.run(decode, definition, opened)
+            parts = await self.services.run(_split, definition, operations, self.partition.index)
+            await self._write_partitions(definition, parts, writer, acks, timeout_ms)
+            own = made_for(definition, Operations(no_rows(definition)))
+            return await self.write_rows(own, Writer.of(header), size, acks, timeout_ms)
+        except TableError as error:
+            raise as_kafka_error(error, definition) from error
+
+    async def _make_partitions(self, definition: TableDefinition, names: list[str]) -> None:
+        """All partitions that rows belong to, before any row is written: a row without one refuses the batch."""
+        catalog = self.services.catalog
+        present = set(catalog.partition_names(definition.path))
+        missing = [name for name in names if name not in present]
+        if missing and not definition.settings.kafka_creates_partitions:
+            raise TableError(
+                TableErrorCode.PARTITION_NOT_FOUND,
+                f"table {definition.path} has no partition {missing[0]}, and "
+                "'table.kafka.dynamic-create-partition.enabled' is 'false'",
+            )
+        for name in missing:
+            await catalog.create_partition(definition, name, ignore_if_exists=True)
+
+    async def _write_partitions(
+        self,
+        definition: TableDefinition,
+        rows: dict[str, dict[int, Operations]],
+        writer: Writer,
+        acks: int,
+        timeout_ms: int,
+    ) -> None:
+        """Write the rows of all partitions and buckets, or none; they are visible afterwards, if `acks` demands it."""
+        for attempt in range(_ATTEMPTS):
+            await self._make_partitions(definition, list(rows))
+            try:
+                parts = [
+                    self.part(definition.path.of_partition(name).topic, bucket, definition, part, writer)
+                    for name, by_bucket in rows.items()
+                    for bucket, part in by_bucket.items()
+                ]
+                infos = await write_together(self.services.budget, parts)
+            except KafkaError as error:
+                gone = error.code in (
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                )
+                if not gone or attempt == _ATTEMPTS - 1:
+                    raise
+                await asyncio.sleep(0)
+            else:
+                await self.wait_parts(parts, infos, acks, timeout_ms)
+                return
+
+    async def wait_part(self, part: Part, info: AppendInfo, acks: int, timeout_ms: int) -> None:
+        """A partition that is dropped meanwhile takes the rows along (R18.2)."""
+        try:
+            await super().wait_part(part, info, acks, timeout_ms)
+        except KafkaError:
+            if self._is_there(part):
+                raise
+
+    def _is_there(self, part: Part) -> bool:
+        """Also if another broker leads it by now."""
+        return self.services.context.metadata.topic_by_id(part.bucket.partition.topic.topic_id) is not None
+
+    async def delete(self) -> None:
+        """The table was dropped: its counter goes with it."""
+        await super().delete()
+        if self.definition.settings.auto_increment_column is not None:
+            await self.services.auto_increment.forget(self.partition.topic.topic_id)
+
+
+class OrphanBucket:
+    """`PartitionHooks` of a partition whose table is gone: nobody is served until it is deleted."""
+
+    def __init__(self, services: Services, partition: Partition) -> None:
+        self._directory = services.directory / str(partition.topic.topic_id)
+        self._run = services.run
+        self._disk = services.store_disk
+
+    async def start(self) -> None:
+        """Nothing to serve."""
+
+    async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition's table was dropped")
+
+    async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition's table was dropped")
+
+    def high_watermark_candidate(self, offset: int) -> None:
+        """Nothing is shown of what is about to be deleted."""
+
+    def retention_floor(self) -> int | None:
+        return None
+
+    def local_floor(self) -> int | None:
+        return None
+
+    def may_join(self, broker: int, broker_epoch: int) -> bool:
+        return True
+
+    async def truncated(self, end_offset: int) -> None:
+        """Nothing is held that could be ahead of the log."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def delete(self) -> None:
+        await self._run(self._disk.remove_tree, self._directory)
+
+
+def _split(
+    definition: TableDefinition, operations: Operations, unkeyed_bucket: int
+) -> dict[str, dict[int, Operations]]:
+    """Rows by partition and bucket, in order; without a bucket key all to one bucket. Raises RowError."""
+    rows = operations.rows
+    try:
+        codes, names = partitions_of_rows(definition.partition_keys, rows)
+    except RowError as error:
+        if operations.sent_as is None:
+            raise
+        raise RowError(int(operations.sent_as[error.index]), error.column, error.reason) from error
+    buckets = (
+        bucket_of(definition, rows)
+        if definition.bucket_key
+        else np.full(rows.num_rows, unkeyed_bucket, np.int32)
+    )
+    parts: dict[str, dict[int, Operations]] = {}
+    for code, name in enumerate(names):
+        in_partition = codes == code
+        for bucket in np.unique(buckets[in_partition]).tolist():
+            chosen = np.flatnonzero(in_partition & (buckets == bucket))
+            parts.setdefault(name, {})[bucket] = operations.select(chosen)
+    return parts

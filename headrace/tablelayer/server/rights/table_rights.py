@@ -1,0 +1,181 @@
+"""What somebody may do with databases and tables: Kafka's ACLs, on the topics that tables are.
+
+A table is its topic `db.t`, whatever partitions it has; a database is everything that begins with `db.`, and asked for
+by that name, so that an ACL prefixed `db.` is about it.
+
+| operation | of a table | of a database |
+|---|---|---|
+| READ | scans, lookups, counts, snapshots, the lake's place | |
+| WRITE | appends, upserts, deletes, staged writes, its partitions | |
+| CREATE | making it (or CREATE on the cluster) | likewise |
+| ALTER | changing it, tiering it | changing it |
+| DELETE | dropping it | dropping it |
+| DESCRIBE | its definition, partitions, state of tiering | its description |
+
+Who may not describe a table that it names by id hears what is said of ids that do not exist. By name the refusal is the
+same whether the table exists or not. Listings leave out what may not be described.
+
+Columns may be granted one by one (`column_grants`): reads that name just these, also in filters and keys, are answered;
+all others are refused, also in the Kafka face.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.model.options.table_options import TableOptions
+from headrace.tablelayer.server.catalog.catalog import no_table_with_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from uuid import UUID
+
+    from headrace.broker.requests.declaration import RequestContext
+    from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+    from headrace.tablelayer.server.catalog.catalog import Catalog
+    from headrace.tablelayer.server.read.bucket_state import Wanted
+    from headrace.tablelayer.server.rights.column_grants import ColumnGrants
+
+_TOPIC = ResourceType.TOPIC
+_Shown = dict[str, list[tuple[str, bool]]]
+
+
+class TableRights:
+    def __init__(self, catalog: Catalog, grants: ColumnGrants) -> None:
+        self._catalog = catalog
+        self._grants = grants
+
+    # -- tables --------------------------------------------------------------------------------------------
+
+    def may(self, context: RequestContext, operation: Operation, path: TablePath) -> bool:
+        return context.may(operation, _TOPIC, path.whole.topic)
+
+    def require(self, context: RequestContext, operation: Operation, path: TablePath) -> None:
+        """By name, before it is looked for. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        if not self.may(context, operation, path):
+            raise denied(_TOPIC)
+
+    def require_create(self, context: RequestContext, path: TablePath) -> None:
+        if not self._may_create(context, path.whole.topic):
+            raise denied(_TOPIC)
+
+    def require_dead_letters(self, context: RequestContext, config: Mapping[str, str | None]) -> None:
+        """Who has a table's bad records written to a topic must be allowed to write there. Raises KafkaError."""
+        topic = config.get(TableOptions.kafka_dead_letter_topic.name)
+        if topic is not None:
+            context.require(Operation.WRITE, _TOPIC, topic.strip())
+
+    def by_id(self, context: RequestContext, operation: Operation, table_id: UUID) -> TableDefinition:
+        """A table, or a partition. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED) or TableError(TABLE_NOT_FOUND)."""
+        definition = self._catalog.by_id(table_id)
+        if not self.may(context, operation, definition.path):
+            self.require_visible(context, definition.path, table_id)
+            raise denied(_TOPIC)
+        return definition
+
+    def readable_by_id(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+        """As `by_id` for READ, also if some of the columns only may be read: `check_columns` says of which."""
+        definition = self._catalog.by_id(table_id)
+        if not self.may(context, Operation.READ, definition.path) and not self._granted(context, definition):
+            self.require_visible(context, definition.path, table_id)
+            raise denied(_TOPIC)
+        return definition
+
+    def require_visible(self, context: RequestContext, path: TablePath, table_id: UUID) -> None:
+        """Raises TableError(TABLE_NOT_FOUND) for somebody who may not know that it is there."""
+        if not context.may(Operation.DESCRIBE, _TOPIC, path.whole.topic, audited=False):
+            raise no_table_with_id(table_id)
+
+    # -- columns -------------------------------------------------------------------------------------------
+
+    def check_columns(
+        self, context: RequestContext, definition: TableDefinition, wanted: Wanted, used: Iterable[int] = ()
+    ) -> None:
+        """Raise KafkaError unless everything that the read shows, filters by or uses (ids of columns) may be read."""
+        if self.may(context, Operation.READ, definition.path):
+            return
+        allowed = self._granted(context, definition)
+        asked = {*wanted.ids, *used, *wanted.filter_ids}
+        if asked <= allowed:
+            return
+        columns = wanted.schema.columns
+        withheld = [column.name for column in columns if column.id in asked - allowed]
+        shown = [column.name for column in columns if column.id in allowed]
+        may = f"; {', '.join(shown)} may be read, by name" if shown else ""
+        table = definition.path.whole
+        raise KafkaError(
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            f"not authorized: columns {', '.join(withheld)} of {table} are withheld{may}",
+        )
+
+    def _granted(self, context: RequestContext, definition: TableDefinition) -> frozenset[int]:
+        authorizer = context.authorizer
+        topic = self._catalog.context.metadata.topic(definition.path.whole.topic)
+        if topic is None or authorizer.is_open:
+            return frozenset()
+        granted = self._grants.readable(context.principal, topic.topic_id)
+        if granted and authorizer.denies(
+            context.session, context.client_host, Operation.READ, _TOPIC, topic.name
+        ):
+            return frozenset()
+        return granted
+
+    # -- databases -----------------------------------------------------------------------------------------
+
+    def may_see_database(self, context: RequestContext, name: str) -> bool:
+        """It, or one of its tables."""
+        return self._sees_database(context, name, self._shown(context))
+
+    def visible_databases(self, context: RequestContext) -> list[str]:
+        """Those that it may see."""
+        shown = self._shown(context)
+        return [name for name in self._catalog.databases() if self._sees_database(context, name, shown)]
+
+    def visible_tables(self, context: RequestContext, database: str) -> list[str]:
+        """In their order. How long it takes tells nothing of tables that no ACL shows."""
+        return self._tables(context, database, self._shown(context))
+
+    def _sees_database(self, context: RequestContext, name: str, shown: _Shown) -> bool:
+        is_seen = context.may(Operation.DESCRIBE, _TOPIC, f"{name}.", audited=False)
+        return is_seen or bool(self._tables(context, name, shown))
+
+    def _shown(self, context: RequestContext) -> _Shown:
+        """What ACLs let it describe, by database; under "" what begins within the name of one."""
+        shown: _Shown = {}
+        for name, is_prefix in context.allowed(Operation.DESCRIBE, _TOPIC):
+            database, dot, _ = name.partition(".")
+            shown.setdefault(database if dot else "", []).append((name, is_prefix))
+        return shown
+
+    def _tables(self, context: RequestContext, database: str, shown: _Shown) -> list[str]:
+        catalog, prefix = self._catalog, f"{database}."
+        if any(is_prefix and prefix.startswith(name) for name, is_prefix in shown.get("", ())):
+            found = catalog.table_topics(prefix)
+        else:
+            topics: set[str] = set()
+            for name, is_prefix in shown.get(database, ()):
+                if is_prefix:
+                    topics.update(catalog.table_topics(name))
+                elif catalog.is_table_topic(name):
+                    topics.add(name)
+            found = sorted(topics)
+        if not context.authorizer.is_open:
+            found = [each for each in found if context.may(Operation.DESCRIBE, _TOPIC, each, audited=False)]
+        return [each.removeprefix(prefix) for each in found]
+
+    def require_on_database(self, context: RequestContext, operation: Operation, name: str) -> None:
+        """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        prefix = f"{name}."
+        if operation is Operation.CREATE:
+            allowed = self._may_create(context, prefix)
+        else:
+            allowed = context.may(operation, _TOPIC, prefix)
+        if not allowed:
+            raise denied(_TOPIC)
+
+    def _may_create(self, context: RequestContext, name: str) -> bool:
+        return context.may(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or context.may(
+            Operation.CREATE, _TOPIC, name
+        )

@@ -1,0 +1,308 @@
+"""What the buckets of a process share: the broker's context, memory, caches and the budget of writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from headrace.broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least
+from headrace.broker.log.disk import SystemDisk
+from headrace.broker.log.region import RemoteRegion
+from headrace.broker.objects.files import RemoteFiles, open_files
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options.option_types import parse_duration_ms
+from headrace.tablelayer.model.table.definition import PARTITION_OF_CONFIG
+from headrace.tablelayer.server.kafka_face.caches import PieceCaches
+from headrace.tablelayer.server.kafka_face.refusals import Refusals
+from headrace.tablelayer.server.kafka_face.schema_registry import SchemaRegistries
+from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
+from headrace.tablelayer.server.merge.auto_increment import AutoIncrement
+
+if TYPE_CHECKING:
+    from headrace.broker.context import BrokerContext
+    from headrace.broker.log.region import FileRegion
+    from headrace.broker.partitions.partition import Partition
+    from headrace.broker.partitions.topic import TopicImage
+    from headrace.broker.runtime.ports import Clock, Disk, Threads
+    from headrace.tablelayer.model.rows.versions import SchemaVersions
+    from headrace.tablelayer.server.catalog.catalog import Catalog
+    from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
+    from headrace.tablelayer.server.store.snapshots import BucketSnapshots
+
+Result = TypeVar("Result")
+
+_PAUSE_SECONDS_MAX = 0.05
+_TRANSCODED_AT_ONCE = 2  # half of the threads are for others
+
+
+def table_of(topic: TopicImage) -> UUID:
+    """The whole table whose topic this is, or one of whose partitions it is."""
+    table = topic.config.get(PARTITION_OF_CONFIG)
+    return topic.topic_id if table is None else UUID(table)
+
+
+class WriteBudget:
+    """Bytes of writes that are queued or not stored yet (R1.6). Used on the event loop only."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+
+    def reserve(self, size: int) -> None:
+        """Raises TableError(BUFFER_EXHAUSTED), which may be retried; a single write is always admitted."""
+        if self.used and self.used + size > self.max_bytes:
+            raise TableError(
+                TableErrorCode.BUFFER_EXHAUSTED,
+                f"{self.used} bytes of writes wait to be stored; {size} more would exceed {self.max_bytes}; "
+                "try again",
+            )
+        self.used += size
+
+    def release(self, size: int) -> None:
+        self.used -= size
+
+
+class SnapshotConfig(msgspec.Struct, frozen=True):
+    """`files` None: no snapshots are taken."""
+
+    files: RemoteFiles | None
+    interval_seconds: float
+    kept: int
+
+    @classmethod
+    def of(cls, context: BrokerContext) -> SnapshotConfig:
+        """Raises ConfigError when the place cannot be used."""
+        config = context.config
+        interval = snapshot_interval_ms(config[SNAPSHOT_INTERVAL]) / 1000
+        if not interval:
+            return cls(None, 0.0, 0)
+        location = config[SNAPSHOT_DIRECTORY] or str(context.data_dir / "extensions" / "table-snapshots")
+        try:
+            files = open_files(location, context.disk, context.entropy)
+            return cls(files, interval, config[SNAPSHOTS_RETAINED])
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{SNAPSHOT_DIRECTORY}: {error}") from error
+
+
+def snapshot_interval_ms(text: str) -> int:
+    """0 for never. Raises ValueError."""
+    return 0 if text.strip() == "0" else parse_duration_ms(text)
+
+
+def _interval_complaint(text: str) -> str | None:
+    try:
+        snapshot_interval_ms(text)
+    except ValueError as error:
+        return f"{error}; 0 takes none"
+    return None
+
+
+SNAPSHOT_INTERVAL = "kv.snapshot.interval"
+SNAPSHOTS_RETAINED = "kv.snapshot.num-retained"
+SNAPSHOT_DIRECTORY = "kv.snapshot.directory"
+SNAPSHOT_CONFIGS = (
+    ConfigKey(
+        SNAPSHOT_INTERVAL,
+        ConfigType.STRING,
+        "10 min",
+        "How often the state of each bucket of a primary-key table is copied, if it has changed; 0 for never.",
+        _interval_complaint,
+    ),
+    ConfigKey(
+        SNAPSHOTS_RETAINED,
+        ConfigType.INT,
+        "2",
+        "How many snapshots of a bucket are kept. The bucket's log is kept from the oldest one on.",
+        at_least(1),
+    ),
+    ConfigKey(
+        SNAPSHOT_DIRECTORY,
+        ConfigType.STRING,
+        None,
+        "Where snapshots are kept: a directory or a URL (file, s3, gs, abfs, hdfs, or any that fsspec knows where "
+        "it is installed). Without it a folder in the data directory.",
+    ),
+)
+
+BLOCK_CACHE_CONFIG = ConfigKey(
+    "kv.block.cache.bytes",
+    ConfigType.LONG,
+    str(BLOCK_CACHE_BYTES),
+    "Memory for what was read last of the states of primary-key tables, all of them together. Updates and lookups of "
+    "keys all over a state that is larger read the disk, or the system's cache of it, and decompress.",
+    at_least(1 << 20),
+)
+
+
+async def _nothing_open(bucket: object) -> None:
+    """No scan was ever opened."""
+
+
+async def _nothing_staged(partition: object, broker: int) -> None:
+    """Nothing was ever staged."""
+
+
+class Tended(Protocol):
+    """A bucket that is looked after beside its requests."""
+
+    @property
+    def name(self) -> str: ...
+
+    def tend(self) -> bool:
+        """Do what is due; whether more will be, without another write."""
+
+
+class KeptStore(Protocol):
+    """A store that is kept up for a bucket which another broker leads."""
+
+    directory: Path
+
+    @property
+    def store(self) -> KeyValueStore | None: ...
+
+    def versions(self) -> SchemaVersions: ...
+
+    async def read(
+        self,
+        staleness_ms_max: int,
+        work: Callable[..., Result],
+        *arguments: Any,
+        quick: Callable[..., Result | None] | None = None,
+    ) -> tuple[Result, tuple[int, int]]:
+        """What `work(store, ...)` gives, how stale that is at most in ms, and the changelog's offset that it has."""
+
+    def read_at_once(
+        self, staleness_ms_max: int, quick: Callable[..., Result | None], *arguments: Any
+    ) -> tuple[Result, tuple[int, int]] | None: ...
+
+    async def checkpoint(self, path: Path) -> None:
+        """Make `path` the store as it is; nothing if there is none."""
+
+    async def release(self) -> KeyValueStore | None:
+        """The store, for whoever goes on with it."""
+
+    async def close(self) -> None: ...
+
+
+class Services:
+    """`tiered_offset(table id, bucket)`: how far the lake has a bucket, None if the table is not tiered."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        limits: Limits,
+        directory: Path,
+        tiered_offset: Callable[[UUID, int], int | None],
+        catalog: Catalog,
+    ) -> None:
+        self.context = context
+        self.limits = limits
+        self.directory = directory
+        self.tiered_offset = tiered_offset
+        self.catalog = catalog
+        self.budget = WriteBudget(limits.buffered_bytes_max)
+        self.auto_increment = AutoIncrement(context.store)
+        self.pieces = PieceCaches(limits)
+        self.refusals = Refusals()
+        self.transcoding = asyncio.Semaphore(_TRANSCODED_AT_ONCE)
+        self.snapshot_config = SnapshotConfig.of(context)
+        self.registries = SchemaRegistries(context.config, context.clock, context.threads)
+        self.store_disk: Disk = SystemDisk()
+        """Where key-value stores are: RocksDB has its files by itself, on the system's disk, whatever the broker's."""
+        self.give_staged: Callable[[Partition, int], Awaitable[None]] = _nothing_staged
+        """Has another broker keep all that is staged for a bucket that this one leads."""
+        self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
+        """Ends the snapshot scans of a bucket, whose store is about to be closed."""
+        self.restless: dict[Tended, None] = {}
+        """Buckets that were written to since they were looked after last."""
+        self.standbys: dict[tuple[UUID, int], KeptStore] = {}
+        """Stores of buckets that other brokers lead, by table (or partition) and bucket."""
+        self._background: Executor | None = None
+        self._opening: Executor | None = None
+        self._memory: SharedMemory | None = None
+
+    @property
+    def staged_directory(self) -> Path:
+        """Of rows that are staged and not committed; a folder for each table that has some."""
+        return self.directory / "staged"
+
+    def has_staged(self, topic: TopicImage) -> bool:
+        """Whether anything is staged for the table that a bucket is of."""
+        return self.context.disk.is_directory(self.staged_directory / str(table_of(topic)))
+
+    @property
+    def memory(self) -> SharedMemory:
+        """Made with the first primary-key table: RocksDB is loaded for nobody who has none."""
+        if self._memory is None:
+            from headrace.tablelayer.server.store.kv import SharedMemory
+
+            self._memory = SharedMemory(
+                self.limits,
+                self.store_disk,
+                self.context.clock,
+                self.context.threads,
+                self.context.config[BLOCK_CACHE_CONFIG.name],
+            )
+        return self._memory
+
+    def snapshots_of(
+        self, table_id: UUID, bucket: int, *, replicated: bool = False
+    ) -> BucketSnapshots | None:
+        """None when snapshots are switched off. Each broker that leads a replicated bucket has snapshots of its own:
+        nobody writes where another one may still be writing."""
+        from headrace.tablelayer.server.store.snapshots import BucketSnapshots
+
+        config = self.snapshot_config
+        if config.files is None:
+            return None
+        owner = self.context.identity.broker_id if replicated else None
+        return BucketSnapshots(config.files, table_id, bucket, config.kept, self.store_disk, owner)
+
+    async def background(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Call work that may take minutes, one at a time, while the broker's executor does what clients wait for."""
+        if self._background is None:
+            self._background = self.context.threads.pool(1, "table-snapshots")
+        return await asyncio.get_running_loop().run_in_executor(self._background, work, *arguments)
+
+    async def open_store(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Call work that opens a key-value store. RocksDB's binding keeps the interpreter to itself meanwhile, some
+        milliseconds long: one at a time, and while clients are served a pause as long as the work after each, so that
+        thousands of stores that are opened together leave half of the time to everybody else.
+        """
+        if self._opening is None:
+            self._opening = self.context.threads.pool(1, "table-stores")
+        context = self.context
+        paced = partial(_and_pause, context.clock, context.threads, context.metadata.is_loaded, work)
+        return await asyncio.get_running_loop().run_in_executor(self._opening, paced, *arguments)
+
+    async def run_on(
+        self, region: FileRegion, partition: Partition, work: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """Call work that reads a region of a partition's log: what is in remote storage in a thread that may wait for
+        the network. Raises KafkaError when that fails."""
+        if isinstance(region, RemoteRegion) and partition.remote is not None:
+            return await partition.remote.run(work, *arguments)
+        return await self.run(work, *arguments)
+
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Call blocking work in the broker's executor."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.context.executor, work, *arguments)
+
+
+def _and_pause(
+    clock: Clock, threads: Threads, paced: bool, work: Callable[..., Result], *arguments: Any
+) -> Result:
+    began = clock.monotonic()
+    try:
+        return work(*arguments)
+    finally:
+        if paced:
+            threads.pause(min(clock.monotonic() - began, _PAUSE_SECONDS_MAX))

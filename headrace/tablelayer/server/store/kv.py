@@ -1,0 +1,658 @@
+"""The key-value store of one bucket: RocksDB, whose write-ahead log is the bucket's own log.
+
+Every write carries the offset up to which the log has been applied and the number of rows, in the same atomic
+batch as the rows, in one column family. So whatever of RocksDB's memory is lost in a crash, what is found
+afterwards is the state at some applied offset, exactly; the log from there on gives the rest.
+
+The store of a bucket that was never written to has no files: they are made with its first write (`unmade`), so that a
+table of thousands of buckets costs what its rows cost.
+
+Keys of rows begin with byte 01 (`ROW_PREFIX`, put there by the key encoding), the one key of metadata is 00.
+Blocking: called in executor threads. Writes come from one thread at a time, reads from any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import msgspec
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DataBlockIndexType,
+    DbClosedError,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteBufferManager,
+    WriteOptions,
+)
+
+from headrace.broker.log.disk import SystemDisk
+from headrace.broker.runtime.ports import Clock, Disk, SystemClock, SystemThreads, Threads
+from headrace.tablelayer.model.types.sizes import RowCost
+from headrace.tablelayer.server.limits import BLOCK_CACHE_BYTES, Limits
+from headrace.tablelayer.server.room import Room
+from headrace.tablelayer.server.store.first_rows import FirstRows, Remembered
+
+ROW_PREFIX = b"\x01"
+_READ_TOGETHER = 16
+"""Keys; as many rows are read before somebody looks how large they are."""
+_LOOKED_UP_TOGETHER = 64
+"""The same where those before tell that there is room: each call takes the interpreter's lock once."""
+_HALVED_FROM = 1024
+"""Keys of a lookup that two threads read, each a half: RocksDB takes milliseconds for them, and needs no interpreter.
+For writes, which are many at a time, it would cost more than it gains."""
+_COLUMN_FAMILY = "default"
+_META_KEY = b"\x00"
+_META = Struct("<Bqq")
+_META_VERSION = 1
+_STALL_PAUSE_SECONDS = 0.002
+_STALL_PAUSE_SECONDS_MAX = 0.1
+_STALL_SECONDS_MAX = 60.0  # a replay that is held back for longer has a disk that does not work
+_SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
+_BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
+_BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
+_BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
+_MADE_BYTES_MIN = 16 << 20  # a piece of a scan may take so much in Arrow's form, however little was asked for
+_MEMTABLE_BYTES_MIN = 512 << 10
+_MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
+
+
+class DamagedStoreError(Exception):
+    """The files are not a store that this version can use."""
+
+
+class StoreInUseError(Exception):
+    """Another part of this process, or another process, has the files open."""
+
+
+class SharedMemory:
+    """What all stores of a process share: the block cache, the budget of memtables, and the ports, which are the
+    system's own where none is given. `disk` is where RocksDB has its files.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        threads: Threads | None = None,
+        block_cache_bytes: int = BLOCK_CACHE_BYTES,
+    ) -> None:
+        self.limits = limits
+        self.disk: Disk = disk or SystemDisk()
+        self.clock: Clock = clock or SystemClock()
+        self.threads: Threads = threads or SystemThreads()
+        self.cache = Cache(block_cache_bytes)
+        self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
+        self.helper = self.threads.pool(1, "table-reads")
+        self.first_rows = Remembered()
+
+    def options(self, stores: int = 1) -> Any:
+        """For one of so many stores that are written to together: a memtable is no larger than its share, since its
+        Bloom filter and its first block are there from the beginning."""
+        memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
+        memtable_bytes = min(memtable_bytes, self.limits.memtable_bytes)
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(memtable_bytes)
+        options.set_arena_block_size(min(256 << 10, memtable_bytes // 16))
+        options.set_write_buffer_manager(self.memtables)
+        options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
+        options.set_memtable_whole_key_filtering(True)
+        options.set_max_background_jobs(2)
+        options.set_level_zero_file_num_compaction_trigger(4)
+        none, lz4 = DBCompressionType.none(), DBCompressionType.lz4()
+        options.set_compression_per_level([none, none, lz4, lz4, lz4, lz4, lz4])
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(1 << 20)
+        options.set_stats_dump_period_sec(0)
+        blocks = BlockBasedOptions()
+        blocks.set_bloom_filter(_BLOOM_BITS, False)
+        blocks.set_block_cache(self.cache)
+        blocks.set_format_version(5)
+        blocks.set_block_size(_BLOCK_BYTES)
+        blocks.set_data_block_index_type(
+            DataBlockIndexType.binary_and_hash()
+        )  # a tenth less for a present key
+        blocks.set_data_block_hash_ratio(_BLOCK_HASH_RATIO)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether RocksDB says that its files are not what it wrote."""
+    return isinstance(error, DamagedStoreError) or "Corruption:" in str(error)
+
+
+class StalledStoreError(Exception):
+    """RocksDB takes no writes for now: its files cannot be written as fast as they come, or not at all."""
+
+
+class DiskFullError(OSError):
+    """There is no space for the store's files. Nothing is lost: the same call may succeed later."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOSPC, text)
+
+
+def _raise_disk_full(error: Exception) -> None:
+    """Tell a full disk from RocksDB's other errors, which have no type of their own either."""
+    if "No space left" in str(error):
+        raise DiskFullError(str(error)) from error
+
+
+class KeyValueStore:
+    """One open store. `applied_offset` is exclusive: the state is the log below it."""
+
+    def __init__(
+        self, database: Any, path: Path, memory: SharedMemory, make: Callable[[], Any] | None = None
+    ) -> None:
+        """`database` None: `make` gives it when something is written."""
+        self.path = path
+        self._memory = memory
+        self.applied = (0, 0)
+        """(applied offset, number of rows): one value, so that who reads it beside a write has both of one moment."""
+        self.durable_offset = 0
+        """The applied offset that is in files: what a crash cannot take away."""
+        self.visible_offset = 0
+        """What a read may have seen: ahead of the applied offset while a write is under way."""
+        self._written_bytes = 0
+        self._flushed_bytes = 0
+        self._database = database
+        self._make = make
+        self._first_rows = FirstRows(memory.first_rows, ROW_PREFIX)
+        self._write_options = WriteOptions()
+        self._write_options.disable_wal = True
+        self._write_options.no_slowdown = True  # see `_write`
+        self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
+        meta = None if database is None else database.get(_META_KEY)
+        if meta is not None:
+            self.applied = _decode_meta(meta)
+            self.durable_offset = self.visible_offset = self.applied_offset
+
+    @property
+    def applied_offset(self) -> int:
+        return self.applied[0]
+
+    @property
+    def row_count(self) -> int:
+        return self.applied[1]
+
+    @property
+    def bytes_since_flush(self) -> int:
+        """0: all that is applied is durable, or will be by the flush that is under way."""
+        return self._written_bytes - self._flushed_bytes
+
+    @classmethod
+    def open(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
+        """Open or create; see `SharedMemory.options` for `stores`. Raises DamagedStoreError when the files are no use,
+        StoreInUseError, DiskFullError, OSError."""
+        database = _open(path, memory, stores)
+        try:
+            return cls(database, path, memory)
+        except Exception as error:
+            database.close()
+            _raise_disk_full(error)
+            if isinstance(error, DamagedStoreError):
+                raise
+            raise DamagedStoreError(str(error)) from error
+
+    @classmethod
+    def unmade(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
+        """An empty store, whose files are made when something is written. There must be none yet."""
+        return cls(None, path, memory, lambda: _open(path, memory, stores))
+
+    @property
+    def is_made(self) -> bool:
+        return self._database is not None
+
+    def make(self) -> None:
+        """Make the files, if there are none yet. Raises DiskFullError, OSError."""
+        if self._database is None:
+            assert self._make is not None
+            self._database = self._make()
+
+    def _made(self) -> Any:
+        self.make()
+        return self._database
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The value of each key, None where there is none. Sorted keys are found faster."""
+        if self._database is None:
+            return [None] * len(keys)
+        return self._database.get(keys) if keys else []
+
+    def get_within(self, keys: Sequence[bytes], bytes_max: int) -> list[bytes | None]:
+        """The values of the first keys, until they are more than `bytes_max` together; then those of the others are not
+        read. Nearly as fast as `get`."""
+        if len(keys) <= _READ_TOGETHER:
+            return self.get(list(keys))
+        values: list[bytes | None] = []
+        for start in range(0, len(keys), _READ_TOGETHER):
+            some = self.get(list(keys[start : start + _READ_TOGETHER]))
+            values += some
+            bytes_max -= sum(len(value) for value in some if value is not None)
+            if bytes_max < 0:
+                break
+        return values
+
+    def get_while(self, keys: Sequence[bytes], room: Room) -> list[bytes | None]:
+        """The values of the first keys, as many as there is room for. They are read one by one, and several at a time,
+        which takes a quarter less, where there is room for as many of the largest so far."""
+        if self._database is None:
+            return room.those_that_fit([None] * len(keys))
+        values = room.those_that_fit(map(self._database.get, keys[:_READ_TOGETHER]))
+        if room.is_full or len(values) == len(keys):
+            return values
+        largest = max(map(room.cost.stored, values))
+        rest, left = keys[_READ_TOGETHER:], room.max_bytes - room.used
+        if len(rest) >= _HALVED_FROM and len(rest) * largest <= left:
+            rooms: list[Room] = []
+
+            def read(half: Sequence[bytes]) -> list[bytes | None]:
+                half_room = Room(left // 2, room.cost, must=False)
+                rooms.append(half_room)
+                return self._while(half, half_room, largest)
+
+            others = self._halves(rest, read)
+            if len(others) == len(rest):
+                room.used += sum(each.used for each in rooms)
+                return values + others
+        return values + self._while(rest, room, largest)
+
+    def _while(self, keys: Sequence[bytes], room: Room, largest: int) -> list[bytes | None]:
+        """`largest`: of the rows so far."""
+        width, factor = room.cost.width, room.cost.expansion
+        values: list[bytes | None] = []
+        while len(values) < len(keys) and not room.is_full:
+            left = room.max_bytes - room.used
+            together = _LOOKED_UP_TOGETHER if _LOOKED_UP_TOGETHER * largest <= left else 1
+            some = self.get(list(keys[len(values) : len(values) + together]))
+            sizes = [width if value is None else width + factor * len(value) for value in some]
+            largest = max(largest, *sizes)
+            if sum(sizes) > left:
+                values += room.those_that_fit(some)
+                continue
+            room.used += sum(sizes)  # what `room` would say, without a call for each row
+            values += some
+        return values
+
+    def _halves(
+        self, keys: Sequence[bytes], read: Callable[[Sequence[bytes]], list[bytes | None]]
+    ) -> list[bytes | None]:
+        """What `read` gives for the first half of the keys, and behind it for the second, which a thread beside this
+        one reads if it has nothing else to do."""
+        rest = keys[len(keys) // 2 :]
+        beside = self._memory.helper.submit(read, rest)
+        try:
+            values = read(keys[: len(keys) // 2])
+        finally:
+            has_begun = not beside.cancel()
+            if has_begun:
+                wait((beside,))  # the store is not to be closed before
+        return values + (beside.result() if has_begun else read(rest))
+
+    def absent(self, keys: Sequence[bytes]) -> list[bool]:
+        """Of each key whether there is no value."""
+        if self._database is None:
+            return [True] * len(keys)
+        return [value is None for value in map(self._database.get, keys)]
+
+    def get_in_memory(self, keys: Sequence[bytes], bytes_max: int = sys.maxsize) -> list[bytes | None] | None:
+        """As `get` without reading from a disk, or None if that is not possible, or the values are more than
+        `bytes_max`. Microseconds a key."""
+        values: list[bytes | None] = []
+        if self._database is None:
+            return [None] * len(keys)
+        for key in keys:
+            may_exist, value = self._database.key_may_exist(key, fetch=True)
+            if may_exist and value is None:
+                return None
+            bytes_max -= len(value or b"")
+            if bytes_max < 0:
+                return None
+            values.append(value)
+        return values
+
+    def write(
+        self,
+        groups: Sequence[tuple[Sequence[bytes], Sequence[bytes | None]]],
+        applied_offset: int,
+        row_count: int,
+        patience_seconds: float = _STALL_SECONDS_MAX,
+    ) -> None:
+        """Apply groups of (keys, values) in order, None deleting, and move to `applied_offset`, atomically.
+
+        Raises DiskFullError, or StalledStoreError when RocksDB has held writes back for `patience_seconds`; nothing has
+        changed then.
+        """
+
+        def fill(batch: WriteBatch) -> None:
+            put, delete = batch.put, batch.delete
+            for keys, values in groups:
+                if None not in values:
+                    deque(map(put, keys, values), maxlen=0)  # the loop without an interpreter: twice as fast
+                    continue
+                for key, value in zip(keys, values, strict=True):
+                    if value is None:
+                        delete(key)
+                    else:
+                        put(key, value)
+            put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
+
+        self.visible_offset = applied_offset
+        try:
+            with self._first_rows.writing(groups):
+                size = self._write(fill, patience_seconds)
+        except Exception:
+            self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
+            raise
+        self.applied = applied_offset, row_count
+        self._written_bytes += size  # after the offset: see `flush`
+
+    def _write(self, fill: Callable[[WriteBatch], object], patience_seconds: float) -> int:
+        """Write a batch, as often as RocksDB holds writes back; its bytes. Raises what `write` does.
+
+        RocksDB would wait inside of its own call, and no other thread of this process runs during that.
+        """
+        database = self._made()
+        clock, pause = self._memory.clock, _STALL_PAUSE_SECONDS
+        give_up_at = clock.monotonic() + patience_seconds
+        while True:
+            batch = WriteBatch(raw_mode=True)  # a write uses it up
+            fill(batch)
+            size: int = batch.size_in_bytes()
+            try:
+                database.write(batch, self._write_options)
+            except Exception as error:
+                if "Write stall" not in str(error):
+                    _raise_disk_full(error)
+                    raise
+                if clock.monotonic() >= give_up_at:
+                    raise StalledStoreError(str(error)) from error
+            else:
+                return size
+            self._memory.threads.pause(pause)
+            pause = min(2 * pause, _STALL_PAUSE_SECONDS_MAX)
+
+    def size_bytes(self) -> int:
+        """What the rows take in files and in memory. Microseconds; 0 for a store that is closed."""
+        if self._database is None:
+            return 0
+        try:
+            return sum(self._database.property_int_value(name) or 0 for name in _SIZE_PROPERTIES)
+        except DbClosedError:
+            return 0
+
+    def flush(self) -> None:
+        """Put what is in memory into files. Raises DiskFullError; what is in memory stays there then."""
+        if self._database is None:
+            return
+        before, written = self._flushed_bytes, self._written_bytes
+        offset = self.applied_offset  # read last: it is of all that is counted, or of more
+        self._flushed_bytes = written
+        try:
+            self._database.flush(True)
+        except Exception as error:
+            self._flushed_bytes = before
+            _raise_disk_full(error)
+            raise
+        self.durable_offset = max(self.durable_offset, offset)
+
+    def values_from(self, first: bytes, count: int) -> list[bytes]:
+        """The values of at most `count` rows from a key on, in key order."""
+        if self._database is None:
+            return []
+        return list(itertools.islice(self._database.values(from_key=first), count))
+
+    def values_while(self, first: bytes, count: int, room: Room) -> list[bytes]:
+        """As `values_from`, as many as there is room for. Small ones from the first row on are remembered."""
+        values: list[bytes] = []
+        last: bytes | None = None
+        if self._database is None:
+            return values
+        begun = self._first_rows.begin() if first == ROW_PREFIX else None
+        for key, value in itertools.islice(self._database.items(from_key=first), count):
+            if not room.admits(value):
+                return values
+            values.append(value)
+            last = key
+        if len(values) < count:
+            _check_end(self._database, first, last)
+            last = None
+        if begun is not None and count:
+            self._first_rows.remember(begun, values, last)
+        return values
+
+    def first_in_memory(self, count: int) -> list[bytes] | None:
+        """The values of at most `count` rows, the first in key order, if they are remembered. Microseconds."""
+        return [] if self._database is None else self._first_rows.values(count)
+
+    def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
+        """At most `count` keys from one up to another, in order."""
+        found: list[bytes] = []
+        if self._database is None:
+            return found
+        for key in itertools.islice(self._database.keys(from_key=first), count):
+            if key > last:
+                break
+            found.append(key)
+        return found
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Delete keys that no log knows of: what a crash brings back may be removed again."""
+        self._write(lambda batch: deque(map(batch.delete, keys), maxlen=0), _STALL_SECONDS_MAX)
+
+    def values_by_prefix(
+        self, prefixes: Sequence[bytes], room: Room, after: bytes | None = None
+    ) -> tuple[list[int], list[bytes], bytes | None]:
+        """How many rows each of the first prefixes has, the values of all of them, each prefix in key order, as many as
+        there is room for, and the key of the last value if its prefix has more.
+
+        `after`: such a key, of the first prefix, of which only the rows behind it count.
+        """
+        if self._database is None:
+            return [0] * len(prefixes), [], None
+        iterator = self._database.iter(ReadOptions())
+        key_here, value_here, go_on = iterator.key, iterator.value, iterator.next
+        width, factor, left = room.cost.width, room.cost.expansion, room.max_bytes - room.used
+        counts: list[int] = []
+        values: list[bytes] = []
+        last: bytes | None = None
+        for prefix in prefixes:
+            if room.is_full:
+                break
+            before = len(values)
+            iterator.seek(prefix if after is None else max(prefix, after + b"\x00"))
+            after = None
+            while (key := key_here()) is not None and key.startswith(prefix):
+                value = value_here()
+                size = width + factor * len(value)
+                if size > left:  # what is counted here is what `room` would say, without a call for each row
+                    room.used = room.max_bytes - left
+                    if not room.admits(value):
+                        if len(values) > before:
+                            counts.append(len(values) - before)
+                        return counts, values, last if len(values) > before else None
+                left -= size
+                values.append(value)
+                last = key
+                go_on()
+            if key is None:
+                iterator.status()  # the end of all rows, or of what can be read
+            counts.append(len(values) - before)
+        room.used = room.max_bytes - left
+        return counts, values, None
+
+    def snapshot(self) -> StoreSnapshot:
+        return StoreSnapshot(None if self._database is None else self._database.snapshot())
+
+    def checkpoint(self, path: Path, memory: SharedMemory) -> tuple[int, int]:
+        """The store as it is now in files of its own, hard links mostly; `path` must not be there yet. They are the
+        state at one offset, which is given, with the number of rows."""
+        try:
+            Checkpoint(self._made()).create_checkpoint(str(path))
+            database = Rdict(str(path), memory.options(), access_type=AccessType.read_only())
+        except Exception as error:
+            _raise_disk_full(error)
+            raise
+        try:
+            meta = database.get(_META_KEY)
+        finally:
+            database.close()
+        offset, row_count = (0, 0) if meta is None else _decode_meta(meta)
+        self.durable_offset = max(self.durable_offset, offset)  # a checkpoint flushes
+        return offset, row_count
+
+    def close(self) -> None:
+        """Flush and close. Closed in any case; DiskFullError: what was in memory is in the log only."""
+        try:
+            self.flush()
+        finally:
+            with contextlib.suppress(Exception):
+                self._close()
+
+    def abandon(self) -> None:
+        """Close what is damaged: what was in memory need not be in the files."""
+        with contextlib.suppress(Exception):
+            self._close()
+
+    def _close(self) -> None:
+        self._first_rows.forget()
+        if self._database is not None:
+            self._database.close()
+
+    def destroy(self) -> None:
+        """Close and remove the files, whatever state they are in."""
+        self.abandon()
+        self._memory.disk.remove_tree(self.path)
+
+
+def checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Path) -> None:
+    """Make `path`, which is not there, the store as it is now, without what only its process needs. Raises OSError and
+    RocksDB's errors."""
+    disk.make_directory(path.parent)
+    store.checkpoint(path, memory)
+    for name in disk.names(path):
+        if name.startswith(("LOG", "LOCK", "IDENTITY")):
+            disk.remove(path / name)
+
+
+def _open(path: Path, memory: SharedMemory, stores: int) -> Any:
+    memory.disk.make_directory(path)
+    options = memory.options(stores)
+    try:
+        # Unnamed, what is there is opened by its file of options, which can name neither the filter nor the cache.
+        return Rdict(str(path), options, {_COLUMN_FAMILY: options})
+    except Exception as error:  # RocksDB's own errors have no type of their own
+        if "lock hold" in str(error) or "While lock file" in str(error):
+            raise StoreInUseError(str(error)) from error
+        if "Too many open files" in str(error):  # the files are well
+            raise OSError(errno.EMFILE, str(error)) from error
+        _raise_disk_full(error)
+        raise DamagedStoreError(str(error)) from error
+
+
+class KeyRange(msgspec.Struct, frozen=True):
+    """Keys with `lower` <= key < `upper`; `upper` None: to the end."""
+
+    lower: bytes = ROW_PREFIX
+    upper: bytes | None = None
+
+    def after(self, key: bytes) -> KeyRange:
+        """What of the range lies behind a key."""
+        return KeyRange(max(self.lower, key + b"\x00"), self.upper)
+
+
+def successor(prefix: bytes) -> bytes:
+    """The first key behind all that begin with `prefix`, which is not all FF."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1])
+
+
+class StoreSnapshot:
+    """The state at one applied offset, read piece by piece while writes go on; None: there is nothing."""
+
+    def __init__(self, snapshot: Any) -> None:
+        meta = None
+        if snapshot is not None and _META_KEY in _keys_of(snapshot):
+            meta = snapshot[_META_KEY]
+        self.applied_offset, self.row_count = (0, 0) if meta is None else _decode_meta(meta)
+        self._snapshot = snapshot
+        self._items: Iterator[tuple[bytes, bytes]] = iter(())
+        self._first = ROW_PREFIX
+        self._last: bytes | None = None
+
+    def seek(self, keys: KeyRange) -> None:
+        """Read these from now on."""
+        if self._snapshot is None:
+            return
+        self._first, self._last = keys.lower, None
+        options = ReadOptions()
+        if keys.upper is not None:
+            options.set_iterate_upper_bound(keys.upper)
+        self._items = iter(self._snapshot.items(from_key=keys.lower, read_opt=options))
+
+    def end(self) -> None:
+        """Let go of the store: it cannot be opened again while it is held here."""
+        self._items = iter(())
+        self._snapshot = None
+
+    def next_rows(
+        self, max_bytes: int, max_rows: int, cost: RowCost
+    ) -> tuple[list[bytes], bytes | None, bool]:
+        """(values in key order, at most `max_rows`, at least one if there is one, and none more once they have
+        `max_bytes`, or 16 MiB and `max_bytes` by their `cost`; the last one's key; whether there may be more)."""
+        values: list[bytes] = []
+        last: bytes | None = None
+        width, factor = cost.width, cost.expansion
+        size, made, made_max = 0, 0, max(_MADE_BYTES_MIN, max_bytes)
+        while size < max_bytes and made < made_max and len(values) < max_rows:
+            item = next(self._items, None)
+            if item is None:
+                if self._snapshot is not None:
+                    _check_end(self._snapshot, self._first, last or self._last)
+                return values, last, False
+            last, value = item
+            self._last = last
+            values.append(value)
+            size += len(value)
+            made += width + factor * len(value)
+        return values, last, True
+
+
+def _check_end(source: Any, first: bytes, last: bytes | None) -> None:
+    """Raise RocksDB's error if an iteration from `first` on has ended behind `last`, or at once, because what follows
+    cannot be read: its iterators end there as they end behind the last row."""
+    iterator = source.iter(ReadOptions())
+    iterator.seek(first if last is None else last)
+    if last is not None and iterator.valid():
+        iterator.next()
+    iterator.status()
+
+
+def _keys_of(snapshot: Any) -> list[bytes]:
+    """The first key of the store: the metadata, if anything was ever written."""
+    return list(itertools.islice(snapshot.keys(), 1))
+
+
+def _decode_meta(meta: bytes) -> tuple[int, int]:
+    if len(meta) != _META.size or meta[0] != _META_VERSION:
+        raise DamagedStoreError(f"its metadata is {meta.hex()}, which is not of version {_META_VERSION}")
+    _, applied_offset, row_count = _META.unpack(meta)
+    return applied_offset, row_count

@@ -1,0 +1,328 @@
+"""The state of one bucket of a primary-key table: stored rows, and the writes that are logged but not stored yet.
+
+The way of a batch (rules R1, R3, R12): `prepare` works out what it changes and builds its changelog batch, without
+any effect; the caller appends that to the log, and only then calls `logged`. Until the log says that the batch
+is replicated, its rows are in the pre-write buffer, where the next batch sees them and lookups do not. `store`
+moves a prefix of the buffer into the key-value store, together with the offset it covers.
+
+Rows keep the schema they were written under. A merge sees them in the latest one, and so do old images (R4.3); a
+replay takes each batch's own.
+
+Who may do what: one `prepare` at a time, and none between it and its `logged`; `store` and `flush` at any time
+beside them, one at a time. `prepare`, `store`, `flush` and reads block and run in executor threads; the rest is
+called on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
+from headrace.protocol.records.header import iter_headers
+from headrace.tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from headrace.tablelayer.model.errors import RowError
+from headrace.tablelayer.model.rows.stored import encode_rows
+from headrace.tablelayer.model.rows.versions import SchemaVersions, decode_stored, upgraded
+from headrace.tablelayer.model.schema.schema import Schema
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.sizes import BATCH_BYTES_MAX
+from headrace.tablelayer.server.merge.auto_increment import Numbers
+from headrace.tablelayer.server.merge.engines import MergeRules, Operations, merge, row_keys
+from headrace.tablelayer.server.merge.writes import OperationSource, Writer, compression_of, statistics_of
+from headrace.tablelayer.server.store.kv import KeyValueStore
+from headrace.tablelayer.server.store.row_ttl import Entries, RowTimes, ended
+
+Changes = npt.NDArray[np.uint8]
+STANDING_BYTES_MAX = BATCH_BYTES_MAX
+"""Stored rows that one write may take up: as many bytes as the rows that it brings."""
+_STALL_SECONDS = 0.5  # then whoever asked for it decides
+_MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
+
+
+class PreparedWrite(msgspec.Struct, frozen=True):
+    """A batch for the log, and what it will change in the store."""
+
+    batch: memoryview
+    keys: list[bytes]
+    values: list[bytes | None]
+    row_delta: int
+    numbers_taken: int = 0
+    times: Entries | None = None
+    """Of a table whose rows end by themselves (`row_ttl.py`)."""
+
+
+class _Pending:
+    """A logged batch whose rows are not in the store yet."""
+
+    __slots__ = ("_by_key", "end_offset", "keys", "row_delta", "size", "times", "values")
+
+    def __init__(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
+        self.keys = prepared.keys
+        self.times = prepared.times
+        self.values = prepared.values
+        self._by_key: dict[bytes, bytes | None] | None = None
+        self.row_delta = prepared.row_delta
+        self.end_offset = end_offset
+        self.size = size
+
+    @property
+    def by_key(self) -> dict[bytes, bytes | None]:
+        """Made when it is first needed: mostly a write is stored before the next one comes."""
+        if self._by_key is None:
+            self._by_key = dict(zip(self.keys, self.values, strict=True))
+        return self._by_key
+
+
+class Tablet:
+    def __init__(self, store: KeyValueStore) -> None:
+        self.kv = store
+        self.numbers = Numbers()
+        """For the auto-increment column."""
+        self._pending: tuple[_Pending, ...] = ()
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, definition: TableDefinition, decode: OperationSource, writer: Writer, now_ms: int
+    ) -> PreparedWrite:
+        """Work out a write. Raises TableError, KafkaError or OutOfNumbersError, without any effect."""
+        operations, versions = decode(definition), definition.versions
+        try:
+            merged = merge(
+                MergeRules.of(definition),
+                operations,
+                lambda keys: upgraded(self._read(keys), versions),
+                self.numbers.peek,
+            )
+        except RowError as error:
+            if operations.sent_as is None:
+                raise
+            raise RowError(int(operations.sent_as[error.index]), error.column, error.reason) from error
+        batch = encode_arrow_batch(
+            merged.changelog,
+            schema_id=definition.schema.schema_id,
+            change_types=merged.change_types,
+            compression=compression_of(definition, merged.changelog),
+            timestamp_ms=now_ms,
+            sequence_count=writer.sequence_count,
+            producer_id=writer.producer_id,
+            producer_epoch=writer.producer_epoch,
+            base_sequence=writer.base_sequence,
+            statistics=statistics_of(definition, definition.schema, merged.changelog),
+        )
+        rule, times = RowTimes.of(definition), None
+        if rule is not None:
+            times = rule.entries(definition.schema, merged.keys, merged.values, now_ms)
+        return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken, times)
+
+    def prepare_expiry(
+        self, definition: TableDefinition, until_ms: int, limit: int, now_ms: int
+    ) -> tuple[PreparedWrite | None, bool]:
+        """The deletion of rows whose time is over, at most `limit` of them, and whether there may be more.
+
+        Rows that are being written are left to the next time. Nothing may be prepared beside this.
+        """
+        under_way = {key for write in self._pending for key in write.keys}
+        found = ended(self.kv, until_ms, limit, under_way)
+        if found.stale:
+            self.kv.remove(found.stale)
+        values = self.kv.get_within(sorted(found.keys), STANDING_BYTES_MAX)
+        if not values:
+            return None, found.has_more and bool(found.stale)
+        rows = decode_stored(pa.array(values, pa.binary()), definition.versions, definition.schema)
+        deletes = Operations(rows, np.ones(rows.num_rows, np.bool_), overwrite=True)
+        has_more = found.has_more or len(values) < len(found.keys)
+        return self.prepare(definition, lambda _: deletes, Writer(), now_ms), has_more
+
+    def _read(self, keys: list[bytes]) -> list[bytes | None]:
+        """Old rows: from the newest pending write that knows the key, else from the store."""
+        pending = self._pending
+        if not pending:
+            return self._stored(keys)
+        # A write that is stored meanwhile is found in both places, which say the same.
+        known: list[bytes | None] = [_MISSING] * len(keys)
+        for write in pending:
+            get = write.by_key.get
+            known = [get(key, value) for key, value in zip(keys, known, strict=True)]
+        wanted = [key for key, value in zip(keys, known, strict=True) if value is _MISSING]
+        if len(wanted) == len(keys):
+            return self._stored(keys)
+        stored = iter(self._stored(wanted))
+        return [next(stored) if value is _MISSING else value for value in known]
+
+    def _stored(self, keys: list[bytes]) -> list[bytes | None]:
+        """Raises KafkaError MESSAGE_TOO_LARGE, at which Kafka's producers split a batch and send its parts."""
+        values = self.kv.get_within(keys, STANDING_BYTES_MAX)
+        if len(values) < len(keys):
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"the rows that stand under the first {len(values)} of {len(keys)} keys take more than "
+                f"{STANDING_BYTES_MAX} bytes, and are all logged as they were: write fewer rows at a time",
+            )
+        return values
+
+    def logged(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
+        """The prepared batch is in the log, below `end_offset`. `size` is what it is charged to the budget."""
+        self._pending = (*self._pending, _Pending(prepared, end_offset, size))
+        self.numbers.use(prepared.numbers_taken)
+
+    # -- storing -------------------------------------------------------------------------------------------
+
+    def covered(self, offset: int) -> int:
+        """How many of the oldest pending writes lie below `offset`."""
+        return sum(write.end_offset <= offset for write in self._pending)
+
+    def end_of(self, count: int) -> int:
+        """Where the `count` oldest pending writes end."""
+        return self._pending[count - 1].end_offset
+
+    def store(self, count: int) -> None:
+        """Put the `count` oldest pending writes into the store. Raises what RocksDB raises, and DiskFullError or
+        StalledStoreError when the same call may succeed later."""
+        writes = self._pending[:count]
+        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+        for write in writes:
+            groups.append((write.keys, write.values))
+            if write.times is not None:
+                groups.append(write.times)
+        self.kv.write(
+            groups,
+            writes[-1].end_offset,
+            self.kv.row_count + sum(write.row_delta for write in writes),
+            _STALL_SECONDS,
+        )
+
+    def stored(self, count: int) -> int:
+        """Forget the `count` oldest pending writes, which are stored. What they were charged with."""
+        released = sum(write.size for write in self._pending[:count])
+        self._pending = self._pending[count:]
+        return released
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(write.size for write in self._pending)
+
+    # -- replaying -----------------------------------------------------------------------------------------
+
+    def replay(
+        self,
+        versions: SchemaVersions,
+        data: bytes,
+        up_to: int | None = None,
+        *,
+        times: RowTimes | None = None,
+    ) -> int:
+        """Apply whole log batches that continue the applied offset, or what of them is below `up_to`. The number of
+        rows replayed. `times`: of a table whose rows end by themselves.
+
+        Raises DecodeError for batches that are not a changelog.
+        """
+        replayed = 0
+        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+        row_count, end_offset = self.kv.row_count, self.kv.applied_offset
+        view = memoryview(data)
+        for position, header in iter_headers(view):
+            if header.next_offset <= end_offset or (up_to is not None and header.base_offset >= up_to):
+                continue
+            if header.base_offset != end_offset:
+                raise DecodeError(f"a changelog batch begins at {header.base_offset}, not at {end_offset}")
+            batch = ArrowBatch.parse(view[position : position + header.size])
+            stop = None if up_to is None else up_to - header.base_offset
+            schema = versions.get(batch.schema_id)
+            keys, values, delta = changes_of(schema, batch, stop)
+            groups.append((keys, values))
+            if times is not None:
+                groups.append(times.entries(schema, keys, values, header.max_timestamp))
+            row_count += delta
+            end_offset = header.next_offset if up_to is None else min(header.next_offset, up_to)
+            replayed += header.record_count
+        if groups:
+            self.kv.write(groups, end_offset, row_count)
+        return replayed
+
+    def take_back(self, versions: SchemaVersions, data: bytes, offset: int) -> None:
+        """Undo whole log batches that end at the applied offset, as far back as `offset`, by their old images.
+
+        Raises DecodeError for batches that have none or do not end there.
+        """
+        view = memoryview(data)
+        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+        row_count, start = self.kv.row_count, self.kv.applied_offset
+        for position, header in reversed(list(iter_headers(view))):
+            if header.base_offset >= start or header.next_offset <= offset:
+                continue
+            if header.next_offset != start:
+                raise DecodeError(f"a changelog batch ends at {header.next_offset}, not at {start}")
+            batch = ArrowBatch.parse(view[position : position + header.size])
+            keys, values, delta = undone_by(
+                versions.get(batch.schema_id), batch, max(0, offset - header.base_offset)
+            )
+            groups.append((keys, values))
+            row_count -= delta
+            start = max(offset, header.base_offset)
+        if groups:
+            self.kv.write(groups, start, row_count)
+
+
+def _images(
+    schema: Schema, batch: ArrowBatch, first: int, stop: int | None
+) -> tuple[pa.RecordBatch, Changes]:
+    rows = batch.to_record_batch(schema.arrow())
+    changes = batch.change_types
+    if rows.num_rows == 0:
+        return rows, np.zeros(0, np.uint8)
+    if changes is None:
+        raise DecodeError("a batch of a primary-key table has no change types")
+    stop = rows.num_rows if stop is None else min(stop, rows.num_rows)
+    return rows.slice(first, stop - first), changes[first:stop]
+
+
+def undone_by(schema: Schema, batch: ArrowBatch, first: int) -> tuple[list[bytes], list[bytes | None], int]:
+    """What takes back the changes of a batch from row `first` on, to be put into the store in this order, and how they
+    have changed the number of rows. A -U stands before its +U: of a pair that is cut in two the whole is taken back.
+    """
+    changes = batch.change_types
+    if first and changes is not None and first < len(changes) and changes[first] == ChangeType.UPDATE_AFTER:
+        first -= 1
+        if changes[first] != ChangeType.UPDATE_BEFORE:
+            raise DecodeError("an update has no old image")
+    rows, changes = _images(schema, batch, first, None)
+    if not len(changes):
+        return [], [], 0
+    if (changes == ChangeType.UPDATE_AFTER).sum() != (changes == ChangeType.UPDATE_BEFORE).sum():
+        raise DecodeError("updates have no old images")
+    kept = np.flatnonzero(changes != ChangeType.UPDATE_AFTER)[::-1]
+    selected, inserted = rows.take(pa.array(kept)), changes[kept] == ChangeType.INSERT
+    keys = row_keys(schema, selected).to_pylist()
+    values: list[bytes | None] = encode_rows(selected, schema).to_pylist()
+    values = [None if new else value for value, new in zip(values, inserted.tolist(), strict=True)]
+    return keys, values, int(inserted.sum()) - int((changes == ChangeType.DELETE).sum())
+
+
+def changes_of(
+    schema: Schema, batch: ArrowBatch, stop: int | None = None
+) -> tuple[list[bytes], list[bytes | None], int]:
+    """What a changelog batch (its rows before `stop`) puts into the store, and how the number of rows changes.
+    `schema`: the one it was written under. Sorted by key, changes of one key in their order: to put unsorted keys into
+    a memtable costs four times as much.
+    """
+    rows, changes = _images(schema, batch, 0, stop)
+    if not len(changes):
+        return [], [], 0
+    kept = changes != ChangeType.UPDATE_BEFORE
+    selected = rows if kept.all() else rows.filter(pa.array(kept))
+    encoded = row_keys(schema, selected)
+    order = pc.sort_indices(encoded)  # stable
+    deletes = changes[kept][order.to_numpy()] == ChangeType.DELETE
+    keys = encoded.take(order).to_pylist()
+    values: list[bytes | None] = encode_rows(selected, schema).take(order).to_pylist()
+    if deletes.any():
+        values = [None if gone else value for value, gone in zip(values, deletes.tolist(), strict=True)]
+    delta = int((changes == ChangeType.INSERT).sum()) - int((changes == ChangeType.DELETE).sum())
+    return keys, values, delta

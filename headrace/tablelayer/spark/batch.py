@@ -1,0 +1,91 @@
+"""A table as a Spark batch: its log between two offsets, or a PK table's rows as they were at the second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.planning import (
+    SplitPartition,
+    partitions_needed,
+    plan_read,
+    read_partition,
+    resolve,
+    resolve_partitions,
+)
+from headrace.tablelayer.spark.splits import Split, plan_splits, state_splits
+from headrace.tablelayer.spark.worker import connection
+from headrace.tablelayer.spark.worker import table as open_table
+
+
+class HeadraceReader(DataSourceReader):
+    """Plans on the driver, reads in the executors."""
+
+    def __init__(self, options: ReadOptions, names: list[str]) -> None:
+        definition = connection(options.bootstrap).admin.describe_table(options.table)
+        if options.start == "full":
+            raise ValueError(
+                "startingOffsets 'full' is for streams: a batch in mode 'current' reads the state anyway"
+            )
+        if options.start is not None and options.mode == "current" and definition.is_primary_key_table:
+            raise ValueError(
+                f"{definition.path} has a primary key: mode 'current' gives its rows at the ending offsets and has"
+                " no start; use mode 'changelog' or 'upsert' to read its log from somewhere"
+            )
+        self.read_plan = plan_read(options, definition, names)
+        self.options = options
+
+    def partitions(self) -> list[SplitPartition]:
+        definition = self.read_plan.definition
+        table = open_table(self.options.bootstrap, definition)
+        if not definition.is_partitioned:
+            splits = self._splits(table, self.options.min_partitions)
+        else:
+            splits = self._splits_of_partitions(table)
+        return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
+
+    def _splits(self, table: Any, min_count: int) -> list[Split]:
+        end = resolve(table, self.options.end)
+        if self._of_state:
+            return state_splits(end)
+        start = resolve(table, "earliest")
+        if self.options.start is not None:
+            start |= resolve(table, self.options.start)
+        return plan_splits(start, end, min_count=min_count, max_rows=self.options.max_records)
+
+    def _splits_of_partitions(self, table: Any) -> list[Split]:
+        kept = partitions_needed(table.definition, table.partitions(), self.options.predicate)
+        ends = resolve_partitions(table, self.options.end, kept)
+        starts: dict[str, dict[int, int]] = {}
+        if not self._of_state:
+            starts = resolve_partitions(table, "earliest", kept)
+            if self.options.start is not None:
+                for name, given in resolve_partitions(table, self.options.start, kept).items():
+                    starts[name] = {**starts.get(name, {}), **given}
+        least = -(-self.options.min_partitions // max(1, len(kept)))
+        splits = []
+        for each in kept:
+            if each.name not in ends:
+                continue
+            end = ends[each.name]
+            found = (
+                state_splits(end)
+                if self._of_state
+                else plan_splits(
+                    starts.get(each.name, {}), end, min_count=least, max_rows=self.options.max_records
+                )
+            )
+            splits += [replace(split, partition=each) for split in found]
+        return splits
+
+    @property
+    def _of_state(self) -> bool:
+        return self.options.mode == "current" and self.read_plan.definition.is_primary_key_table
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self.read_plan, partition)

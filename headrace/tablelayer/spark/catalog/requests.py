@@ -1,0 +1,34 @@
+"""What requests of Spark's catalog have in common: the table they are about, and objects that travel through Spark."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.spark.options import server_of
+from headrace.tablelayer.spark.worker import connection
+
+Request = Mapping[str, Any]
+
+
+def table_options(request: Request) -> dict[str, str]:
+    """As the data source takes them."""
+    return {**request["options"], "table": f"{request['database']}.{request['table']}"}
+
+
+def table_definition(request: Request) -> TableDefinition:
+    """Raises TableError(TABLE_NOT_FOUND)."""
+    client = connection(server_of(request["options"]))
+    return client.admin.describe_table(f"{request['database']}.{request['table'].partition('$')[0]}")
+
+
+def text_of(value: object) -> str:
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def object_of(text: str) -> Any:
+    """Of what `text_of` made, in a process of the same session."""
+    return pickle.loads(base64.b64decode(text))

@@ -1,0 +1,118 @@
+"""What a scan of Spark's catalog reads, by the data source's own readers. Each function answers one request of
+`helper`; what tasks need travels through Spark as pickled text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.tablelayer.model.filters.conditions import push_down
+from headrace.tablelayer.spark.catalog.requests import (
+    Request,
+    object_of,
+    table_definition,
+    table_options,
+    text_of,
+)
+from headrace.tablelayer.spark.options import ReadOptions, server_of
+from headrace.tablelayer.spark.planning import SplitPartition
+from headrace.tablelayer.spark.source import HeadraceDataSource
+from headrace.tablelayer.spark.worker import table as open_table
+
+
+def push(request: Request) -> dict[str, Any]:
+    """Which of these conditions (texts of Spark's) the readers apply: `complete`, a boolean for each, and the
+    `predicate` of all that can be pushed, as an option."""
+    definition = table_definition(request)
+    complete = [push_down([text], definition.schema).complete for text in request["conditions"]]
+    predicate = push_down(request["conditions"], definition.schema).predicate
+    return {"complete": complete, "predicate": None if predicate is None else json.dumps(predicate)}
+
+
+def plan(request: Request) -> dict[str, Any]:
+    """Pin what is read: `reader`, `splits` (at least one), and how many rows and bytes there are at most, if known.
+
+    `columns` are those to read, at least one; `as_of_ms` a time, or None; `version` offsets by bucket as JSON, of the
+    lake alone a snapshot, or None.
+    """
+    given = table_options(request)
+    if request["predicate"] is not None:
+        given["where"] = request["predicate"]
+    if request["limit"] is not None:
+        given["limit"] = str(request["limit"])
+    names = list(request["columns"])
+    given |= _as_of(request, given)
+    source = HeadraceDataSource(given)
+    reader = source.reader(_Names(names))
+    splits = reader.partitions()
+    answer: dict[str, Any] = {"reader": text_of(reader), "splits": [text_of(split) for split in splits]}
+    if not ReadOptions.parse(given).view:
+        rows = _rows(reader, splits)
+        widths = reader.read_plan.arrow_schema()
+        answer |= {"rows": rows, "bytes": rows * sum(_width(field.type) for field in widths)}
+    return answer
+
+
+def _as_of(request: Request, given: dict[str, str]) -> dict[str, str]:
+    """The options for a table of an earlier time."""
+    version, time = request["version"], request["as_of_ms"]
+    if "$" in request["table"]:
+        return (
+            {"snapshot": version}
+            if version is not None
+            else {}
+            if time is None
+            else {"endingTimestamp": str(time)}
+        )
+    if version is not None:
+        if not version.startswith("{"):
+            raise ValueError(
+                f"VERSION AS OF '{version}': a table's version is its offsets by bucket, such as"
+                """ VERSION AS OF '{"0": 17}'; of its lake, `TABLE$lake`, a snapshot's number"""
+            )
+        return {"endingOffsets": version}
+    if time is None:
+        return {}
+    definition = table_definition(request)
+    table = open_table(server_of(given), definition)
+    offsets = table.partition_offsets_as_of(time) if definition.is_partitioned else table.offsets_as_of(time)
+    return {"endingOffsets": json.dumps(offsets)}
+
+
+class _Names:
+    """As much of Spark's schema as readers ask for."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def fieldNames(self) -> list[str]:  # noqa: N802 - Spark's name
+        return self._names
+
+
+def _rows(reader: Any, splits: list[SplitPartition]) -> int:
+    """At most so many; of a PK table about as many."""
+    if any(each.split.state for each in splits):
+        table = open_table(reader.options.bootstrap, reader.read_plan.definition)
+        return int(table.count())
+    rows: int = sum(each.split.end_offset - each.split.start_offset for each in splits)
+    return rows
+
+
+def _width(kind: pa.DataType) -> int:
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return _WIDTH_OF_TEXT
+
+
+_WIDTH_OF_TEXT = 20
+"""What Spark assumes too (its `StringType.defaultSize`)."""
+
+
+def read(request: Request) -> Iterator[pa.RecordBatch]:
+    """The rows of one split."""
+    yield from object_of(request["reader"]).read(object_of(request["split"]))

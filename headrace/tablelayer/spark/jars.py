@@ -1,0 +1,352 @@
+"""Spark's extra jars: the Kafka connector, the Iceberg runtime, and for Paimon tables the Paimon bundle; resolved once
+and kept.
+
+pyspark carries Apache Ivy among its own jars, so the jars are fetched with nothing but Java: Ivy runs as a
+stand-alone resolver before Spark starts, and Spark then gets local files (`spark.jars`). That is quicker and
+quieter than `spark.jars.packages`, works the same for a session, a test and a tiering job, and works offline
+after the first time. The Paimon bundle is a list of its own, resolved when the first Paimon table is opened.
+
+One jar is ours: the catalog (`tablelayer.spark.catalog`). A wheel carries it; in a checkout it is compiled from the
+sources that are there, by Eclipse's compiler, for which a Java runtime is enough, and kept beside the others.
+
+What is resolved, and why these versions: the Kafka connector must come from Spark's own 4.1 line, and its
+token provider is a separate artifact whose releases do not appear together with it everywhere. So the pinned
+list is tried first, and if it cannot be had, ranges that end at the installed pyspark.
+
+Where they are kept: `$XDG_CACHE_HOME/headrace/jars-<pyspark version>-<hash of the list>/` (default
+`~/.cache`). The folder appears by rename when it is complete, with a marker that lists its files; a missing
+or damaged file means resolving again. Two processes may do so at once: one waits for the other.
+
+Environment:
+- `HEADRACE_SPARK_JARS`: a folder with the jars; nothing is resolved.
+- `HEADRACE_MAVEN_ROOT`: root of a Maven mirror, instead of Ivy's default repository.
+
+`python -m headrace.tablelayer.spark.jars` resolves them and prints one path a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headrace.tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar, one_at_a_time, retrieve
+
+JARS_VARIABLE = "HEADRACE_SPARK_JARS"
+JAVA_VERSION_MIN = 17
+
+_MARKER = "complete.json"
+
+# (organisation, name, pinned revision, range with the installed pyspark as its end, or None: the same)
+Artifacts = tuple[tuple[str, str, str, str | None], ...]
+_ARTIFACTS: Artifacts = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3", "[4.1.0,{spark}]"),
+    (
+        "org.apache.spark",
+        "spark-token-provider-kafka-0-10_2.13",
+        "4.1.0-preview1",
+        "[4.1.0-preview1,{spark}]",
+    ),
+    ("org.apache.kafka", "kafka-clients", "3.9.1", None),
+    ("org.apache.commons", "commons-pool2", "2.12.1", None),
+    ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", None),
+)
+_PAIMON_ARTIFACTS: Artifacts = (("org.apache.paimon", "paimon-bundle", "1.4.2", None),)
+_COMPILER_ARTIFACTS: Artifacts = (("org.eclipse.jdt", "ecj", "3.40.0", None),)
+
+CATALOG_FOLDER = Path(__file__).parent / "catalog"
+CATALOG_JAR = "headrace-spark-4.1.jar"
+_COMPILE_TIMEOUT_S = 300
+_MANIFEST = "META-INF/MANIFEST.MF"
+_SOURCES_ENTRY = "Headrace-Sources"
+
+
+class SparkSetupError(Exception):
+    """Spark cannot be started here. The message says what is missing and what to do."""
+
+
+def java_command() -> str:
+    """The `java` that Spark will use (JAVA_HOME first, then PATH), checked to be Java 17 or newer."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        candidate = Path(home) / "bin" / "java"
+        if not candidate.is_file():
+            raise SparkSetupError(
+                f"JAVA_HOME is {home}, but there is no {candidate}: set JAVA_HOME to"
+                f" a Java {JAVA_VERSION_MIN} or 21, or unset it."
+            )
+        java = str(candidate)
+    else:
+        found = shutil.which("java")
+        if found is None:
+            raise SparkSetupError(
+                f"Spark needs Java {JAVA_VERSION_MIN} or 21, and there is no `java` on the PATH: install one"
+                " (for example the package openjdk-17-jre-headless) or set JAVA_HOME."
+            )
+        java = found
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SparkSetupError(
+            f"`{java} -version` does not work ({error}): check JAVA_HOME and PATH."
+        ) from error
+    version = _java_major(answer.stderr + answer.stdout)
+    if version is None or version < JAVA_VERSION_MIN:
+        seen = "an unknown version" if version is None else f"Java {version}"
+        raise SparkSetupError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or 21, but {java} is {seen}:"
+            " install a newer one or set JAVA_HOME."
+        )
+    return java
+
+
+def _java_major(text: str) -> int | None:
+    """Java 8 calls itself 1.8; from 9 on the first number is the version."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    first, second = int(found.group(1)), found.group(2)
+    return int(second) if first == 1 and second is not None else first
+
+
+def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
+    """Paths of the jars, resolved if they are not here yet (about ten seconds, 57 MB).
+
+    `report` is told in one line when the network is about to be used. Raises SparkSetupError.
+    """
+    return _jars(_ARTIFACTS, "jars", "Spark's Kafka connector and Iceberg runtime (57 MB, once)", report)
+
+
+def paimon_jar(report: Callable[[str], None] | None = None) -> Path:
+    """The jar with Paimon's Java library, resolved if it is not here yet (49 MB). As `spark_jars`."""
+    found = _jars(_PAIMON_ARTIFACTS, "paimon", "Paimon's library (49 MB, once)", report)
+    return next(jar for jar in found if _is_artifact(jar, _PAIMON_ARTIFACTS[0][1]))
+
+
+def catalog_jar(report: Callable[[str], None] | None = None) -> Path:
+    """The jar with Spark's catalog over tables, compiled if need be (some seconds, once). As `spark_jars`."""
+    digest = _sources_digest()
+    shipped = CATALOG_FOLDER / CATALOG_JAR
+    kept = _cache_root() / f"catalog-{digest}" / CATALOG_JAR
+    for jar in (shipped, kept):
+        if _made_of(jar) == digest:
+            return jar
+    java = java_command()
+    compiler = _jars(_COMPILER_ARTIFACTS, "compiler", "Eclipse's compiler (3 MB, once)", report)[0]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(kept.with_name("lock")):
+        if _made_of(kept) != digest:
+            compile_catalog(java, compiler, kept)
+    return kept
+
+
+def compile_catalog(java: str, compiler: Path, target: Path) -> None:
+    """Raises SparkSetupError with what the compiler says."""
+    sources = sorted((CATALOG_FOLDER / "java").rglob("*.java"))
+    classpath = os.pathsep.join(str(jar) for jar in sorted(_ivy_jar().parent.glob("*.jar")))
+    with tempfile.TemporaryDirectory(prefix="headrace-catalog-") as folder:
+        command = [
+            java,
+            "-jar",
+            str(compiler),
+            "-17",
+            "-proc:none",
+            "-nowarn",
+            "-cp",
+            classpath,
+            "-d",
+            folder,
+        ]
+        try:
+            done = subprocess.run(
+                [*command, *map(str, sources)],
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SparkSetupError(f"Spark's catalog could not be compiled: {error}") from error
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-4000:]
+            raise SparkSetupError(f"Spark's catalog could not be compiled:\n{said}")
+        made = target.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as jar:
+            jar.writestr(_MANIFEST, f"Manifest-Version: 1.0\n{_SOURCES_ENTRY}: {_sources_digest()}\n\n")
+            for each in sorted(Path(folder).rglob("*.class")):
+                jar.write(each, each.relative_to(folder))
+        made.replace(target)
+
+
+def _sources_digest() -> str:
+    """Of what the catalog is compiled from."""
+    digest = hashlib.sha256()
+    for source in sorted((CATALOG_FOLDER / "java").rglob("*.java")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _made_of(jar: Path) -> str | None:
+    """The digest of the sources that a jar was compiled from; None if it is none."""
+    try:
+        with zipfile.ZipFile(jar) as opened:
+            manifest = opened.read(_MANIFEST).decode()
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return None
+    found = re.search(rf"^{_SOURCES_ENTRY}: (\w+)", manifest, re.MULTILINE)
+    return None if found is None else found.group(1)
+
+
+def _jars(artifacts: Artifacts, prefix: str, what: str, report: Callable[[str], None] | None) -> list[Path]:
+    given = os.environ.get(JARS_VARIABLE)
+    if given:
+        return _jars_of_folder(Path(given), artifacts)
+    try:
+        spark_version = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        raise SparkSetupError("pyspark is not installed: pip install 'headrace[spark]'.") from None
+    folder = _cache_root() / f"{prefix}-{spark_version}-{_list_hash(artifacts, spark_version)}"
+    ready = _complete_jars(folder)
+    if ready is not None:
+        return ready
+    java = java_command()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(folder.with_name(folder.name + ".lock")):
+        ready = _complete_jars(folder)
+        if ready is None:
+            if report is not None:
+                report(f"fetching {what} into {folder}")
+            ready = _resolve(java, spark_version, folder, artifacts)
+    return ready
+
+
+def _jars_of_folder(folder: Path, artifacts: Artifacts) -> list[Path]:
+    if not folder.is_dir():
+        raise SparkSetupError(f"{JARS_VARIABLE} is {folder}, which is not a folder.")
+    jars = sorted(folder.glob("*.jar"))
+    missing = [name for _, name, _, _ in artifacts if not any(_is_artifact(jar, name) for jar in jars)]
+    if missing:
+        raise SparkSetupError(
+            f"{JARS_VARIABLE} is {folder}, but these jars are not in it: {', '.join(missing)}."
+        )
+    return jars
+
+
+def _is_artifact(jar: Path, name: str) -> bool:
+    return re.fullmatch(re.escape(name) + r"-\d.*\.jar", jar.name) is not None
+
+
+def _cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headrace"
+
+
+def _list_hash(artifacts: Artifacts, spark_version: str) -> str:
+    return hashlib.sha256(repr((artifacts, spark_version)).encode()).hexdigest()[:10]
+
+
+def _complete_jars(folder: Path) -> list[Path] | None:
+    """The jars named by the marker, or None when the marker or one of them is missing or has another size."""
+    try:
+        listed: dict[str, int] = json.loads((folder / _MARKER).read_text())
+        jars = [folder / name for name in sorted(listed)]
+        if all(jar.stat().st_size == listed[jar.name] for jar in jars):
+            return jars
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _resolve(java: str, spark_version: str, folder: Path, artifacts: Artifacts) -> list[Path]:
+    ivy = _ivy_jar()
+    spoken: list[str] = []
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
+        work = Path(scratch)
+        for revisions in _revision_lists(artifacts, spark_version):
+            shutil.rmtree(work / "cache", ignore_errors=True)  # Ivy remembers what it did not find
+            jars = work / "jars"
+            shutil.rmtree(jars, ignore_errors=True)
+            wanted = [
+                (organisation, name, revision)
+                for (organisation, name, _, _), revision in zip(artifacts, revisions, strict=True)
+            ]
+            output = retrieve(java, ivy, work, wanted, into="jars", cache=work / "cache")
+            found = sorted(jars.glob("*.jar")) if jars.is_dir() else []
+            if len(found) == len(artifacts):
+                (jars / _MARKER).write_text(json.dumps({jar.name: jar.stat().st_size for jar in found}))
+                shutil.rmtree(folder, ignore_errors=True)
+                jars.rename(folder)
+                return [folder / jar.name for jar in found]
+            spoken.append(output)
+    raise SparkSetupError(_explain(spoken))
+
+
+def _ivy_jar() -> Path:
+    try:
+        found = ivy_jar()
+    except ModuleNotFoundError as error:
+        raise SparkSetupError(str(error)) from None
+    if found is None:
+        raise SparkSetupError(
+            "The installed pyspark has no ivy jar: install the full package from PyPI,"
+            f" or set {JARS_VARIABLE} to a folder with the jars."
+        )
+    return found
+
+
+def _revision_lists(artifacts: Artifacts, spark_version: str) -> list[Sequence[str]]:
+    pinned = [revision for _, _, revision, _ in artifacts]
+    ranges = [(span or revision).format(spark=spark_version) for _, _, revision, span in artifacts]
+    return [pinned, ranges]
+
+
+def _explain(spoken: Sequence[str]) -> str:
+    """One sentence from the resolver's pages: is the network away, or is an artifact not there?"""
+    text = "\n".join(spoken)
+    remedy = (
+        f"Set {MIRROR_VARIABLE} to the root of a Maven repository that this machine reaches,"
+        f" or {JARS_VARIABLE} to a folder with the jars."
+    )
+    away = re.search(
+        r"(?:UnknownHost|Connect|NoRouteToHost|SocketTimeout)Exception|host \S+ not found|timeout:[^\n]*",
+        text,
+        re.I,
+    )
+    if away:
+        reason = away.group(0).strip()
+        return (
+            f"Spark's jars could not be fetched, the Maven repository is not reachable ({reason}). {remedy}"
+        )
+    missing = sorted(set(re.findall(r":: ([\w.]+#[\w.\-]+;\S+): not found", text)))
+    if missing:
+        return f"Spark's jars could not be fetched, the Maven repository lacks {', '.join(missing)}. {remedy}"
+    last = [line.strip() for line in text.splitlines() if line.strip()][-3:]
+    return f"Spark's jars could not be fetched ({' / '.join(last) or 'the resolver said nothing'}). {remedy}"
+
+
+def main() -> int:
+    try:
+        java_command()
+
+        def report(line: str) -> None:
+            print(line, file=sys.stderr)  # noqa: T201
+
+        jars = [*spark_jars(report), catalog_jar(report)]
+    except SparkSetupError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.writelines(f"{jar}\n" for jar in jars)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Sets of keys, asked for batch after batch.
+
+Arrow's own `is_in` and `index_in` hash the whole set again at every call: for 100,000 keys ten milliseconds, whatever
+the batch. A set of integers (or dates and times, which are integers) is therefore kept sorted, behind a table of bits
+that most other keys do not pass: 10 to 20 ns a row. Keys of other types and of several columns are left to Arrow.
+This module is imported by executors: it knows no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio: its products' upper bits differ for keys that lie side by side."""
+_BITS_MIN, _BITS_MAX = 10, 24
+"""The table of bits (a byte each, in fact) has 8 to 16 places a key, and at most 16 MB."""
+
+Integers = npt.NDArray[np.int64]
+
+
+class KeySet:
+    """The keys of a table's rows, to ask whether a batch's rows have one of them, and which."""
+
+    def __init__(self, rows: pa.Table, key: Sequence[str]) -> None:
+        self._key = list(key)
+        self._values = self._encoded(rows.select(self._key).combine_chunks())
+        integers = _integers(self._values)
+        self._integers = None if integers is None else _IntegerSet(integers)
+
+    def contains(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """bool[rows]."""
+        asked = self._encoded(batch.select(self._key))
+        integers = None if self._integers is None else _integers(asked)
+        if self._integers is None or integers is None:
+            return pc.is_in(asked, value_set=self._values)
+        found = np.zeros(len(integers), bool)
+        found[self._integers.find(integers)[0]] = True
+        return pa.array(found)
+
+    def positions(self, rows: pa.RecordBatch | pa.Table) -> pa.Array:
+        """int32[rows]: the position of each row's key among the keys (the first one's), null where it is none."""
+        asked = self._encoded(rows.select(self._key))
+        integers = None if self._integers is None else _integers(asked)
+        if self._integers is None or integers is None:
+            return pc.index_in(asked, value_set=self._values)
+        positions = np.full(len(integers), -1, np.int32)
+        rows_found, at = self._integers.find(integers)
+        positions[rows_found] = at
+        return pa.array(positions, mask=positions < 0)
+
+    @staticmethod
+    def _encoded(keys: Any) -> Any:
+        columns = [_flat(column) for column in keys.columns]
+        if len(columns) == 1:
+            return columns[0]
+        from headrace.tablelayer.model.rows.keys import (
+            encode_keys,  # numba: only who has keys of several columns waits
+        )
+
+        return encode_keys(columns)
+
+
+class _IntegerSet:
+    """Sorted integers, and where each was."""
+
+    def __init__(self, values: Integers) -> None:
+        self._order = np.argsort(values, kind="stable")
+        self._sorted = values[self._order]
+        bits = min(_BITS_MAX, max(_BITS_MIN, (8 * len(values)).bit_length()))
+        self._shift = np.uint64(64 - bits)
+        self._known = np.zeros(1 << bits, bool)
+        self._known[self._places(values)] = True
+
+    def _places(self, values: Integers) -> npt.NDArray[np.uint64]:
+        return (values.view(np.uint64) * _FACTOR) >> self._shift
+
+    def find(self, asked: Integers) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """The rows of `asked` whose value is in the set, ascending, and its first position there."""
+        likely = np.flatnonzero(self._known[self._places(asked)])
+        values = asked[likely]
+        at = np.searchsorted(self._sorted, values)
+        at[at == len(self._sorted)] = 0
+        same = self._sorted[at] == values if len(self._sorted) else np.zeros(len(values), bool)
+        return likely[same], self._order[at[same]]
+
+
+def _integers(values: pa.Array) -> Integers | None:
+    """int64[n] in which equal keys, and only they, are equal; None for other types, and where there are nulls."""
+    kind = values.type
+    if values.null_count:
+        return None
+    if pa.types.is_integer(kind):
+        return np.ascontiguousarray(values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False))
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        return np.ascontiguousarray(values.view(pa.int32()).to_numpy().astype(np.int64))
+    if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
+        return np.ascontiguousarray(values.view(pa.int64()).to_numpy())
+    return None
+
+
+def _flat(column: Any) -> Any:
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column

@@ -1,0 +1,126 @@
+"""What batches and streams plan alike: columns, partitions, offsets, and the splits that go to the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.table.partitions import Partition
+from headrace.tablelayer.spark.options import PartitionOffsets, Place, ReadOptions
+from headrace.tablelayer.spark.positions import Offsets
+from headrace.tablelayer.spark.splits import Split, TableRead, read_split
+from headrace.tablelayer.spark.types import METADATA_FIELDS, choose_columns
+
+
+class SplitPartition(InputPartition):
+    """A split, as Spark hands it to a task."""
+
+    def __init__(self, split: Split) -> None:
+        super().__init__(split)
+        self.split = split
+
+
+def plan_read(options: ReadOptions, definition: TableDefinition, names: list[str]) -> TableRead:
+    """What is common to all splits. Raises TableError for columns that are not there."""
+    columns = choose_columns(definition.schema, [name for name in names if name not in METADATA_FIELDS])
+    metadata = tuple(name for name in names if name in METADATA_FIELDS)
+    ordered = [column.name for column in columns] + list(metadata)
+    if len(set(names)) < len(names):
+        raise TableError(
+            TableErrorCode.INVALID_PROJECTION, f"a column is asked for twice: {', '.join(names)}"
+        )
+    return TableRead(
+        options.bootstrap,
+        definition,
+        tuple(columns),
+        options.mode,
+        metadata,
+        None if ordered == names else tuple(names),
+        options.predicate,
+        options.limit,
+    )
+
+
+def partitions_needed(
+    definition: TableDefinition, partitions: Sequence[Partition], predicate: Predicate | None
+) -> list[Partition]:
+    """Those that may have rows for which the predicate holds: its parts about partition columns alone decide."""
+    parts = [] if predicate is None else predicate[1:] if predicate[0] == "and" else [predicate]
+    keys = definition.partition_keys
+    deciding = [part for part in parts if columns_of(part) <= set(keys)]
+    if not deciding or not partitions:
+        return list(partitions)
+    columns = [definition.schema.column(key) for key in keys]
+    values = pa.table(
+        [
+            pa.array([each.values[place] for each in partitions], pa.string()).cast(column.type.arrow())
+            for place, column in enumerate(columns)
+        ],
+        names=list(keys),
+    )
+    numbered = values.append_column("", pa.array(range(len(partitions))))
+    for part in deciding:
+        numbered = numbered.filter(arrow_expression(part, values.schema))
+    return [partitions[place] for place in numbered.column("").to_pylist()]
+
+
+def resolve(table: Any, place: Place) -> dict[int, int]:
+    """Offsets of every bucket; those that offsets by bucket leave out begin at the earliest."""
+    if isinstance(place, (str, int)):
+        return dict(table.offsets(place))
+    if any(isinstance(bucket, str) for bucket in place):
+        raise ValueError(
+            f"offsets are given by partition, but {table.path} is not partitioned: {{bucket: offset}}"
+        )
+    offsets = cast(Offsets, place)
+    _check_buckets(table.path, offsets, table.definition.bucket_count)
+    return dict(offsets)
+
+
+def resolve_partitions(
+    table: Any, place: Place, partitions: Sequence[Partition]
+) -> dict[str, dict[int, int]]:
+    """As `resolve` for these partitions of a partitioned table; those that offsets do not name are absent, and so are
+    those that are gone by now.
+    """
+    known = {each.name: each for each in partitions}
+    if isinstance(place, (str, int)):
+        found = table.partition_offsets(place)
+        return {name: dict(found[name]) for name in known if name in found}
+    for name, offsets in place.items():
+        if not isinstance(name, str) or not isinstance(offsets, Mapping):
+            raise ValueError(
+                f"{table.path} is partitioned: its offsets are by partition and bucket,"
+                f""" such as {{"{next(iter(known), "2024-09-19")}": {{"0": 17}}}}"""
+            )
+        if name in known:
+            _check_buckets(table.path.of_partition(name), offsets, known[name].bucket_count)
+    missing = {name for name in place if isinstance(name, str)} - {each.name for each in table.partitions()}
+    if missing:
+        raise TableError(
+            TableErrorCode.PARTITION_NOT_FOUND,
+            f"offsets are given for partition {min(missing)} of {table.path}, which is not there",
+        )
+    return {name: dict(cast(PartitionOffsets, place)[name]) for name in known if name in place}
+
+
+def _check_buckets(path: Any, offsets: Offsets, count: int) -> None:
+    unknown = [bucket for bucket in offsets if not 0 <= bucket < count]
+    if unknown:
+        raise ValueError(
+            f"offsets are given for bucket {unknown[0]}, but {path} has buckets 0 to {count - 1}"
+        )
+
+
+def read_partition(read: TableRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The worker's side of a read."""
+    if isinstance(partition, SplitPartition):
+        split = partition.split
+        if split.end_offset > (0 if split.state else split.start_offset):
+            yield from read_split(read, split)

@@ -1,0 +1,461 @@
+"""A table as a Spark stream: micro-batches of its changes, after its state if wanted.
+
+    spark.readStream.format("headrace").option("table", "db.t").option("mode", "upsert")...
+
+- **Start**: a PK table begins with its state at the moment of the first micro-batch and goes on with every change
+  after it, no gap and no overlap (`startingOffsets=full`, its default); a log table at its earliest offset.
+- **Checkpoint**: Spark keeps the offsets; a restart reads the same ranges again. It also keeps the table's id: a
+  table that was dropped and made again under the same name is an error, not a continuation.
+- **Admission**: `maxOffsetsPerTrigger` bounds a micro-batch. The state that opens a "full" stream is one
+  micro-batch, whatever its size; its tasks hold a few Arrow batches at a time.
+- **Trigger.AvailableNow** reads what was there when the query was started, in one run, also when a batch was left over
+  from a run that broke off: `register` and `session` switch Spark's wrapper on for that
+  (`spark.sql.streaming.triggerAvailableNowWrapper.enabled`; without it Spark 4.1 makes one micro-batch, which may be
+  the left-over one). On Spark 4.1 a source is asked once how far it goes, before it knows where the query is, and
+  cannot learn that the trigger is AvailableNow. With `maxOffsetsPerTrigger` there are therefore two ways:
+  `availableNow=true` here too makes one micro-batch of all that is there; `availableNow=capped` together with
+  `tablelayer.spark.run_available_now(writer)`, instead of the trigger, makes capped ones up to where the table ended
+  when the run began. With neither the query ends after one capped micro-batch, which is told of in the log unless
+  `availableNow=false` says that the trigger is another one, and is refused when it is run again. (4.1's
+  `PythonMicroBatchStream` has neither of Spark's interfaces SupportsAdmissionControl and SupportsTriggerAvailableNow,
+  and no call to a Python source has the trigger in it.)
+  A catalog's stream (`readStream.table("headrace.db.t")`, `tablelayer.spark.catalog.streams`) has both: there the
+  trigger alone does.
+- **Partitioned tables** are read as a whole: partitions that are added are read from their beginning, those that are
+  dropped end, R18.3. A partition that is new to the stream and whose log does not reach back to offset 0 begins with
+  its state (a PK table whose stream began "full"), else that is lost rows.
+- **Lost rows**: when retention has deleted what the stream has not read yet, `failOnDataLoss` (default true) stops
+  the query; false goes on where the log begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Self
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.table.partitions import Partition
+from headrace.tablelayer.spark.options import ReadOptions
+from headrace.tablelayer.spark.planning import (
+    SplitPartition,
+    partitions_needed,
+    plan_read,
+    read_partition,
+    resolve,
+    resolve_partitions,
+)
+from headrace.tablelayer.spark.positions import (
+    Offsets,
+    PartitionAt,
+    PartitionedPosition,
+    Position,
+    admit,
+    batch_start,
+    lost_ranges,
+    partition_starts,
+)
+from headrace.tablelayer.spark.splits import Split, plan_splits, state_splits
+from headrace.tablelayer.spark.worker import connection
+from headrace.tablelayer.spark.worker import table as open_table
+
+logger = logging.getLogger("headrace.spark")
+
+
+def stream_reader(options: ReadOptions, names: list[str]) -> HeadraceStreamReader:
+    """The reader for the kind of table."""
+    if options.view:
+        raise ValueError(
+            f"a stream reads the log of {options.table}, not its lake: for the lake and then what comes after it see"
+            " tablelayer.lake.union_read.lake_then_stream"
+        )
+    definition = connection(options.bootstrap).admin.describe_table(options.table)
+    kind = PartitionedStreamReader if definition.is_partitioned else HeadraceStreamReader
+    return kind(options, names)
+
+
+def reader_or_refusal(given: Callable[[], ReadOptions], names: list[str]) -> DataSourceStreamReader:
+    """The reader, or one that fails with what is wrong: what is raised before Spark 4.1 has a reader it hides behind an
+    `UnboundLocalError`, for want of one to stop."""
+    try:
+        return stream_reader(given(), names)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the query is to end with it
+        return RefusedStreamReader(error)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """What cannot be read: every question about it raises why."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise self.error
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise self.error
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self.error
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+
+def run_available_now(writer: Any) -> Any:
+    """Run a stream up to where its tables ended when it began, in micro-batches of `maxOffsetsPerTrigger`; the query,
+    which has stopped.
+
+    `writer` is a `DataStreamWriter` without a trigger whose sources were loaded with `availableNow=capped`. Raises what
+    the query raised. Call it again with the same checkpoint for what has come since.
+    """
+    query = writer.start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    return query
+
+
+class HeadraceStreamReader(DataSourceStreamReader):
+    """Lives on the driver as long as the query; `read` runs in the executors.
+
+    Spark 4.1 calls `latestOffset`, `initialOffset`, `partitions` in a new query; after a restart first
+    `partitions` with the last range in the checkpoint, which tells where the query is.
+    """
+
+    def __init__(self, options: ReadOptions, names: list[str]) -> None:
+        self.options = options
+        definition = connection(options.bootstrap).admin.describe_table(options.table)
+        if definition.is_primary_key_table and options.mode == "current":
+            raise ValueError(
+                f"a stream of {definition.path}, which has a primary key, needs mode 'upsert' (+I +U -D in"
+                " _change_type) or 'changelog' (-U too): rows alone could not say what was deleted"
+            )
+        if options.start == "full" and not definition.is_primary_key_table:
+            raise ValueError(f"{definition.path} is a log table: it has no state; start at 'earliest'")
+        if options.limit >= 0:
+            raise ValueError("'limit' is for batches: a stream has no end")
+        self.read_plan = plan_read(options, definition, names)
+        self._begins_full = options.start == "full" or (
+            options.start is None and definition.is_primary_key_table
+        )
+        self._initial: Any = None
+        self._at: Any = None
+        self._pinned: Any = None
+        self._warned = False
+        self._is_new = False
+
+    # -- where ---------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        self._is_new = True
+        return self._initial_offset()
+
+    def _initial_offset(self) -> dict[str, Any]:
+        if self._initial is None:
+            start = self.options.start or "earliest"
+            if self._begins_full:
+                self._initial = Position(self._table_id, {}, "full", initial=True)
+            else:
+                table = self._table()
+                offsets = resolve(table, "earliest") | resolve(table, start)
+                self._initial = Position(self._table_id, offsets, offsets, initial=True)
+        value: dict[str, Any] = self._initial.to_json()
+        return value
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        """The end of the next micro-batch. Spark from 4.2 on says where it begins, and a limit that is not ours."""
+        at = (
+            Position.from_json(start)
+            if start is not None
+            else self._at or Position.from_json(self._initial_offset())
+        )
+        latest = self._ends(self._table())
+        if self.options.available_now == "capped":
+            self._pinned = self._pinned or latest
+            latest = self._pinned
+        if at.initial and at.began == "full":
+            ends = latest
+        else:
+            ends = admit(at.offsets, latest, self._most)
+            ends = {bucket: max(offset, at.offsets.get(bucket, 0)) for bucket, offset in ends.items()}
+            self._tell_of_cap(start, sum(latest.values()) - sum(ends.values()))
+        end = Position(self._table_id, ends, at.began)
+        if start is None:
+            self._at = end
+        return end.to_json()
+
+    def without_cap(self) -> Self:
+        """This reader, for one batch of all that is there."""
+        found = copy(self)
+        found.options = replace(self.options, max_offsets=None)
+        return found
+
+    def pinned(self) -> Self:
+        """This reader, which goes no further than the table's end as it is now, whatever comes later."""
+        found = copy(self)
+        found.options = replace(self.options, available_now="capped", max_offsets=self._most)
+        found._pinned = self._ends(self._table())
+        return found
+
+    def _ends(self, table: Any) -> Any:
+        """Where the stream may go by now."""
+        latest = resolve(table, "latest")
+        if not isinstance(self.options.end, str):
+            stop = resolve(table, self.options.end)
+            latest = {bucket: min(offset, stop.get(bucket, offset)) for bucket, offset in latest.items()}
+        return latest
+
+    def _resume(self, last: Any) -> None:
+        """The first range after a restart is the last one that the checkpoint knows. When Spark has asked for the end
+        before it, the trigger is AvailableNow, and that end was admitted from a beginning that is long past.
+        """
+        if self._at is None:
+            self._at = last
+        elif not self._is_new and self._most is not None and self.options.available_now is None:
+            raise ValueError(
+                f"{self.options.table}: Trigger.AvailableNow with maxOffsetsPerTrigger={self._most} does not go on from"
+                " its checkpoint on this Spark; set availableNow=true for one micro-batch of all that is there, or"
+                " availableNow=capped and run_available_now for several"
+            )
+        self._is_new = True
+
+    @property
+    def _most(self) -> int | None:
+        return None if self.options.available_now == "true" else self.options.max_offsets
+
+    def _tell_of_cap(self, start: object, waiting: int) -> None:
+        """Once, where nobody has said that this cannot be Spark 4.1's Trigger.AvailableNow."""
+        if start is None and waiting > 0 and self.options.available_now is None and not self._warned:
+            self._warned = True
+            logger.warning(
+                "maxOffsetsPerTrigger=%s leaves %d offsets of %s to the next batch. Trigger.AvailableNow has none:"
+                " with it this query ends before them; set availableNow=true for one micro-batch of all, or"
+                " availableNow=capped and run_available_now for several. With another trigger all is well;"
+                " availableNow=false says so, and this is not told again",
+                self.options.max_offsets,
+                waiting,
+                self.options.table,
+            )
+
+    # -- what ----------------------------------------------------------------------------------------------
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+        first, last = Position.from_json(start), Position.from_json(end)
+        for position in (first, last):
+            self._check_table(position)
+        self._resume(last)
+        begin = batch_start(first, last)
+        if isinstance(begin, str):
+            splits = state_splits(last.offsets)
+        else:
+            table = open_table(self.options.bootstrap, self.read_plan.definition)
+            splits = plan_splits(
+                self._still_there(table, begin, last.offsets),
+                last.offsets,
+                min_count=self.options.min_partitions,
+                max_rows=self.options.max_records,
+            )
+        return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self.read_plan, partition)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Nothing to do: the server keeps the log by its own rules, whoever has read it."""
+
+    def stop(self) -> None:
+        """The connection is the process's, which ends with the query."""
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    @property
+    def _table_id(self) -> str:
+        return str(self.read_plan.definition.table_id)
+
+    def _table(self) -> Any:
+        """The table, after a look whether it is still the same."""
+        present = connection(self.options.bootstrap).admin.describe_table(self.options.table)
+        self._check_table(Position(str(present.table_id), {}, "full"), self._table_id)
+        return open_table(self.options.bootstrap, self.read_plan.definition)
+
+    def _check_table(self, position: Position | PartitionedPosition, expected: str | None = None) -> None:
+        if position.table != (expected or self._table_id):
+            raise TableError(
+                TableErrorCode.TABLE_NOT_FOUND,
+                f"table {self.options.table} was dropped and created anew since this stream began (then"
+                f" {expected or position.table}, now {self._table_id if expected is None else position.table}): its"
+                " offsets mean nothing in the new table; start with a new checkpoint location",
+            )
+
+    def _still_there(self, table: Any, start: Offsets, end: Offsets) -> Offsets:
+        """The start, or what is left of it when retention has deleted some of it and that is allowed."""
+        if all(start.get(bucket, 0) >= stop for bucket, stop in end.items()):
+            return start
+        lost = lost_ranges(
+            {bucket: start.get(bucket, 0) for bucket in end},
+            resolve(table, "earliest"),
+            resolve(table, "latest"),
+        )
+        if not lost:
+            return start
+        bucket, (wanted, instead) = next(iter(lost.items()))
+        what = (
+            f"bucket {bucket} of {table.path} should be read from offset {wanted}, but its log"
+            f" {'begins' if instead > wanted else 'ends'} at {instead}"
+        )
+        if self.options.fail_on_data_loss:
+            raise TableError(
+                TableErrorCode.SCAN_EXPIRED,
+                f"{what}: rows were deleted before this stream has read them. Start with a new checkpoint location,"
+                " or give failOnDataLoss=false to go on with what is there",
+            )
+        logger.warning("%s: %d offsets are skipped (failOnDataLoss=false)", what, max(0, instead - wanted))
+        return {**start, **{bucket: max(instead, 0) for bucket, (_, instead) in lost.items()}}
+
+
+class PartitionedStreamReader(HeadraceStreamReader):
+    """A partitioned table as a whole; see `PartitionedPosition`."""
+
+    def _initial_offset(self) -> dict[str, Any]:
+        if self._initial is None:
+            began: dict[str, PartitionAt] = {}
+            if not self._begins_full:
+                table = self._table()
+                present = self._present(table)
+                start = self.options.start or "earliest"
+                found = resolve_partitions(table, "earliest", present)
+                if start != "earliest":
+                    for name, given in resolve_partitions(table, start, present).items():
+                        found[name] = {**found.get(name, {}), **given}
+                began = {
+                    each.name: PartitionAt(str(each.table_id), found[each.name])
+                    for each in present
+                    if each.name in found
+                }
+            self._initial = PartitionedPosition(self._table_id, began, began, initial=True)
+        value: dict[str, Any] = self._initial.to_json()
+        return value
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        """As for one table. A partition that is new begins at offset 0 while its log reaches back there, and is
+        admitted with the others; one that begins with its state is not capped.
+        """
+        given = PartitionedPosition.from_json(start) if start is not None else self._at
+        at: PartitionedPosition = given or PartitionedPosition.from_json(self._initial_offset())
+        table = self._table()
+        latest = self._ends(table)
+        if self.options.available_now == "capped":
+            self._pinned = self._pinned or latest
+            latest = {name: end for name, end in self._pinned.items() if name in latest}
+        known = {name: each for name, each in at.partitions.items() if self._same(each, latest.get(name))}
+        full = self._read_in_full(table, [name for name in latest if name not in known], at.initial)
+        begins = {
+            (name, bucket): known[name].offsets.get(bucket, 0) if name in known else 0
+            for name, each in latest.items()
+            if name not in full
+            for bucket in each.offsets
+        }
+        wanted = {place: latest[place[0]].offsets[place[1]] for place in begins}
+        ends = admit(begins, wanted, self._most)
+        self._tell_of_cap(start, sum(wanted.values()) - sum(ends.values()))
+        partitions = {
+            name: replace(each, full=True)
+            if name in full
+            else PartitionAt(
+                each.table,
+                {bucket: max(ends[name, bucket], begins[name, bucket]) for bucket in each.offsets},
+                name in known and known[name].full,
+            )
+            for name, each in latest.items()
+        }
+        end = PartitionedPosition(self._table_id, partitions, at.began)
+        if start is None:
+            self._at = end
+        return end.to_json()
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+        first, last = PartitionedPosition.from_json(start), PartitionedPosition.from_json(end)
+        for position in (first, last):
+            self._check_table(position)
+        self._resume(last)
+        table = open_table(self.options.bootstrap, self.read_plan.definition)
+        present = {each.name: each for each in table.partitions()}
+        splits: list[Split] = []
+        ranges = list(partition_starts(first, last))
+        least = -(-self.options.min_partitions // max(1, len(ranges)))
+        for name, at, begin in ranges:
+            partition = present.get(name)
+            if partition is None or str(partition.table_id) != at.table:
+                logger.warning(
+                    "partition %s of %s was dropped: what was left of it is not read", name, table.path
+                )
+                continue
+            if isinstance(begin, str):
+                found = state_splits(at.offsets)
+            else:
+                found = self._planned(table, partition, begin, at.offsets, least)
+            splits += [replace(split, partition=partition) for split in found]
+        return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
+
+    def _planned(
+        self, table: Any, partition: Partition, begin: Offsets, end: Offsets, least: int
+    ) -> list[Split]:
+        if all(begin.get(bucket, 0) >= stop for bucket, stop in end.items()):
+            return []
+        try:
+            begin = self._still_there(table.partition(partition.name), begin, end)
+        except TableError as error:
+            if error.code not in (TableErrorCode.TABLE_NOT_FOUND, TableErrorCode.PARTITION_NOT_FOUND):
+                raise
+            return []
+        return plan_splits(begin, end, min_count=least, max_rows=self.options.max_records)
+
+    def _present(self, table: Any) -> list[Partition]:
+        return partitions_needed(self.read_plan.definition, table.partitions(), self.options.predicate)
+
+    def _ends(self, table: Any) -> dict[str, PartitionAt]:
+        """Where each partition ends, or is to end; only those that stayed the same while they were asked."""
+        before = self._present(table)
+        latest = resolve_partitions(table, "latest", before)
+        if not isinstance(self.options.end, str):
+            stops = resolve_partitions(table, self.options.end, before)
+            latest = {
+                name: {
+                    bucket: min(offset, stops[name].get(bucket, offset)) for bucket, offset in ends.items()
+                }
+                for name, ends in latest.items()
+                if name in stops
+            }
+        after = {(each.name, each.table_id) for each in table.partitions()}
+        return {
+            each.name: PartitionAt(str(each.table_id), latest[each.name])
+            for each in before
+            if each.name in latest and (each.name, each.table_id) in after
+        }
+
+    def _read_in_full(self, table: Any, names: Sequence[str], initial: bool) -> set[str]:
+        """Those of the partitions which are new to the stream that it begins with their state."""
+        if not self._begins_full or not names:
+            return set()
+        if initial:
+            return set(names)
+        earliest = table.partition_offsets("earliest")
+        return {name for name in names if any(earliest.get(name, {}).values())}
+
+    @staticmethod
+    def _same(one: PartitionAt, other: PartitionAt | None) -> bool:
+        return other is not None and one.table == other.table

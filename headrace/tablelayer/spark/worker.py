@@ -1,0 +1,69 @@
+"""One table client per Python worker process.
+
+Spark reuses its worker processes over tasks, micro-batches and queries, so a connection kept here is opened once per
+worker and not once per task. Workers are forked from a daemon: an entry made before a fork is not used after it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from headrace.tablelayer.client.config import ClientConfig
+from headrace.tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+
+if TYPE_CHECKING:
+    from headrace.tablelayer.client import Connection, Table
+    from headrace.tablelayer.model.table.definition import TableDefinition
+
+CONNECT_SECONDS: Final = 30.0
+"""A query whose workers or plans begin while the server is started again, on a busy machine too, goes on like one that
+runs already."""
+_RETRY_SECONDS: Final = 0.25
+
+_connections: dict[tuple[int, ConnectionSettings, ClientConfig | None], Connection] = {}
+
+_tables: dict[tuple[int, ConnectionSettings, object, int, ClientConfig | None], Table] = {}
+
+
+def table(bootstrap: Bootstrap, definition: TableDefinition, config: ClientConfig | None = None) -> Table:
+    """The process's handle of this very table in this very schema: one that was dropped and created again is
+    another table, and who planned a read before an ALTER wants the columns of then.
+    """
+    settings = ConnectionSettings.make(bootstrap)
+    key = (os.getpid(), settings, definition.table_id, definition.schema.schema_id, config)
+    found = _tables.get(key)
+    if found is None:
+        found = _tables.setdefault(key, connection(settings, config).open_table(definition))
+    return found
+
+
+def connection(bootstrap: Bootstrap, config: ClientConfig | None = None) -> Connection:
+    """The process's connection to this server with these properties and settings, opened at the first call.
+
+    Raises ConnectionFailed when no server has answered for CONNECT_SECONDS, AuthenticationFailed at once.
+    """
+    settings = ConnectionSettings.make(bootstrap)
+    key = (os.getpid(), settings, config)
+    found = _connections.get(key)
+    if found is None:
+        made = _connect(settings, config)
+        found = _connections.setdefault(key, made)
+        if found is not made:  # another thread was sooner; a lock would be forked with whoever holds it
+            made.close()
+    return found
+
+
+def _connect(settings: ConnectionSettings, config: ClientConfig | None) -> Connection:
+    from headrace.tablelayer.client import connect
+    from headrace.tablelayer.client.errors import ConnectionFailed
+
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return connect(settings, config)
+        except ConnectionFailed:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)

@@ -1,0 +1,76 @@
+"""What a statement of SQL gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.protocol.lazy import lazy_module
+from headrace.tablelayer.model.table.definition import TableDefinition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = lazy_module("pyarrow")
+
+
+class Answer:
+    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message).
+
+    Rows may still be arriving: whoever takes `batches` has them once, and whoever asks for `rows` waits for all.
+    """
+
+    __slots__ = ("_given", "definition", "is_code", "row_count", "text", "texts")
+
+    def __init__(
+        self,
+        rows: pa.Table | pa.RecordBatchReader | None = None,
+        definition: TableDefinition | None = None,
+        text: str | None = None,
+        *,
+        is_code: bool = False,
+        row_count: int | None = None,
+        texts: Mapping[str, Sequence[str | None]] | None = None,
+    ) -> None:
+        self._given = rows
+        self.texts = texts
+        """Rows of texts alone, by column: whoever shows them needs no Arrow for them."""
+        self.definition = definition
+        self.text = text
+        self.is_code = is_code
+        self.row_count = row_count
+        """How many rows were written, changed or deleted, if that is what the statement does."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows; None if it has none."""
+        given = self._arrow()
+        return None if given is None else given.schema
+
+    @property
+    def rows(self) -> pa.Table | None:
+        """All rows."""
+        given = self._arrow()
+        if isinstance(given, pa.RecordBatchReader):
+            given = self._given = given.read_all()
+        return given
+
+    def batches(self, rows_max: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows as they come, at most so many at a time."""
+        most = rows_max or _ROWS_AT_ONCE
+        given = self._arrow()
+        if isinstance(given, pa.RecordBatchReader):
+            for batch in given:
+                for start in range(0, batch.num_rows, most):
+                    yield batch.slice(start, most)
+        elif given is not None:
+            yield from given.to_batches(max_chunksize=most)
+
+    def _arrow(self) -> pa.Table | pa.RecordBatchReader | None:
+        if self._given is None and self.texts is not None:
+            self._given = pa.table({name: pa.array(each, pa.string()) for name, each in self.texts.items()})
+        return self._given
+
+
+_ROWS_AT_ONCE = 10_000
+"""As Python's values they are some ten MB."""

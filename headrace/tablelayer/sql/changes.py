@@ -1,0 +1,48 @@
+"""A changelog as a table: what a scan gave, with `_change_type`, `_log_offset`, `_commit_timestamp` in front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.tablelayer.client import ChangeType, ScanBatch
+
+CHANGE_COLUMNS = ("_change_type", "_log_offset", "_commit_timestamp")
+_SHORT = np.array([change.short for change in ChangeType])
+
+
+def changes_schema(table_schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Schema:
+    """The schema of `as_changes` for these columns of a table."""
+    names = table_schema.names if columns is None else columns
+    return pa.schema(
+        [
+            pa.field("_change_type", pa.string()),
+            pa.field("_bucket", pa.int32()),
+            pa.field("_log_offset", pa.int64()),
+            pa.field("_commit_timestamp", pa.timestamp("ms", "UTC")),
+            *(table_schema.field(name) for name in names),
+        ]
+    )
+
+
+def as_changes(
+    batches: Sequence[ScanBatch], table_schema: pa.Schema, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """One table of all batches, by bucket and offset as they came."""
+    schema = changes_schema(table_schema, columns)
+    parts = [
+        pa.record_batch(
+            [
+                pa.array(_SHORT[batch.change_types]),
+                pa.array(np.full(batch.row_count, batch.bucket, np.int32)),
+                pa.array(batch.offsets),
+                pa.array(np.full(batch.row_count, batch.timestamp_ms), pa.timestamp("ms", "UTC")),
+                *(batch.batch.column(name) for name in schema.names[4:]),
+            ],
+            schema=schema,
+        )
+        for batch in batches
+    ]
+    return pa.Table.from_batches(parts, schema=schema)

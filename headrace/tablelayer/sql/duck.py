@@ -1,0 +1,252 @@
+"""Queries in DuckDB, over rows that the server sends.
+
+A query is bound to its tables' columns before anything is read, so that a wrong name costs nothing and is answered with
+the near ones of the tables. A table that is gone through once comes as a stream, and so does the answer: neither has
+to fit into memory, but what DuckDB must hold to answer. What comes from the lake goes through a temporary table. What
+DuckDB spills is in a temporary folder, which it makes when it needs it and takes away with the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from headrace.tablelayer.model.ddl import Select
+from headrace.tablelayer.sql.errors import SqlError, near
+from headrace.tablelayer.sql.sources import Source
+from headrace.tablelayer.sql.types import quoted
+
+_BATCH_ROWS = 20_000
+_UNKNOWN_COLUMN = (
+    re.compile(r'Referenced column "(?P<column>[^"]+)" not found'),
+    re.compile(r'(?:Table|Values list) "(?P<table>[^"]+)" does not have a column named "(?P<column>[^"]+)"'),
+    re.compile(r'Referenced table "(?P<table>[^"]+)" not found'),
+)
+
+
+def connect(*, files: bool = True) -> Any:
+    """A DuckDB of its own, in UTC, that knows nothing of this process's variables. `files`: whether its statements may
+    read and write files of this machine, and ask other machines."""
+    import duckdb
+
+    database = duckdb.connect()
+    database.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
+    folder = os.path.join(tempfile.gettempdir(), f"headrace-sql-{uuid4().hex}")
+    database.execute("SET temp_directory = $folder", {"folder": folder})
+    # It makes an ANTI JOIN of a LEFT JOIN with `WHERE right.key IS NULL`, and loses an IS NULL that stands on the right
+    # side too where that is Arrow's (DuckDB 2.0).
+    database.execute("SET disabled_optimizers = 'outer_join_simplification'")
+    if not files:
+        database.execute("SET enable_external_access = false; SET lock_configuration = true")
+    return database
+
+
+_WITHOUT_ARROW = ("BIT", "TIME WITH TIME ZONE", "VARIANT", "BIGNUM")
+"""DuckDB's types that Arrow has no type for: it would get their inner bytes, or a time without its zone."""
+
+
+def in_arrow(relation: Any) -> Any:
+    """A relation whose columns all have a type in Arrow: the others are texts. Inside of nested values they are
+    refused. Raises SqlError."""
+    if not any(map(_lacks_arrow, relation.types)):
+        return relation
+    chosen = []
+    for place, (name, kind) in enumerate(zip(relation.columns, relation.types, strict=True), 1):
+        if str(kind) not in _WITHOUT_ARROW and _lacks_arrow(kind):
+            raise SqlError(
+                f"column '{name}' of the query is {kind}, which Arrow has no type for: cast it to another type"
+            )
+        value = f"CAST(#{place} AS VARCHAR)" if _lacks_arrow(kind) else f"#{place}"
+        chosen.append(f"{value} AS {quoted(name)}")
+    return relation.project(", ".join(chosen))
+
+
+def _lacks_arrow(kind: Any) -> bool:
+    if str(kind) in _WITHOUT_ARROW:
+        return True
+    if kind.id not in ("list", "struct", "map", "array", "union"):
+        return False
+    return any(_lacks_arrow(part) for _, part in kind.children if not isinstance(part, int))
+
+
+class Engine:
+    """One query over `sources`, by the names that it has for them. `before` stands before the query: SUMMARIZE."""
+
+    def __init__(
+        self, select: Select, sources: Mapping[str, Source], *, files: bool = True, before: str = ""
+    ) -> None:
+        from headrace.tablelayer.model.ddl.select import to_duckdb
+
+        self._select = select
+        self._sources = sources
+        self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
+        known = {name: source.schema for name, source in sources.items() if source.schema is not None}
+        self._write = partial(to_duckdb, select, self._names, schemas=known)
+        self._before = before
+        self._sql = before + self._write()
+        self._reads_once = select.reads_once
+        self._files = files
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows as they come. Raises SqlError for what DuckDB refuses; so does the reader, whose reading raises what
+        the sources raise, too."""
+        import duckdb
+
+        arriving: dict[str, Arriving] = {}
+        database = connect(files=self._files)
+        try:
+            self._bind(database)
+            for name, source in self._sources.items():
+                arriving[name] = self._register(database, name, source)
+            relation = in_arrow(database.sql(self._sql))
+            reader = relation.to_arrow_reader(_BATCH_ROWS)
+        except duckdb.Error as error:
+            database.close()
+            raise self._said(error, arriving.values()) from error
+        except BaseException:
+            database.close()
+            raise
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from reader
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                raise self._said(error, arriving.values()) from error
+            finally:
+                reader.close()  # before what it reads from is gone
+                database.close()
+
+        return pa.RecordBatchReader.from_batches(reader.schema, rows())
+
+    def schema(self) -> pa.Schema:
+        """Of the rows; they are read only where the sources do not tell what theirs will be."""
+        import duckdb
+
+        schemas = {
+            name: source.schema if source.batches is None else source.batches()[0]
+            for name, source in self._sources.items()
+        }
+        if self._select.pivots or any(schema is None for schema in schemas.values()):
+            return self.reader().schema
+        with connect(files=self._files) as database:
+            try:
+                self._bind(database)
+                for name, schema in schemas.items():
+                    assert schema is not None
+                    database.register(self._names[name], schema.empty_table())
+                return in_arrow(database.sql(self._sql)).to_arrow_reader(1).schema
+            except duckdb.Error as error:
+                raise self._said(error, ()) from error
+
+    def place_types(self, marks: Sequence[str]) -> list[pa.DataType | None]:
+        """Of values that stand in the query as these texts; None where it leaves the type open."""
+        from headrace.tablelayer.model.ddl.select import compared_with
+
+        found: list[pa.DataType | None] = []
+        with connect(files=self._files) as database:
+            for role in compared_with(self._select, marks):
+                if role is not None and role.startswith("::"):
+                    found.append(
+                        database.sql(f"SELECT NULL{role} AS x").to_arrow_reader(1).schema.field(0).type
+                    )
+                    continue
+                kinds = {
+                    source.schema.field(index).type
+                    for source in self._sources.values()
+                    if source.schema is not None and role is not None
+                    for index, name in enumerate(source.schema.names)
+                    if name.lower() == role.lower()
+                }
+                found.append(kinds.pop() if len(kinds) == 1 else None)
+        return found
+
+    def _bind(self, database: Any) -> None:
+        """Raises DuckDB's errors for a query that makes no sense with these columns."""
+        import duckdb
+
+        schemas = {name: source.schema for name, source in self._sources.items()}
+        if not schemas or self._select.pivots or any(schema is None for schema in schemas.values()):
+            return
+        for name, schema in schemas.items():
+            assert schema is not None
+            database.register(self._names[name], schema.empty_table())
+        try:
+            _ = database.sql(self._sql).columns
+        except duckdb.Error as error:
+            if "_NS" not in str(error):
+                raise
+            self._sql = self._before + self._write(casts=True)
+            _ = database.sql(self._sql).columns
+        for name in schemas:
+            database.unregister(self._names[name])
+
+    def _register(self, database: Any, name: str, source: Source) -> Arriving:
+        if self._reads_once and source.batches is not None:
+            arriving = Arriving(*source.batches())
+            database.register(self._names[name], arriving.reader)
+            return arriving
+        rows = source.read()
+        if isinstance(rows, pa.Table):
+            database.register(self._names[name], rows)
+            return Arriving(rows.schema, ())
+        arriving = Arriving(rows.schema, rows)
+        database.register("arriving", arriving.reader)
+        database.execute(f"CREATE TEMP TABLE {self._names[name]} AS SELECT * FROM arriving")
+        database.unregister("arriving")
+        return arriving
+
+    def _said(self, error: Exception, arriving: Iterable[Arriving]) -> Exception:
+        for each in arriving:
+            if each.error is not None:
+                return each.error
+        text = str(error)
+        unknown = self._unknown(text)
+        if unknown is not None:
+            return SqlError(unknown)
+        for table, name in self._names.items():
+            text = text.replace(name, table)
+        return SqlError(text)
+
+    def _unknown(self, text: str) -> str | None:
+        """What to say of a name that there is not."""
+        for pattern in _UNKNOWN_COLUMN:
+            found = pattern.search(text)
+            if found is None:
+                continue
+            if "column" not in pattern.groupindex:
+                return f"there is no table '{found['table']}' in this query"
+            name = found["column"]
+            schemas = {
+                table: source.schema.names
+                for table, source in self._sources.items()
+                if source.schema is not None
+            }
+            if not schemas:
+                return None
+            every = [column for columns in schemas.values() for column in columns]
+            where = " and ".join(schemas)
+            listed = "\n".join(f"{table} has {', '.join(columns)}" for table, columns in schemas.items())
+            return f"there is no column '{name}' in {where}{near(name, every)}\n{listed}"
+        return None
+
+
+class Arriving:
+    """Batches as a reader for DuckDB; `error` is what their source raised, which DuckDB tells in its own words."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        self.error: Exception | None = None
+        self.reader = pa.RecordBatchReader.from_batches(schema, self._keeping(batches))
+
+    def _keeping(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except Exception as error:
+            self.error = error
+            raise

@@ -1,0 +1,277 @@
+"""The cheapest way to answer a SELECT.
+
+Of a simple query over one table (see `tablelayer.model.ddl.select`): equality on the whole primary key is a
+lookup, on the bucket key a prefix lookup, COUNT(*) (with a WHERE that the server understands) a count, LIMIT alone
+a limit scan; MIN, MAX and COUNT of columns are asked of the server, which has statistics or reads these columns only.
+Everything else is DuckDB's (`tablelayer.sql.duck`), over the columns that it names, of the rows that can matter
+(`tablelayer.sql.sources`). A `Plan` says which way it is before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.tablelayer.client import Connection, DataError, KafkaError, Table
+from headrace.tablelayer.client.write.conform import conform
+from headrace.tablelayer.model.ddl import Select
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.filters.conditions import DUCKDB, PushedCondition, arrow_expression, push_down
+from headrace.tablelayer.sql.duck import Engine
+from headrace.tablelayer.sql.sources import (
+    INFORMATION_SCHEMA,
+    Known,
+    Step,
+    begins_in_lake,
+    key_bounds,
+    pruned,
+    shown_columns,
+    shown_filter,
+    shown_value,
+    source_of,
+)
+from headrace.tablelayer.sql.topics import NO_TABLE
+
+_SUFFIX = "$"
+"""What a table's name cannot have in it, and the names of its other views have."""
+
+
+class Plan:
+    """How a query is answered: `steps`, one for each table that is read, and whether DuckDB goes over their rows.
+    `run` reads them; rows that come from the server as they are, are given as they come. `schema` is what their schema
+    will be, for which little is read.
+    """
+
+    __slots__ = ("in_duckdb", "run", "schema", "steps")
+
+    def __init__(
+        self,
+        steps: tuple[Step, ...],
+        run: Callable[[], pa.Table | pa.RecordBatchReader],
+        *,
+        schema: Callable[[], pa.Schema] | None = None,
+        in_duckdb: bool = False,
+    ) -> None:
+        self.steps = steps
+        self.run = run
+        self.schema = schema or (lambda: run().schema)
+        self.in_duckdb = in_duckdb
+
+
+def run_select(
+    connection: Connection, select: Select, known: Known | None = None, *, files: bool = True
+) -> pa.Table | pa.RecordBatchReader:
+    """The rows of a query. Raises TableError for a table that is not there, SqlError for what DuckDB refuses."""
+    return plan(connection, select, known, files=files).run()
+
+
+def plan(connection: Connection, select: Select, known: Known | None = None, *, files: bool = True) -> Plan:
+    """The way of a query; errors as `run_select`. `files`: whether it may read files of this machine."""
+    if len(select.tables) == 1 and _SUFFIX not in select.tables[0]:
+        found = _of_one_table(connection, select)
+        if found is not None:
+            return found
+    return of_duckdb(connection, select, known, files=files)
+
+
+def of_duckdb(
+    connection: Connection,
+    select: Select,
+    known: Known | None = None,
+    *,
+    files: bool = True,
+    before: str = "",
+) -> Plan:
+    """DuckDB's way. `before`: the word that stands before the query."""
+    sources = {name: source_of(connection, name, select, known) for name in select.tables}
+    engine = Engine(select, sources, files=files, before=before)
+    steps = tuple(source.step for source in sources.values())
+    return Plan(steps, engine.reader, schema=engine.schema, in_duckdb=True)
+
+
+def place_types(
+    connection: Connection,
+    select: Select,
+    marks: Sequence[str],
+    known: Known | None = None,
+    *,
+    files: bool = True,
+) -> list[pa.DataType | None]:
+    """Of values that stand in the query as these texts, None where it leaves the type open; errors as `run_select`."""
+    sources = {name: source_of(connection, name, select, known) for name in select.tables}
+    return Engine(select, sources, files=files).place_types(marks)
+
+
+def _of_one_table(connection: Connection, select: Select) -> Plan | None:
+    """The ways that need no DuckDB; None if there is none, or if what is read is no table."""
+    name = select.tables[0]
+    if not (select.is_simple or select.counts or select.reads or select.aggregates):
+        return None
+    if name.startswith(f"{INFORMATION_SCHEMA}."):
+        return None
+    try:
+        table = connection.table(name)
+    except (TableError, KafkaError) as error:
+        if error.code.name not in NO_TABLE:
+            raise
+        return None  # perhaps a topic
+    if begins_in_lake(table):
+        return None  # the server has the end of the rows alone
+    if select.is_simple and (answer := _without_scan(table, select)) is not None:
+        return answer
+    if select.counts is not None:
+        pushed = _pushed(table, select)
+        if pushed.predicate is not None and pushed.complete:
+            wanted = arrow_expression(pushed.predicate, table.arrow_schema)
+            step = Step(name, "count", "", shown_filter(pushed.predicate))
+            return Plan((step,), lambda: _counted(table.count(wanted)))
+    if select.reads is not None and (arriving := _arriving(table, select)) is not None:
+        return arriving
+    return _of_extremes(table, select) if select.aggregates else None
+
+
+def _pushed(table: Table, select: Select) -> PushedCondition:
+    return push_down(select.conditions.get(select.tables[0], ()), table.definition.schema, DUCKDB)
+
+
+def _arriving(table: Table, select: Select) -> Plan | None:
+    """The rows as the server sends them, if it can apply all of the WHERE; None if DuckDB has to see them."""
+    schema: Any = table.definition.schema
+    names = schema.names if select.columns_given is None else list(select.columns_given)
+    if not set(names) <= set(schema.names):
+        return None  # DuckDB knows what to say, and takes names in any case
+    wanted = predicate = None
+    if select.conditions.get(select.tables[0]):
+        pushed = _pushed(table, select)
+        if pushed.predicate is None or not pushed.complete or key_bounds(table, select) is not None:
+            return None  # between bounds of the key there is less to read
+        predicate = pushed.predicate
+        wanted = arrow_expression(predicate, table.arrow_schema)
+    if table.definition.is_partitioned and select.is_simple:
+        table = pruned(table, select) or table
+    arrow = table.arrow_schema
+    answer = pa.schema([pa.field(name, arrow.field(name).type) for name in names])
+
+    def run() -> pa.RecordBatchReader:
+        pieces = table.batches(None if select.columns_given is None else names, wanted)
+        return pa.RecordBatchReader.from_batches(
+            answer, (pa.RecordBatch.from_arrays(piece.columns, schema=answer) for piece in pieces)
+        )
+
+    step = Step(select.tables[0], "scan", shown_columns(names, schema.names), shown_filter(predicate))
+    return Plan((step,), run, schema=lambda: answer)
+
+
+def _of_extremes(table: Table, select: Select) -> Plan | None:
+    """The answer from least and greatest values, which the server finds without sending rows; None if it cannot.
+
+    DuckDB says how the columns are called and which types they have: it is asked about the two rows of extremes. Counts
+    are put in afterwards.
+    """
+    schema: Any = table.definition.schema
+    by_name = {column.name.lower(): column for column in schema.columns}
+    asked = [by_name.get(name.lower()) for _, name in select.aggregates if name is not None]
+    if not asked or any(column is None or pa.types.is_nested(column.type.arrow()) for column in asked):
+        return None  # an unknown column is DuckDB's to refuse
+    wanted = predicate = None
+    if select.conditions.get(select.tables[0]):
+        pushed = _pushed(table, select)
+        if pushed.predicate is None or not pushed.complete:
+            return None
+        predicate = pushed.predicate
+        wanted = arrow_expression(predicate, table.arrow_schema)
+    names = list(dict.fromkeys(column.name for column in asked if column))
+    step = Step(select.tables[0], "extremes", ", ".join(names), shown_filter(predicate))
+    return Plan((step,), lambda: _extremes(table, select, names, wanted))
+
+
+def _extremes(table: Table, select: Select, names: list[str], wanted: Any) -> pa.Table:
+    import duckdb
+
+    from headrace.tablelayer.model.ddl.select import to_duckdb
+
+    by_name = {column.name.lower(): column for column in table.definition.schema.columns}
+    found = table.extremes(names, wanted)
+    with duckdb.connect() as database:
+        database.execute("SET TimeZone = 'UTC'")
+        database.register("extremes", found.rows)
+        answer = database.sql(
+            to_duckdb(select, {select.tables[0]: "extremes"}, every_row=True)
+        ).to_arrow_table()
+    for index, (function, name) in enumerate(select.aggregates):
+        if function == "COUNT":
+            column = None if name is None else by_name[name.lower()].name
+            count = found.row_count if column is None else found.value_counts[column]
+            answer = answer.set_column(
+                index, answer.field(index), pa.array([count], answer.field(index).type)
+            )
+    return answer
+
+
+def _counted(rows: int) -> pa.Table:
+    return pa.table({"count_star()": pa.array([rows], pa.int64())})
+
+
+def _without_scan(table: Table, select: Select) -> Plan | None:
+    """The way of a lookup, a count or a limit scan; None if the query needs more."""
+    definition = table.definition
+    schema = definition.schema
+    name, limit, columns = select.tables[0], select.limit, select.columns
+    if not {*(columns or ()), *select.equals} <= set(schema.names):
+        return None  # DuckDB knows what to say, and takes names in any case
+    shown = "" if select.is_count else shown_columns(columns, schema.names)
+    equal = " AND ".join(f"{column} = {shown_value(value)}" for column, value in select.equals.items())
+
+    def step(way: str, *more: str) -> tuple[Step]:
+        return (Step(name, way, shown, " AND ".join(each for each in (equal, *more) if each)),)
+
+    if definition.is_partitioned and select.equals and set(select.equals) <= set(definition.partition_keys):
+        part = pruned(table, select)
+        if part is None:
+            return None
+        if select.is_count and limit is None:
+            return Plan(step("count"), lambda: _counted(part.count()))
+        if not select.is_count and limit is not None:
+            return _limited(part, step(f"limit {limit}"), limit, columns)
+        return None
+    if select.is_count:
+        if select.equals or limit is not None:
+            return None
+        return Plan(step("count"), lambda: _counted(table.count()))
+    if not select.equals:
+        return None if limit is None else _limited(table, step(f"limit {limit}"), limit, columns)
+    if not definition.is_primary_key_table:
+        return None
+    conditions = set(select.equals)
+    try:  # a literal of another type: DuckDB compares as SQL does
+        conform(
+            [select.equals], schema.select(list(select.equals)), table=str(table.path), fill_missing=False
+        )
+    except DataError:
+        return None
+    if conditions == set(schema.primary_key):
+
+        def look() -> pa.Table:
+            found, rows = table.lookup([select.equals], columns)
+            return _first(rows.slice(0, int(found[0])), limit)
+
+        return Plan(step("lookup"), look)
+    if conditions == set(definition.prefix_columns) and definition.allows_prefix_lookup:
+        return Plan(
+            step("prefix lookup"), lambda: _first(table.prefix_lookup([select.equals], columns), limit)
+        )
+    return None
+
+
+def _limited(table: Table, steps: tuple[Step], limit: int, columns: Sequence[str] | None) -> Plan:
+    return Plan(
+        steps,
+        lambda: table.limit(limit, columns),
+        schema=lambda: table.limit(min(limit, 1), columns).schema,
+    )
+
+
+def _first(rows: pa.Table, limit: int | None) -> pa.Table:
+    return rows if limit is None else rows.slice(0, limit)

@@ -1,0 +1,472 @@
+"""Carrying out SQL statements over the table client.
+
+Definitions go to the server as they are; a SELECT goes the cheapest way that answers it (`tablelayer.sql.select`); what
+changes rows is in `tablelayer.sql.writes`, files in `tablelayer.sql.files`. A session has a current database and views,
+which are names for queries and are gone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from headrace.protocol.lazy import lazy_module
+from headrace.tablelayer.client import Connection
+from headrace.tablelayer.client.admin.ddl import define
+from headrace.tablelayer.model.ddl import (
+    AlterUser,
+    CopyFrom,
+    CopyTo,
+    CreateTableAs,
+    CreateUser,
+    CreateView,
+    Delete,
+    DescribeDatabase,
+    DescribeQuery,
+    DescribeTable,
+    DropUser,
+    DropView,
+    Explain,
+    Grant,
+    Insert,
+    InsertSelect,
+    Revoke,
+    Select,
+    ShowColumns,
+    ShowCreateDatabase,
+    ShowCreateTable,
+    ShowDatabases,
+    ShowGrants,
+    ShowOptions,
+    ShowPartitions,
+    ShowTables,
+    ShowTopics,
+    ShowUsers,
+    ShowViews,
+    Statement,
+    Summarize,
+    Truncate,
+    Update,
+    UseDatabase,
+    create_database_sql,
+    create_table_sql,
+    parse,
+)
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.options.table_options import DECLARED
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.sql.answer import Answer
+from headrace.tablelayer.sql.errors import SqlError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.tablelayer.client.result import SqlResult
+    from headrace.tablelayer.sql.parameters import Parameters
+    from headrace.tablelayer.sql.select import Plan
+    from headrace.tablelayer.sql.writes import Writes
+else:
+    pa = lazy_module("pyarrow")
+
+
+class Session:
+    """Statements one after the other, with a current database. `files`: whether they may read and write files of this
+    machine."""
+
+    def __init__(self, connection: Connection, database: str = "default", *, files: bool = True) -> None:
+        self._connection = connection
+        self._files = files
+        self.database = database
+        self.views: dict[str, str] = {}
+        self._is_writing = False
+
+    def run(self, sql: str) -> Iterator[Answer]:
+        """Carry out the statements of a text, each when its answer is asked for.
+
+        Nothing has been done if the text cannot be understood (DdlError).
+        """
+        for statement in parse(sql, self.database, self.views):
+            yield self._run(statement)
+
+    def query(self, sql: str, parameters: Parameters | None = None) -> SqlResult:
+        """Carry out the statements of a text; the answer of the last one. Errors as `run` and `bind`."""
+        from headrace.tablelayer.client.result import SqlResult
+        from headrace.tablelayer.sql.parameters import bind
+
+        last = Answer()
+        for answer in self.run(sql if parameters is None else bind(sql, parameters)):
+            last = answer
+        if last.definition is not None:
+            last = Answer(rows=_columns_of(last.definition))
+        if last.schema is None:
+            return SqlResult(None, iter(()), text=last.text, row_count=last.row_count)
+        return SqlResult(last.schema, last.batches())
+
+    def reading(self, sql: str) -> Plan:
+        """How one statement is answered that only reads tables, topics and names; nothing is read of a SELECT yet.
+
+        Raises SqlError for any other text, and what its parts raise.
+        """
+        from headrace.tablelayer.sql.select import Plan
+
+        statements = parse(sql, self.database, self.views)
+        if len(statements) != 1 or not isinstance(statements[0], _READS):
+            raise SqlError(
+                "one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE is taken here; what changes something is for "
+                "headrace sql"
+            )
+        (statement,) = statements
+        if isinstance(statement, Select):
+            return self._plan(statement)
+        if isinstance(statement, Summarize):
+            return self._summary(statement)
+        answer = self._run(statement)
+        if answer.definition is not None:
+            rows: pa.Table | None = _columns_of(answer.definition)
+        else:
+            rows = answer.rows if answer.text is None else _texts({"text": [answer.text]})
+        assert rows is not None
+        return Plan((), lambda: rows)
+
+    def places(self, sql: str) -> pa.Schema:
+        """The types of the values that `?` stand for in a query, named by their places from 1 on; texts where the query
+        leaves the type open. Raises as `reading`."""
+        from headrace.tablelayer.sql.parameters import bind, places_count
+        from headrace.tablelayer.sql.select import place_types
+        from headrace.tablelayer.sql.sources import Known
+
+        marks = _marks(places_count(sql))
+        statements = parse(bind(sql, marks), self.database, self.views)
+        if len(statements) != 1 or not isinstance(statements[0], Select):
+            raise SqlError("values can be given to a SELECT only")
+        found = place_types(self._connection, statements[0], marks, Known(self.views), files=self._files)
+        return pa.schema([(str(place), kind or pa.string()) for place, kind in enumerate(found, 1)])
+
+    def query_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """A statement for each of many rows of parameters; how many rows were written. Those of an INSERT of one row
+        are written at once."""
+        from headrace.tablelayer.sql.parameters import bind
+
+        if not rows:
+            return 0
+        text = next((row for row in rows if isinstance(row, (str, bytes, bytearray))), None)
+        if text is not None:
+            bind(sql, text)  # which says what is wrong
+        marks = _marks(len(rows[0]))
+        statements = parse(bind(sql, marks), self.database, self.views)
+        insert = statements[0] if len(statements) == 1 else None
+        if isinstance(insert, Insert) and len(insert.rows) == 1:
+            values = insert.rows[0]
+            places = [
+                marks.index(value) if isinstance(value, str) and value in marks else None for value in values
+            ]
+            if sum(place is not None for place in places) == len(marks):
+                uneven = next((row for row in rows if len(row) != len(marks)), None)
+                if uneven is not None:
+                    bind(sql, uneven)  # which says what is wrong
+                filled = tuple(
+                    tuple(
+                        value if place is None else row[place]
+                        for value, place in zip(values, places, strict=True)
+                    )
+                    for row in rows
+                )
+                return self._writes.insert(Insert(insert.path, insert.columns, filled))
+        return sum(self.query(sql, row).row_count or 0 for row in rows)
+
+    def _run(self, statement: Statement) -> Answer:
+        carry_out = _CARRIED_OUT.get(type(statement))
+        if isinstance(statement, (InsertSelect, CopyFrom, Update, Delete, Truncate)):
+            self._require(statement)
+        if carry_out is not None:
+            return carry_out(self, statement)
+        done = define(self._connection.admin, statement)
+        if done is not None:
+            return Answer(text=done)
+        if isinstance(statement, (Grant, Revoke, ShowGrants, CreateUser, AlterUser, DropUser, ShowUsers)):
+            from headrace.tablelayer.sql.rights import run_rights
+
+            return run_rights(self._connection.security, statement)
+        raise AssertionError(f"a statement of no known kind: {statement!r}")
+
+    def _require(self, statement: InsertSelect | CopyFrom | Update | Delete | Truncate) -> None:
+        """Refuse without the right what may turn out to write nothing, and would not be refused then."""
+        definition = self._connection.admin.describe_table(
+            statement.path
+        )  # one that is not there is told as such
+        if isinstance(statement, Truncate) and not definition.is_primary_key_table:
+            return  # the server is asked in any case, and for another right
+        self._connection.security.require(_PRIVILEGES[type(statement)], statement.path)
+
+    @property
+    def written_count(self) -> int:
+        """Rows that the statement which is being carried out has written so far; for another thread."""
+        found: Writes | None = self.__dict__.get("_writes")
+        return 0 if found is None or not self._is_writing else found.written_count
+
+    # -- queries
+
+    @cached_property
+    def _writes(self) -> Writes:
+        from headrace.tablelayer.sql.writes import (
+            Writes,
+        )  # a tenth of a second, which those who ask for names do not wait for
+
+        return Writes(self._connection, self._query, self._analyze, files=self._files)
+
+    def _plan(self, select: Select) -> Plan:
+        from headrace.tablelayer.sql.select import plan
+        from headrace.tablelayer.sql.sources import Known
+
+        return plan(self._connection, select, Known(self.views), files=self._files)
+
+    def _analyze(self, sql: str) -> Select:
+        (select,) = parse(sql, self.database, self.views)
+        assert isinstance(select, Select)
+        return select
+
+    def _query(self, select: Select) -> Answer:
+        return Answer(rows=self._plan(select).run())
+
+    def _explain(self, statement: Explain) -> Answer:
+        found = self._plan(statement.select)
+        rows = [(step.reads, step.way, step.columns, step.filter) for step in found.steps]
+        if found.in_duckdb:
+            rows.append(("", "DuckDB", "", ""))
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 4
+        names = ("reads", "way", "columns", "rows where")
+        return Answer(rows=_texts(dict(zip(names, columns, strict=True))))
+
+    def _describe_query(self, statement: DescribeQuery) -> Answer:
+        from headrace.tablelayer.sql.catalog import columns_of_query
+
+        return Answer(rows=columns_of_query(self._plan(statement.select).schema()))
+
+    def _summarize(self, statement: Summarize) -> Answer:
+        return Answer(rows=self._summary(statement).run())
+
+    def _summary(self, statement: Summarize) -> Plan:
+        from headrace.tablelayer.sql.select import of_duckdb
+        from headrace.tablelayer.sql.sources import Known
+
+        return of_duckdb(
+            self._connection, statement.select, Known(self.views), files=self._files, before="SUMMARIZE "
+        )
+
+    def _create_view(self, statement: CreateView) -> Answer:
+        name = str(statement.path)
+        if name in self.views and not statement.or_replace:
+            if statement.if_not_exists:
+                return Answer(text=f"view {name} is there")
+            raise TableError(
+                TableErrorCode.TABLE_EXISTS, f"view {name} exists already: CREATE OR REPLACE VIEW"
+            )
+        if self._connection.admin.table_exists(statement.path):
+            raise TableError(TableErrorCode.TABLE_EXISTS, f"{name} is a table")
+        self.views[name] = statement.sql
+        return Answer(text=f"view {name} is there until this session ends")
+
+    def _drop_view(self, statement: DropView) -> Answer:
+        name = str(statement.path)
+        if self.views.pop(name, None) is None and not statement.if_exists:
+            raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"view {name} does not exist")
+        return Answer(text=f"view {name} is gone")
+
+    # -- changes
+
+    def _written(self, work: Callable[[], int], verb: str) -> Answer:
+        from headrace.tablelayer.sql.writes import count_text
+
+        began = perf_counter()
+        with self._writing():
+            rows = work()
+        return Answer(text=count_text(rows, verb, perf_counter() - began), row_count=rows)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._writes.written_count = 0
+        self._is_writing = True
+        try:
+            yield
+        finally:
+            self._is_writing = False
+
+    def _create_table_as(self, statement: CreateTableAs) -> Answer:
+        from headrace.tablelayer.sql.writes import count_text
+
+        began = perf_counter()
+        with self._writing():
+            rows = self._writes.create(statement)
+        if rows is None:
+            return Answer(text=f"table {statement.path} is there")
+        told = count_text(rows, "written", perf_counter() - began)
+        return Answer(text=f"table {statement.path} is there, {told}", row_count=rows)
+
+    def _copy_from(self, statement: CopyFrom) -> Answer:
+        from headrace.tablelayer.sql.files import copy_from
+
+        return self._written(
+            lambda: copy_from(self._connection, self._writes, statement, files=self._files), "written"
+        )
+
+    def _copy_to(self, statement: CopyTo) -> Answer:
+        from headrace.tablelayer.sql.files import copy_to
+
+        answer = self._query(statement.select)
+        return self._written(
+            lambda: copy_to(answer, statement, files=self._files), f"written to {statement.file}"
+        )
+
+    # -- names
+
+    def _show_tables(self, statement: ShowTables) -> Answer:
+        return _names("table", self._connection.admin.list_tables(statement.database), statement.like)
+
+    def _show_topics(self, statement: ShowTopics) -> Answer:
+        """The plain ones, without those of tables and those that Kafka keeps for itself."""
+        tables = {
+            f"{database}.{table}"
+            for database in self._connection.admin.list_databases()
+            for table in self._connection.admin.list_tables(database)
+        }
+        topics = [
+            topic.name
+            for topic in self._connection.kafka.list_topics()
+            if not topic.is_internal and ".".join(topic.name.split(".")[:2]) not in tables
+        ]
+        return _names("topic", topics, statement.like)
+
+    def _show_create_database(self, statement: ShowCreateDatabase) -> Answer:
+        known = self._connection.admin.describe_database(statement.name)
+        return Answer(text=create_database_sql(known.name, known.comment, known.properties), is_code=True)
+
+    def _partitions(self, statement: ShowPartitions) -> Answer:
+        """A row for each: its values, its name (which is also the end of its topic's), its buckets."""
+        admin = self._connection.admin
+        definition = admin.describe_table(statement.path)
+        found = admin.list_partitions(statement.path, statement.spec)
+        columns: dict[str, pa.Array] = {
+            key: pa.array([each.values[position] for each in found], pa.string())
+            for position, key in enumerate(definition.partition_keys)
+        }
+        columns["topic"] = pa.array([f"{statement.path}.{each.name}" for each in found], pa.string())
+        columns["buckets"] = pa.array([each.bucket_count for each in found], pa.int32())
+        return Answer(rows=pa.table(list(columns.values()), names=list(columns)))
+
+    def _options(self, statement: ShowOptions) -> Answer:
+        """All options; of a table with the values that it has."""
+        given: Mapping[str, str] = {}
+        value = "default"
+        if statement.path is not None:
+            given, value = self._connection.admin.describe_table(statement.path).options, "value"
+        listed = [
+            (each.name, given.get(each.name, each.default_text), "yes" if each.alterable else "no", each.doc)
+            for each in DECLARED.values()
+        ]
+        others = [(name, text, "yes", "Kafka's topic configuration.") for name, text in given.items()
+                  if name not in DECLARED]  # fmt: skip
+        columns = list(zip(*sorted([*listed, *others]), strict=True))
+        names = ("option", value, "alterable", "what it does")
+        return Answer(
+            rows=pa.table({n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)})
+        )
+
+    def _describe_database(self, statement: DescribeDatabase) -> Answer:
+        known = self._connection.admin.describe_database(statement.name)
+        pairs = [("name", known.name), ("tables", str(known.table_count))]
+        if known.comment is not None:
+            pairs.append(("comment", known.comment))
+        pairs += [(f"'{key}'", value) for key, value in known.properties.items()]
+        keys, values = zip(*pairs, strict=True)
+        return Answer(
+            rows=pa.table({"property": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())})
+        )
+
+    def _use(self, statement: UseDatabase) -> Answer:
+        name = statement.name
+        if name not in self._connection.admin.list_databases():
+            raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'")
+        self.database = name
+        return Answer(text=f"using database {name}")
+
+
+_CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
+    UseDatabase: Session._use,
+    ShowDatabases: lambda self, it: _names("database", self._connection.admin.list_databases(), it.like),
+    ShowTables: Session._show_tables,
+    ShowTopics: Session._show_topics,
+    ShowViews: lambda self, it: _names("view", sorted(self.views), it.like),
+    ShowPartitions: Session._partitions,
+    ShowOptions: Session._options,
+    ShowColumns: lambda self, it: Answer(
+        rows=_like(_columns_of(self._connection.admin.describe_table(it.path)), "column", it.like)
+    ),
+    DescribeDatabase: Session._describe_database,
+    ShowCreateDatabase: Session._show_create_database,
+    DescribeTable: lambda self, it: Answer(definition=self._connection.admin.describe_table(it.path)),
+    DescribeQuery: Session._describe_query,
+    ShowCreateTable: lambda self, it: Answer(
+        text=create_table_sql(self._connection.admin.describe_table(it.path)), is_code=True
+    ),
+    Select: Session._query,
+    Explain: Session._explain,
+    Summarize: Session._summarize,
+    CreateView: Session._create_view,
+    DropView: Session._drop_view,
+    CreateTableAs: Session._create_table_as,
+    Insert: lambda self, it: self._written(lambda: self._writes.insert(it), "written"),
+    InsertSelect: lambda self, it: self._written(lambda: self._writes.insert_select(it), "written"),
+    CopyFrom: Session._copy_from,
+    CopyTo: Session._copy_to,
+    Update: lambda self, it: self._written(lambda: self._writes.update(it), "updated"),
+    Delete: lambda self, it: self._written(lambda: self._writes.delete(it), "deleted"),
+    Truncate: lambda self, it: self._written(lambda: self._writes.truncate(it), "deleted"),
+}
+
+_PRIVILEGES: dict[type, str] = {
+    InsertSelect: "INSERT",
+    CopyFrom: "INSERT",
+    Update: "UPDATE",
+    Delete: "DELETE",
+    Truncate: "DELETE",
+}
+
+_READS = (
+    Select, Explain, Summarize, DescribeDatabase, DescribeQuery, DescribeTable, ShowColumns, ShowCreateDatabase,
+    ShowCreateTable, ShowDatabases, ShowOptions, ShowPartitions, ShowTables, ShowTopics,
+)  # fmt: skip
+"""What tells of tables, topics and names, and of users and rights nothing."""
+
+
+def _marks(count: int) -> list[str]:
+    """Texts that stand for the values of places while a statement is looked at."""
+    return [f"\ue000{index}\ue000" for index in range(count)]
+
+
+def _texts(columns: Mapping[str, Any]) -> pa.Table:
+    return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+
+
+def _names(heading: str, names: list[str], like: str | None) -> Answer:
+    """Names as rows."""
+    if like is None:
+        return Answer(texts={heading: names})
+    return Answer(rows=_like(_texts({heading: names}), heading, like))
+
+
+def _columns_of(definition: TableDefinition) -> pa.Table:
+    from headrace.tablelayer.sql.catalog import columns_of
+
+    return columns_of(definition)
+
+
+def _like(rows: pa.Table, column: str, like: str | None) -> pa.Table:
+    """Those whose name is like SQL's pattern: % any characters, _ one."""
+    if like is None:
+        return rows
+    import pyarrow.compute as pc
+
+    return rows.filter(pc.match_like(rows.column(column), like))

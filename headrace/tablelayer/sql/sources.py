@@ -1,0 +1,287 @@
+"""What a query reads, for DuckDB: rows of tables, of their changelogs and lakes, of plain topics, and names.
+
+Of a table come the columns that the query needs and the rows that can matter: the server applies what it can of WHERE;
+of a keyed table it reads only between the bounds of the first key column, and with FOR SYSTEM_TIME (or VERSION) AS OF
+as it was. `db.t$changelog` is the table's log with `_change_type`, `_bucket`, `_log_offset` and `_commit_timestamp` in
+front, `db.t$lake` what is in the lake, `db.t$lake$snapshots` its snapshots. A log table whose log does not reach back
+to its beginning any more, and that is tiered, is read from the lake and the log together; a keyed table is whole on the
+server always. What is no table may be a topic (`tablelayer.sql.topics`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.tablelayer.client import Connection, DataError, KafkaError, Table
+from headrace.tablelayer.client.read.reader import Moment, time_ms
+from headrace.tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
+from headrace.tablelayer.model.ddl import Select
+from headrace.tablelayer.model.ddl.query import Bounds
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.filters.conditions import DUCKDB, Predicate, arrow_expression, push_down
+from headrace.tablelayer.model.types.column_types import TypeKind
+from headrace.tablelayer.sql.catalog import INFORMATION_SCHEMA, information
+from headrace.tablelayer.sql.changes import as_changes, changes_schema
+from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.topics import Topic, find_topic
+
+__all__ = ["INFORMATION_SCHEMA", "Known", "Source", "Step", "source_of"]
+
+_SUFFIX = "$"
+_INEXACT = (TypeKind.FLOAT, TypeKind.DOUBLE)
+"""A decimal literal is rounded to them in more than one way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a session knows beside the server: `views`, queries by `database.name`."""
+
+    views: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One table's part in the answer: the way it is read, which columns are, and what the server leaves rows out by."""
+
+    reads: str
+    way: str
+    columns: str = ""
+    filter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`schema`: of everything that can be asked for, None where only reading tells. `read` gives the rows, `batches`
+    the same as they come (None: they come at once)."""
+
+    step: Step
+    schema: pa.Schema | None
+    read: Callable[[], pa.Table | pa.RecordBatchReader]
+    batches: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]] | None = None
+
+
+def source_of(connection: Connection, name: str, select: Select, known: Known | None = None) -> Source:
+    """What `name` of a query's tables stands for. Raises TableError for what is not there, SqlError for what cannot be
+    read so."""
+    past = select.moments.get(name)
+    path, moment = (name, None) if past is None else (past.table, past.moment)
+    if path.startswith(f"{INFORMATION_SCHEMA}."):
+        equal = {
+            column: bounds.lower for column, bounds in select.bounds.items() if bounds.lower == bounds.upper
+        }
+        rows = information(connection, path, equal, known.views if known is not None else {})
+        return Source(Step(path, "names"), rows.schema, lambda: rows)
+    is_changelog = path.endswith(CHANGELOG_SUFFIX)
+    if is_changelog and moment is not None:
+        raise SqlError(f"{path} has every change with its time: it cannot be read AS OF a moment")
+    if _SUFFIX in path and moment is not None and not path.endswith(LAKE_SUFFIX):
+        raise SqlError(f"{path} cannot be read AS OF a moment: name the table itself")
+    if path.endswith(SNAPSHOTS_SUFFIX):
+        return Source(
+            Step(path, "lake"), None, lambda: _of_lake(lambda scans: scans.lake_snapshots(connection, path))
+        )
+    try:
+        table = connection.table(path.removesuffix(CHANGELOG_SUFFIX).removesuffix(LAKE_SUFFIX))
+    except (TableError, KafkaError) as error:
+        topic = None if past is not None else find_topic(connection, path, select.database, error)
+        if topic is None:
+            raise
+        return _of_topic(topic, path, select, name)
+    return _of_table(connection, table, name, path, moment, select)
+
+
+def _of_topic(topic: Topic, path: str, select: Select, name: str) -> Source:
+    columns = topic.columns(select.columns_read.get(name))
+    bounds = select.bounds if len(select.tables) == 1 else {}
+    shown = " AND ".join(topic.shown(bounds))
+
+    def batches() -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        return topic.schema(columns), topic.batches(columns, bounds)
+
+    def read() -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(*batches())
+
+    step = Step(path, "topic", shown_columns(columns, topic.schema().names), shown)
+    return Source(step, topic.schema(), read, batches)
+
+
+def _of_table(
+    connection: Connection, table: Table, name: str, path: str, moment: Any, select: Select
+) -> Source:
+    is_changelog = path.endswith(CHANGELOG_SUFFIX)
+    names = table.definition.schema.names
+    columns = _columns(table, select.columns_read.get(name))
+    shown = shown_columns(columns, names)
+    if select.is_simple and table.definition.is_partitioned:
+        table = pruned(table, select) or table
+    pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
+    wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
+    from_lake = path.endswith(LAKE_SUFFIX)
+    if from_lake or (not is_changelog and moment is None and begins_in_lake(table)):
+        # A table has the partitions that there are; what the lake keeps of others is in "t$lake".
+        past = _lake_moment(path, moment) if from_lake and moment is not None else {}
+        return Source(
+            Step(path, "lake" if from_lake else "lake and log", shown, shown_filter(pushed)),
+            None,
+            lambda: _of_lake(
+                lambda scans: scans.union_scan(
+                    connection, path, columns, wanted, predicate=pushed, dropped=False, **past
+                ).reader()
+            ),
+        )
+    if is_changelog:
+
+        def changes() -> pa.Table:
+            with table.scan(columns, start="earliest", until="latest", filter=wanted) as scan:
+                return as_changes(list(scan), table.arrow_schema, columns)
+
+        step = Step(path, "changelog", shown, shown_filter(pushed))
+        return Source(step, changes_schema(table.arrow_schema), changes)
+    bounds = key_bounds(table, select)
+    if bounds is not None and name == select.tables[0]:
+        first = table.definition.schema.primary_key[0]
+        step = Step(path, "range scan", shown, " AND ".join(_shown_bounds(first, bounds)))
+
+        def between() -> pa.Table:
+            with contextlib.suppress(DataError):  # a literal of another type: DuckDB compares as SQL does
+                return table.range_scan(
+                    bounds.lower, bounds.upper, columns,
+                    include_lower=bounds.include_lower, include_upper=bounds.include_upper, as_of=moment,
+                    filter=wanted,
+                )  # fmt: skip
+            return table.to_arrow(columns, filter=wanted, as_of=moment)
+
+        return Source(step, table.arrow_schema, lambda: _as_of(moment, between))
+    step = Step(path, "scan", shown, shown_filter(pushed))
+
+    def whole() -> pa.Table:
+        return _as_of(moment, lambda: table.to_arrow(columns, filter=wanted, as_of=moment))
+
+    def batches() -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        arrow = table.arrow_schema
+        schema = arrow if columns is None else pa.schema([arrow.field(each) for each in columns])
+        schema = pa.schema([pa.field(each.name, each.type) for each in schema])
+        pieces = table.batches(columns, wanted)
+        return schema, (pa.RecordBatch.from_arrays(piece.columns, schema=schema) for piece in pieces)
+
+    return Source(step, table.arrow_schema, whole, batches if moment is None else None)
+
+
+def _as_of(moment: Any, read: Callable[[], pa.Table]) -> pa.Table:
+    try:
+        return read()
+    except ValueError as error:
+        if moment is None:
+            raise
+        raise SqlError(f"{error}; write FOR VERSION AS OF '0:17,1:20', offsets by bucket") from error
+
+
+def key_bounds(table: Table, select: Select) -> Bounds | None:
+    """Between which values of the first key column all rows are that a query over one table can give."""
+    schema = table.definition.schema
+    first = schema.column(schema.primary_key[0]) if schema.primary_key else None
+    if first is None or first.type.kind in _INEXACT:
+        return None
+    return select.bounds.get(first.name.lower())
+
+
+def pruned(table: Table, select: Select) -> Table | None:
+    """The table with nothing but the partitions that a simple query's conditions leave; None if a literal is of
+    another type, which DuckDB compares as SQL does.
+    """
+    spec = {name: select.equals[name] for name in table.definition.partition_keys if name in select.equals}
+    try:
+        return table.only(spec)
+    except TableError as error:
+        if error.code is not TableErrorCode.INVALID_PARTITION:
+            raise
+        return None
+
+
+def begins_in_lake(table: Table) -> bool:
+    """Whether rows of a log table have left the log, and are to be found in the lake."""
+    definition = table.definition
+    if definition.is_primary_key_table or not definition.settings.datalake_enabled:
+        return False
+    if definition.is_partitioned:
+        return any(any(each.values()) for each in table.partition_offsets("earliest").values())
+    return any(table.offsets("earliest").values())
+
+
+def _lake_moment(path: str, moment: Moment) -> dict[str, int]:
+    """Which of the lake's snapshots `union_scan` is to read. Raises SqlError."""
+    if isinstance(moment, Mapping):
+        if list(moment) != [0]:
+            raise SqlError(f"a version of {path} is the number of a snapshot: {path}$snapshots has them")
+        return {"snapshot": moment[0]}
+    return {"time_ms": time_ms(moment)}
+
+
+def _of_lake(read: Callable[[Any], Any]) -> Any:
+    """With the module that reads it, which only who asks for the lake waits for. Raises SqlError."""
+    from headrace.tablelayer.lake import union_scan
+    from headrace.tablelayer.lake.adapter import LakeError
+
+    try:
+        return read(union_scan)
+    except LakeError as error:
+        raise SqlError(str(error)) from error
+
+
+def _columns(table: Table, wanted: Collection[str] | None) -> Sequence[str] | None:
+    schema: Any = table.definition.schema
+    if wanted is None:
+        return None
+    chosen = [name for name in schema.names if name.lower() in wanted]
+    # COUNT(*) with a condition on nothing still needs the number of rows: the first column carries it.
+    return chosen or schema.names[:1]
+
+
+# What a plan says
+
+
+def shown_columns(columns: Sequence[str] | None, names: Sequence[str]) -> str:
+    return "*" if columns is None or len(columns) == len(names) else ", ".join(columns)
+
+
+def shown_value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).upper().replace("NONE", "NULL")
+    return str(value) if isinstance(value, int) else f"'{value}'"
+
+
+def shown_filter(predicate: Predicate | None) -> str:
+    """A predicate as SQL."""
+    if predicate is None:
+        return ""
+    word, *rest = predicate
+    if word in ("and", "or"):
+        return f" {word.upper()} ".join(
+            f"({shown_filter(part)})" if part[0] in ("and", "or") else shown_filter(part) for part in rest
+        )
+    if word == "not":
+        return f"NOT ({shown_filter(rest[0])})"
+    if word == "null":
+        return f"{rest[0]} IS NULL"
+    if word == "prefix":
+        return f"{rest[0]} LIKE '{rest[1]}%'"
+    if word == "in":
+        shown = [shown_value(value) for value in rest[1][:_SHOWN_AT_MOST]]
+        more = len(rest[1]) - len(shown)
+        return f"{rest[0]} IN ({', '.join(shown)}{f', and {more} more' if more else ''})"
+    return f"{rest[0]} {word} {shown_value(rest[1])}"
+
+
+_SHOWN_AT_MOST = 5
+
+
+def _shown_bounds(name: str, bounds: Bounds) -> Iterator[str]:
+    if bounds.lower is not None:
+        yield f"{name} {'>=' if bounds.include_lower else '>'} {shown_value(bounds.lower)}"
+    if bounds.upper is not None:
+        yield f"{name} {'<=' if bounds.include_upper else '<'} {shown_value(bounds.upper)}"

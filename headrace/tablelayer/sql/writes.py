@@ -1,0 +1,410 @@
+"""Statements that change rows: what they write, by which of the client's calls, and how many rows that was.
+
+INSERT upserts or appends. UPDATE and DELETE that name the whole primary key are a lookup (is the row there?) and one
+write; all others find their rows by a query and write them by key. An UPDATE writes the columns that it sets, of rows
+that are there, and no others: what somebody else writes at the same time is not undone. What a query gives is written
+as it comes: what comes before a row that does not fit is written, and the error says how much that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.tablelayer.client import Connection, DataError, Table
+from headrace.tablelayer.client.write.conform import conform
+from headrace.tablelayer.model.ddl import (
+    CreateTableAs,
+    Default,
+    Delete,
+    Expression,
+    Insert,
+    InsertSelect,
+    Select,
+    Truncate,
+    Update,
+)
+from headrace.tablelayer.model.errors import TableError, TableErrorCode
+from headrace.tablelayer.model.json.python_values import python_value
+from headrace.tablelayer.model.options.table_options import DeleteBehavior
+from headrace.tablelayer.model.schema.schema import Column, Schema
+from headrace.tablelayer.model.table.definition import TableDefinition
+from headrace.tablelayer.model.types.column_types import from_arrow
+from headrace.tablelayer.sql.answer import Answer
+from headrace.tablelayer.sql.assign import Assignment
+from headrace.tablelayer.sql.duck import connect, in_arrow
+from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.types import quoted
+
+_ROWS_AT_ONCE = 200_000
+_SPEED_FROM_ROWS = 100_000
+"""Fewer are written before a rate would say anything."""
+
+Query = Callable[[Select], Answer]
+Analyze = Callable[[str], Select]
+
+
+class Writes:
+    """`query` answers a SELECT; `analyze` reads one that is written here."""
+
+    def __init__(self, connection: Connection, query: Query, analyze: Analyze, *, files: bool = True) -> None:
+        self._connection = connection
+        self._query = query
+        self._analyze = analyze
+        self._files = files
+        self.written_count = 0
+        """Rows of the statement that is carried out; another thread may look while it is."""
+
+    def insert(self, statement: Insert) -> int:
+        table = self._connection.table(statement.path)
+        names = _names(table, statement.columns)
+        for values in statement.rows:
+            if len(values) != len(names):
+                raise TableError(
+                    TableErrorCode.INVALID_ROW,
+                    f"{table.path}: {len(values)} values for {len(names)} columns ({', '.join(names)})",
+                )
+        columns = table.definition.schema.select(names)
+        known = self._worked_out(
+            table,
+            dict.fromkeys(
+                (value.sql, column)
+                for values in statement.rows
+                for value, column in zip(values, columns, strict=True)
+                if isinstance(value, Expression)
+            ),
+        )
+        rows = [
+            {
+                column.name: known[value.sql, column.name]
+                if isinstance(value, Expression)
+                else _given(value, column)
+                for value, column in zip(values, columns, strict=True)
+            }
+            for values in statement.rows
+        ]
+        self.rows(table, rows, names, named=statement.columns is not None)
+        return len(rows)
+
+    def _worked_out(
+        self, table: Table, expressions: Mapping[tuple[str, Column], None]
+    ) -> dict[tuple[str, str], Any]:
+        """The values of expressions for columns, all at one moment."""
+        if not expressions:
+            return {}
+        import duckdb
+
+        listed = list(expressions)
+        text = ", ".join(f"({sql}\n) AS v{index}" for index, (sql, _) in enumerate(listed))
+        with connect(files=self._files) as database:
+            try:
+                row = in_arrow(database.sql(self._analyze(f"SELECT {text}").sql)).to_arrow_table()
+            except duckdb.Error as error:
+                raise SqlError(str(error)) from error
+        with Assignment([column for _, column in listed], str(table.path)) as assignment:
+            row = assignment.rows(row)
+        return {
+            (sql, column.name): python_value(row.column(index)[0])
+            if column.type.is_nested
+            else row.column(index)[0]
+            for index, (sql, column) in enumerate(listed)
+        }
+
+    def rows(self, table: Table, rows: Any, names: Sequence[str], *, named: bool = False) -> None:
+        """Write rows that have these columns of the table. `named`: by the statement, which then changes no others."""
+        definition = table.definition
+        if not definition.is_primary_key_table:
+            table.append(rows)
+        elif definition.takes_some_columns and (named or len(names) < len(definition.schema.names)):
+            table.partial(rows, names)
+        else:
+            table.upsert(rows)
+
+    def insert_select(self, statement: InsertSelect) -> int:
+        """What is read of the table itself is read before the first row is written."""
+        table = self._connection.table(statement.path)
+        names = _names(table, statement.columns)
+        answer = self._query(statement.select)
+        if any(str(statement.path) in name for name in statement.select.tables):
+            _ = answer.rows
+        return self.answered(table, answer, names, named=statement.columns is not None)
+
+    def answered(self, table: Table, answer: Answer, names: Sequence[str], *, named: bool = False) -> int:
+        """Write an answer's rows into these columns, in order; how many there were. `named`: see `rows`."""
+        columns = table.definition.schema.select(list(names))
+        assert answer.schema is not None
+        if len(answer.schema) != len(names):
+            raise TableError(
+                TableErrorCode.INVALID_ROW,
+                f"{table.path}: the query gives {len(answer.schema)} columns for {len(names)} ({', '.join(names)})",
+            )
+        with Assignment(columns, str(table.path)) as assignment:
+            return self._each_written(
+                map(assignment.rows, _pieces(answer)), lambda rows: self.rows(table, rows, names, named=named)
+            )
+
+    def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
+        """Write each piece while the next one is made; how many rows there were. An error says how many are written."""
+        self.written_count = written = 0
+        with ThreadPoolExecutor(1, thread_name_prefix="headrace-sql-write") as writer:
+            under_way: tuple[int, Future[Any]] | None = None
+            try:
+                for piece in pieces:
+                    if under_way is not None:
+                        under_way[1].result()
+                        self.written_count = written = written + under_way[0]
+                        under_way = None
+                    if piece.num_rows:
+                        under_way = piece.num_rows, writer.submit(write, piece)
+                if under_way is not None:
+                    under_way[1].result()
+                    written += under_way[0]
+            except Exception as error:
+                if under_way is not None and not under_way[1].exception():
+                    written += under_way[0]
+                if written:
+                    error.add_note(f"{count_text(written, 'written')} before")
+                raise
+        return written
+
+    def create(self, statement: CreateTableAs) -> int | None:
+        """Make a table and write its rows; None if there was one. A table that not all rows went to is taken away."""
+        admin = self._connection.admin
+        if admin.table_exists(statement.path):
+            if statement.if_not_exists:
+                return None
+            raise TableError(TableErrorCode.TABLE_EXISTS, f"table {statement.path} exists already")
+        answer = self._query(statement.select)
+        assert answer.schema is not None
+        admin.create_table(_definition(statement, answer.schema))
+        try:
+            table = self._connection.table(statement.path)
+            return self.answered(table, answer, answer.schema.names)
+        except BaseException:
+            admin.drop_table(statement.path, if_exists=True)
+            raise
+
+    def update(self, statement: Update) -> int:
+        table = self._connection.table(statement.path)
+        schema = table.definition.schema
+        _must_have_key(table, "UPDATE")
+        columns = schema.select(list(statement.assignments))
+        assignments = {column.name: _given(statement.assignments[column.name], column) for column in columns}
+        changed_key = [name for name in statement.assignments if name in schema.primary_key]
+        if changed_key:
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"UPDATE cannot change the primary key ({', '.join(changed_key)}): "
+                "DELETE the row and INSERT another",
+            )
+        if table.definition.settings.merge_engine is not None and not table.definition.takes_some_columns:
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': a row that is there "
+                "is not changed by UPDATE; INSERT a whole row",
+            )
+        computed = {name: value for name, value in assignments.items() if isinstance(value, Expression)}
+        if not computed and _is_whole_key(table, statement.key):
+            assert statement.key is not None
+            found, _ = table.lookup([statement.key], columns=list(schema.primary_key))
+            if found[0]:
+                row = {**statement.key, **assignments}
+                table.partial([row], list(row), only_existing=True)
+            return int(found[0])
+        names = [*schema.primary_key, *assignments]
+        plain = [column for column in columns if column.name not in computed]
+        given = {name: value for name, value in assignments.items() if name not in computed}
+        one = conform([given], plain, table=str(table.path), fill_missing=False) if given else None
+        called = quoted(statement.alias or table.path.table)
+        among = f"{called}." if statement.others is not None else ""
+        chosen = [f"{among}{quoted(name)}" for name in schema.primary_key]
+        chosen += [
+            f"({computed[column.name].sql}\n) AS {quoted(f'new {column.name}')}"
+            for column in columns
+            if column.name in computed
+        ]
+
+        def write(rows: pa.Table) -> None:
+            if one is not None:
+                for field, value in zip(one.schema, one.columns, strict=True):
+                    rows = rows.append_column(field, pa.repeat(value[0], rows.num_rows))
+            table.partial(rows.select(names), names, only_existing=True)
+
+        if statement.others is None:
+            beside = "" if statement.alias is None else f"AS {called}"
+            found = self._found(table, chosen, statement.condition, beside)
+        else:
+            beside = f"AS {called}, {statement.others}"
+            found = self._found(table, chosen, statement.condition, beside, distinct=True)
+            _must_be_one_of_each(found, len(schema.primary_key), str(table.path))
+        found_columns = [*schema.key_columns, *(column for column in columns if column.name in computed)]
+        with Assignment(found_columns, str(table.path)) as assignment:
+            return self._each_written(map(assignment.rows, _slices(found)), write)
+
+    def delete(self, statement: Delete) -> int:
+        table = self._connection.table(statement.path)
+        _must_have_key(table, "DELETE")
+        if table.definition.settings.delete_behavior is DeleteBehavior.IGNORE:
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"{table.path} ignores deletes ('table.delete.behavior' = 'IGNORE'): nothing would happen",
+            )
+        primary_key = list(table.definition.schema.primary_key)
+        if _is_whole_key(table, statement.key):
+            found, _ = table.lookup([statement.key], columns=primary_key)
+            if found[0]:
+                table.delete([statement.key])
+            return int(found[0])
+        called = quoted(statement.alias or table.path.table)
+        beside = "" if statement.alias is None and statement.others is None else f"AS {called}"
+        beside += "" if statement.others is None else f", {statement.others}"
+        chosen = [f"{called}.{quoted(name)}" for name in primary_key]
+        rows = self._found(table, chosen, statement.condition, beside, distinct=statement.others is not None)
+        return self._each_written(_slices(rows), table.delete)
+
+    def _found(
+        self,
+        table: Table,
+        chosen: Sequence[str],
+        condition: str | None,
+        beside: str = "",
+        *,
+        distinct: bool = False,
+    ) -> pa.Table:
+        """What of the rows that a condition is true for is wanted, all of it before anything is written. `beside`: what
+        stands after the table's name."""
+        where = "" if condition is None else f" WHERE {condition}"
+        path = f"{quoted(table.path.database)}.{quoted(table.path.table)}"
+        what = f"{'DISTINCT ' if distinct else ''}{', '.join(chosen)}"
+        rows = self._query(self._analyze(f"SELECT {what} FROM {path} {beside}{where}")).rows
+        assert rows is not None
+        return rows
+
+    def truncate(self, statement: Truncate) -> int:
+        """Of a keyed table each row is deleted, as its readers need to know; of a log table the log begins anew."""
+        table = self._connection.table(statement.path)
+        definition = table.definition
+        if definition.is_primary_key_table:
+            return self.delete(Delete(statement.path))
+        if definition.settings.datalake_enabled:
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"{table.path} is tiered: what is in the lake stays, so that TRUNCATE would take away its log alone",
+            )
+        count = table.count()
+        for partition, offsets in table.partition_offsets("latest").items():
+            path = table.path.of_partition(partition) if partition else table.path
+            self._connection.kafka.delete_records(path.topic, offsets)
+        return count
+
+
+def _names(table: Table, columns: Sequence[str] | None) -> list[str]:
+    schema = table.definition.schema
+    names = list(columns) if columns is not None else schema.names
+    schema.select(names)
+    return names
+
+
+def _given(value: Any, column: Column) -> Any:
+    """A value of a statement, with what DEFAULT means for the column."""
+    if not isinstance(value, Default):
+        return value
+    return None if column.default is None else python_value(column.default_scalar())
+
+
+def _must_have_key(table: Table, verb: str) -> None:
+    if not table.definition.schema.primary_key:
+        raise TableError(
+            TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
+            f"{table.path} is a log table: its rows cannot be changed by {verb}",
+        )
+
+
+def _must_be_one_of_each(found: pa.Table, key_columns: int, table: str) -> None:
+    """Raises TableError where the rows of FROM say different things of one row. `found`: no two are equal."""
+    keys = found.rename_columns([str(place) for place in range(found.num_columns)])
+    names = keys.column_names[:key_columns]
+    counted = keys.select(names).group_by(names).aggregate([([], "count_all")])
+    more = counted.filter(pc.greater(counted.column("count_all"), 1)).slice(0, 1).to_pylist()
+    if more:
+        named = zip(found.column_names, (more[0][name] for name in names), strict=False)
+        key = ", ".join(f"{name} = {value}" for name, value in named)
+        raise TableError(
+            TableErrorCode.INVALID_STATEMENT,
+            f"{table}: {more[0]['count_all']} rows of FROM say what the row with {key} is to be, and say different "
+            "things: nothing was written; let the WHERE or a GROUP BY leave one",
+        )
+
+
+def _is_whole_key(table: Table, key: Mapping[str, Any] | None) -> bool:
+    """Return whether a condition names the whole primary key, by literals of the columns' own types; DuckDB compares
+    others, as it does for SELECT."""
+    schema = table.definition.schema
+    if key is None or set(key) != set(schema.primary_key):
+        return False
+    try:
+        conform([key], schema.select(list(key)), table=str(table.path), fill_missing=False)
+    except DataError:
+        return False
+    return True
+
+
+def _pieces(answer: Answer) -> Iterator[pa.Table]:
+    """An answer's rows, as many at a time as are written well."""
+    waiting, count = list[pa.RecordBatch](), 0
+    for batch in answer.batches(_ROWS_AT_ONCE):
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= _ROWS_AT_ONCE:
+            yield pa.Table.from_batches(waiting, answer.schema)
+            waiting, count = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting, answer.schema)
+
+
+def _slices(rows: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
+        yield rows.slice(start, _ROWS_AT_ONCE)
+
+
+def _definition(statement: CreateTableAs, schema: pa.Schema) -> TableDefinition:
+    """A table with the columns of a query. Raises TableError."""
+    written = {column.name: column for column in statement.columns}
+    unknown = [name for name in written if name not in schema.names]
+    if unknown:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"the query gives no column '{unknown[0]}'; it gives {', '.join(schema.names)}",
+        )
+    missing = [name for name in statement.primary_key if name not in schema.names]
+    if missing:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"the primary key has '{missing[0]}', and the query gives {', '.join(schema.names)}",
+        )
+    columns = []
+    for index, field in enumerate(schema):
+        if field.name in written:
+            columns.append(written[field.name])
+            continue
+        try:
+            columns.append(Column(index, field.name, from_arrow(field.type)))
+        except TableError as error:
+            raise TableError(error.code, f"column '{field.name}' of the query: {error.message}") from error
+    return TableDefinition(
+        statement.path,
+        Schema.of(columns, list(statement.primary_key)),
+        options=statement.options,
+        comment=statement.comment,
+        partition_keys=statement.partition_keys,
+    )
+
+
+def count_text(rows: int, verb: str, seconds: float | None = None) -> str:
+    """How many rows; of many how fast that was."""
+    speed = f" ({rows / seconds:,.0f}/s)" if seconds and rows >= _SPEED_FROM_ROWS else ""
+    return f"{rows} row{'' if rows == 1 else 's'} {verb}{speed}"

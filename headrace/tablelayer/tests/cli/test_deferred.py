@@ -1,0 +1,55 @@
+"""Commands that are made when they are asked for are typer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+
+from headrace.tablelayer.cli.deferred import deferred
+from headrace.tablelayer.cli.errors import give_config
+from headrace.tablelayer.cli.main import app
+
+
+def shapes(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """What a person can type, and reads of it."""
+    parameters = [
+        (each.name, tuple(each.opts), type(each.type).__name__, each.required, getattr(each, "help", None))
+        for each in command.params
+    ]
+    yield path, command.name, command.help, command.hidden, parameters
+    for name, below in getattr(command, "commands", {}).items():
+        yield from shapes(below, (*path, name))
+
+
+def test_the_tree_is_the_one_that_is_made_at_once() -> None:
+    found = list(shapes(deferred(app, give_config)))
+    assert found == list(shapes(typer.main.get_command(app)))
+    assert len(found) > 40
+
+
+@pytest.mark.parametrize(
+    ("words", "made", "shown"),
+    [
+        (("one",), ["one"], "one\n"),
+        (("more", "two"), ["more"], "two\n"),
+        (("on",), [], "Did you mean 'one'?"),
+        (("--help",), ["one", "other", "more"], "\n  other"),
+    ],
+)
+def test_only_what_is_typed_is_made(
+    words: tuple[str, ...], made: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, more, finished = typer.Typer(rich_markup_mode=None), typer.Typer(), list[str]()
+    app.add_typer(more, name="more")
+    for each, name in ((app, "one"), (app, "other"), (more, "two"), (more, "three")):
+        each.command(name)(lambda name=name: typer.echo(name))
+    command = deferred(app, lambda each: finished.append(each.name))
+    with pytest.raises(SystemExit):
+        command(list(words), prog_name="tool")
+    assert finished == made
+    told = capsys.readouterr()
+    assert shown in told.out + told.err

@@ -1,0 +1,221 @@
+"""The files of `deploy/` and `docker/`: what they name exists, and what they run is what the server has."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.metrics.collect import BROKER_METRICS
+from headrace.broker.metrics.model import MetricKind
+from headrace.broker.metrics.remote_log import REMOTE_METRICS
+from headrace.broker.metrics.requests import REQUEST_SECONDS
+from headrace.tablelayer.cli.main import app
+from headrace.tablelayer.cli.serve import parse_sets
+from headrace.tablelayer.server.metrics import TABLE_METRICS
+
+ROOT = Path(__file__).resolve().parents[4]
+DEPLOY = ROOT / "deploy"
+DECLARED = {each.name: each for each in (*BROKER_METRICS, *REMOTE_METRICS, REQUEST_SECONDS, *TABLE_METRICS)}
+OF_THE_LIBRARY = {
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+    "process_open_fds",
+    "process_max_fds",
+    "up",
+}
+OF_PROMETHEUS = {"instance", "job", "le"}
+
+
+def expressions() -> Iterator[str]:
+    rules = yaml.safe_load((DEPLOY / "prometheus/headrace.rules.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            assert set(rule["labels"]) == {"severity"}
+            assert rule["annotations"]["summary"]
+            yield rule["expr"]
+    dashboard = json.loads((DEPLOY / "grafana/headrace.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"].removeprefix("label_values(").removesuffix(", instance)")
+
+
+def test_every_metric_and_label_of_alerts_and_dashboard_is_declared() -> None:
+    found = list(expressions())
+    assert len(found) > 30
+    named = set()
+    for text in found:
+        metrics = re.findall(r"\b(?:headrace|process)_[a-z_]+|\bup\b", text)
+        assert metrics, text
+        labels = set(OF_PROMETHEUS)
+        for name in metrics:
+            if name in OF_THE_LIBRARY:
+                continue
+            base = re.sub(r"_(bucket|sum|count)$", "", name)
+            metric = DECLARED.get(name) or DECLARED.get(base)
+            assert metric is not None, f"{name} is not declared: {text}"
+            assert (metric.kind is MetricKind.HISTOGRAM) == (name not in DECLARED), text
+            labels.update(metric.labels)
+            named.add(metric.name)
+        for group in re.findall(r"by \(([^)]*)\)", text):
+            assert {each.strip() for each in group.split(",")} <= labels, text
+        for group in re.findall(r"\{([^}]*)\}", text):
+            assert set(re.findall(r"(\w+)\s*(?:=~|=|!=)", group)) <= labels, text
+    assert len(named) > 20, "most of what is measured is shown"
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt-get install prometheus)"
+)
+def test_prometheus_takes_the_rules() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(DEPLOY / "prometheus/headrace.rules.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def options_of_serve() -> set[str]:
+    return set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["serve", "--help"]).stdout))
+
+
+def test_what_is_run_has_the_options_of_serve() -> None:
+    known = options_of_serve()
+    unit = (DEPLOY / "systemd/headrace.service").read_text()
+    command = re.search(r"^ExecStart=\S+ serve (.*)$", unit, re.M)
+    assert command
+    stateful = resource("StatefulSet")
+    container = stateful["spec"]["template"]["spec"]["containers"][0]
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["headrace"]
+    for words in (command.group(1).split(), container["args"], compose["command"]):
+        used = {word for word in words if word.startswith("--")}
+        assert used
+        assert used <= known
+
+
+def resource(kind: str, name: str = "headrace") -> dict[str, Any]:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes/headrace.yaml").read_text())
+    return next(each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name))
+
+
+def test_what_the_stateful_set_refers_to_is_there() -> None:
+    stateful = resource("StatefulSet")
+    pod = stateful["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    labels = stateful["spec"]["template"]["metadata"]["labels"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert stateful["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    for name in ("headrace", "headrace-pods"):
+        service = resource("Service", name)
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert all(each["targetPort"] in ports for each in service["spec"]["ports"])
+    assert resource("Service", stateful["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
+    policy = resource("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == set(ports)
+    volumes = {each["name"] for each in pod["volumes"]}
+    volumes |= {each["metadata"]["name"] for each in stateful["spec"]["volumeClaimTemplates"]}
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert set(mounts.values()) <= volumes
+    assert "/data" in mounts, "the image keeps its data there"
+    for probe, path in {
+        "startupProbe": "/readyz",
+        "readinessProbe": "/readyz",
+        "livenessProbe": "/healthz",
+    }.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
+    assert container["args"][container["args"].index("--metrics") + 1].endswith(f":{ports['metrics']}")
+    configured = resource("ConfigMap")["data"]["server.properties"]
+    assert f"listeners=PLAINTEXT://0.0.0.0:{ports['kafka']}" in configured.splitlines()
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "docker/Dockerfile").read_text()
+
+
+def test_every_user_of_the_image_finds_its_kernels() -> None:
+    """They are compiled for any CPU, in a folder that is not somebody's home, where numba looks for a user's."""
+    image = (ROOT / "docker/Dockerfile").read_text()
+    place = re.search(r"XDG_CACHE_HOME=(\S+)", image)
+    assert place
+    assert not place[1].startswith("/home")
+    made, used, warmed = (
+        re.search(pattern, image, re.M)
+        for pattern in (rf"^RUN .*install -d -o headrace .*{place[1]}$", r"^USER ", r"^RUN headrace warm-up$")
+    )
+    assert made is not None
+    assert used is not None
+    assert warmed is not None
+    assert made.start() < used.start() < place.start() < warmed.start()
+    assert "NUMBA_CPU_NAME=generic" in image
+
+
+def test_a_container_of_the_image_is_found_where_its_port_is_published() -> None:
+    """Without a word more: clients are told an address of the host, not the container's name."""
+    image = (ROOT / "docker/Dockerfile").read_text()
+    given = re.search(r"^CMD (\[.*\])$", image, re.M)
+    published = re.search(r"^# docker run -p (\S+):(\d+) -v headrace:/data headrace$", image, re.M)
+    assert given
+    assert published
+    words = json.loads(given[1])
+    assert f"EXPOSE {published[2]}" in image
+    assert words[:2] == ["--listen", f"0.0.0.0:{published[2]}"]
+    assert words[2] == "--set"
+    (listener,) = BrokerConfig(parse_sets(words[3:])).listeners(("0.0.0.0", int(published[2])))
+    host, port = listener.advertised
+    assert f"{host}:{port}" == published[1]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = (DEPLOY / "systemd/headrace.service").read_text()
+    copy = tmp_path / "headrace.service"
+    copy.write_text(unit.replace("/opt/headrace/bin/headrace", sys.executable))
+    answer = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = [line for line in answer.stderr.splitlines() if "headrace.service" in line]
+    assert (answer.returncode, said) == (0, []), answer.stderr
+
+
+def test_the_brokers_of_the_compose_file_are_one_cluster() -> None:
+    """Each by a configuration that is taken, under a node.id and an address of its own."""
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+    services = compose["services"]
+    assert compose["name"] == "headrace", "not the folder's name: another's volumes might have it"
+    members = {name: each for name, each in services.items() if name.startswith("broker")}
+    ids, outside, paths = set(), set(), set()
+    for name, service in members.items():
+        words = service["command"]
+        options = [(words[at], words[at + 1]) for at in range(0, len(words), 2)]
+        sets = parse_sets([value for option, value in options if option == "--set"])
+        config = BrokerConfig(sets)
+        listeners = {each.name: each for each in config.listeners(("127.0.0.1", 9092))}
+        assert listeners["INSIDE"].advertised == (name, 9092)
+        host, port = listeners["OUTSIDE"].advertised
+        assert service["ports"] == [f"{host}:{port}:{listeners['OUTSIDE'].port}"]
+        assert config["inter.broker.listener.name"] == "INSIDE"
+        ids.add(config["node.id"])
+        outside.add(port)
+        paths.update(value for option, value in options if option == "--zookeeper")
+        assert service["profiles"] == services["zookeeper"]["profiles"] == ["cluster"]
+    assert (ids, len(outside), paths) == ({1, 2, 3}, 3, {"zookeeper:2181/headrace"})
+    assert "profiles" not in services["headrace"]

@@ -1,0 +1,120 @@
+"""`headrace tables create --from-topic`: tables for what connectors and other programs have written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import Result
+
+from headrace.tablelayer.client import connect
+
+
+def field(name: str, kind: str, meaning: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"field": name, "type": kind, "optional": True, **({"name": meaning} if meaning else {}), **more}
+
+
+FIELDS = [
+    field("id", "int64", optional=False),
+    field("name", "string", optional=False),
+    field("price", "bytes", "org.apache.kafka.connect.data.Decimal",
+          parameters={"scale": "2", "connect.decimal.precision": "12"}),
+    field("weight", "struct", "io.debezium.data.VariableScaleDecimal"),
+    field("made", "int64", "io.debezium.time.Timestamp"),
+    field("changed", "int64", "io.debezium.time.MicroTimestamp"),
+    field("seen", "string", "io.debezium.time.ZonedTimestamp"),
+    field("since", "int32", "io.debezium.time.Date"),
+    field("due", "int64", "io.debezium.time.MicroTime"),
+    field("tags", "array", items={"type": "string", "optional": True}),
+    field("profile", "string", "io.debezium.data.Json"),
+    field("scan", "bytes"),
+    field("score", "double"),
+    field("is_open", "boolean"),
+]  # fmt: skip
+COLUMNS = """  id BIGINT NOT NULL,
+  name STRING NOT NULL,
+  price DECIMAL(12, 2),
+  weight DECIMAL(38, 18),
+  made TIMESTAMP(3),
+  changed TIMESTAMP(6),
+  seen TIMESTAMP_LTZ(6),
+  since DATE,
+  due TIME(6),
+  tags ARRAY<STRING>,
+  profile STRING,
+  scan BYTES,
+  score DOUBLE,
+  is_open BOOLEAN,
+  PRIMARY KEY (id) NOT ENFORCED"""
+
+
+def struct(*fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "struct", "fields": list(fields), "optional": True, **more}
+
+
+def write(server: str, topic: str, *records: tuple[Any, Any]) -> None:
+    producer = Producer({"bootstrap.servers": server})
+    for key, value in records:
+        producer.produce(
+            topic, None if value is None else json.dumps(value), None if key is None else json.dumps(key)
+        )
+    assert producer.flush(100) == 0
+
+
+KEY = {"schema": struct(FIELDS[0]), "payload": {"id": 7}}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_table_is_made_from_the_schema_of_a_connectors_records(
+    server: str, headrace: Callable[..., Result], flat: bool
+) -> None:
+    topic, name = ("flat.public.t", "made.flat") if flat else ("cdc.public.t", "made.enveloped")
+    row = {"id": 7, "name": "x", "made": 1_700_000_000_123, "price": "BNI=", "tags": ["a"]}
+    value = {"schema": struct(*FIELDS), "payload": row}
+    if not flat:
+        schema = struct(
+            struct(*FIELDS, field="before"), struct(*FIELDS, field="after"), field("op", "string")
+        )
+        value = {"schema": schema, "payload": {"before": None, "after": row, "op": "c"}}
+    write(server, topic, (KEY, value), (KEY, None))
+    headrace("sql", "-e", "CREATE DATABASE IF NOT EXISTS made")
+    words = ("tables", "create", name, "--from-topic", topic, "--buckets", "2")
+    shown = headrace(*words, "--print")
+    assert shown.exit_code == 0, shown.stderr
+    assert COLUMNS in shown.stdout
+    with connect(server) as connection:
+        assert name.split(".")[1] not in connection.admin.list_tables("made")
+        assert headrace(*words).exit_code == 0
+        write(server, name, (KEY, value))
+        (found,) = connection.table(name).to_arrow().to_pylist()
+        assert (found["id"], str(found["price"]), str(found["made"])) == (
+            7,
+            "12.34",
+            "2023-11-14 22:13:20.123000",
+        )
+
+
+def test_a_table_is_made_from_what_is_in_the_records(server: str, headrace: Callable[..., Result]) -> None:
+    rows = [
+        {"id": 1, "at": None, "n": 1, "x": 1, "ok": True, "o": {"a": 1}, "mixed": 1, "none": None},
+        {"id": 2, "at": "2024", "n": 2, "x": 1.5, "ok": False, "o": [1], "mixed": "a"},
+    ]
+    write(server, "plainly", *((None, row) for row in rows), (None, "no row"))
+    made = headrace("tables", "create", "default.plainly_t", "--from-topic", "plainly", "--primary-key", "id")
+    assert made.exit_code == 0, made.stderr
+    for line in (
+        "id BIGINT NOT NULL", "at STRING", "n BIGINT", "x DOUBLE", "ok BOOLEAN", "o STRING", "mixed STRING",
+    ):  # fmt: skip
+        assert f"  {line},\n" in made.stdout
+    assert "none" not in made.stdout
+    refused = headrace(
+        "tables", "create", "default.other", "--from-topic", "plainly", "--primary-key", "nothing"
+    )
+    assert refused.exit_code == 1
+    assert "no field 'nothing' for the primary key; they have id, at" in refused.stderr
+    write(server, "raw", (None, "text"), (None, 5))
+    refused = headrace("tables", "create", "default.other", "--from-topic", "raw")
+    assert "none of its records has a row in JSON" in refused.stderr

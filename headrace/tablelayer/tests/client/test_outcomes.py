@@ -1,0 +1,221 @@
+"""What a failed call says of its outcome: done, not done, or nobody knows; and why it took so long."""
+
+import asyncio
+import logging
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.protocol.messages.api_versions import ApiVersionsResponse
+from headrace.tablelayer.client import (
+    ClientConfig,
+    ConnectionFailed,
+    ConnectionLost,
+    OutcomeUnknown,
+    RequestTimeout,
+    TableError,
+    connect_async,
+    errors,
+)
+from headrace.tablelayer.client.wire.retry import Backoff
+from headrace.tablelayer.model.errors import TableErrorCode
+from headrace.tablelayer.model.messages import (
+    AppendRowsRequest,
+    AppendRowsResponse,
+    CreateDatabaseRequest,
+    CreateDatabaseResponse,
+    ListDatabasesRequest,
+    ListDatabasesResponse,
+    WrittenBucket,
+)
+from headrace.tablelayer.model.schema.schema import Schema
+from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.model.types.text import parse_type
+
+ROWS = pa.table({"id": [1, 2, 3]})
+QUICK = ClientConfig(
+    connect_timeout_ms=1_000,
+    request_timeout_ms=200,
+    delivery_timeout_ms=600,
+    retry_backoff_ms=1,
+    retry_backoff_max_ms=10,
+)
+
+
+def definition(tools):
+    schema = Schema.of([("id", parse_type("BIGINT"))])
+    return TableDefinition(TablePath("db", "t"), schema, bucket_count=1, table_id=tools.TABLE_ID)
+
+
+def test_no_kind_of_error_is_another():
+    """`except ConnectionFailed` means: nothing was done."""
+    assert issubclass(ConnectionLost, OutcomeUnknown)
+    assert issubclass(RequestTimeout, OutcomeUnknown)
+    classes = [
+        each for each in vars(errors).values() if isinstance(each, type) and each is not errors.ClientError
+    ]
+    kinds = [each for each in classes if each.__bases__[0] is errors.ClientError]
+    assert {ConnectionFailed, OutcomeUnknown} <= set(kinds)
+    for each in classes:
+        assert len([kind for kind in kinds if issubclass(each, kind)]) == 1
+
+
+@pytest.fixture
+def three_attempts(monkeypatch):
+    """A call's time is over after its third attempt, however long they took."""
+    pauses = Counter()
+
+    async def pause(_, deadline):
+        pauses[deadline] += 1
+        if pauses[deadline] == 3:
+            deadline._at = asyncio.get_running_loop().time()
+
+    monkeypatch.setattr(Backoff, "pause", pause)
+
+
+@pytest.mark.usefixtures("three_attempts")
+def test_an_unknown_outcome_is_not_forgotten_for_a_later_attempt_that_did_nothing(fake, tools):
+    """The first request was sent; then the server is gone, and the last attempt does not reach it."""
+
+    async def scenario(ask, request, expected):
+        async with fake() as server:
+
+            async def dies(_):
+                await server.stop()
+                raise tools.HangUp
+
+            server.handlers[request] = dies
+            connection = await connect_async(server.address)
+            with pytest.raises(expected) as caught:
+                await ask(connection)
+            assert len([each for each in server.requests if isinstance(each, request)]) == 1
+            await connection.close()
+            return caught.value
+
+    error = tools.run(
+        scenario(
+            lambda c: c.admin.create_database("d", if_not_exists=True), CreateDatabaseRequest, OutcomeUnknown
+        )
+    )
+    assert "may or may not have been carried out" in str(error)
+    assert "cannot connect" in str(error)
+    tools.run(scenario(lambda c: c.admin.create_database("d"), CreateDatabaseRequest, ConnectionLost))
+    tools.run(scenario(lambda c: c.admin.list_databases(), ListDatabasesRequest, ConnectionFailed))
+
+
+@pytest.mark.usefixtures("three_attempts")
+def test_an_unknown_outcome_is_not_forgotten_for_an_answer_that_says_not_now(fake, tools):
+    async def scenario():
+        async with fake() as server:
+            codes = iter([ErrorCode.REQUEST_TIMED_OUT])
+            server.handlers[CreateDatabaseRequest] = lambda _: CreateDatabaseResponse(
+                error_code=next(codes, ErrorCode.NOT_LEADER_OR_FOLLOWER), error_message="not now"
+            )
+            connection = await connect_async(server.address)
+            with pytest.raises(OutcomeUnknown, match="not now"):
+                await connection.admin.create_database("d", if_not_exists=True)
+            with pytest.raises(KafkaError) as caught:
+                await connection.admin.create_database("d", if_not_exists=True)
+            assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+            codes = iter([ErrorCode.REQUEST_TIMED_OUT, TableErrorCode.DATABASE_EXISTS])
+            with pytest.raises(TableError, match="not now"):  # what the server decides is known
+                await connection.admin.create_database("d", if_not_exists=True)
+            await connection.close()
+
+    tools.run(scenario())
+
+
+def test_an_answer_that_makes_no_sense_leaves_the_outcome_unknown(fake, tools):
+    async def scenario():
+        async with fake() as server:
+            server.handlers[CreateDatabaseRequest] = lambda _: ApiVersionsResponse(error_code=17)
+            server.handlers[ListDatabasesRequest] = lambda _: ListDatabasesResponse(databases=["a"])
+            connection = await connect_async(server.address, QUICK)
+            with pytest.raises(
+                OutcomeUnknown, match="answered CreateDatabaseRequest with what makes no sense"
+            ):
+                await connection.admin.create_database("d")
+            assert await connection.admin.list_databases() == ["a"]
+            await connection.close()
+
+    tools.run(scenario())
+
+
+def test_a_write_that_is_under_way_when_its_connection_is_closed_may_have_been_done(fake, tools):
+    async def scenario():
+        async with fake() as server:
+            arrived = asyncio.Event()
+
+            def silent(_):
+                arrived.set()
+                raise tools.Silence
+
+            server.handlers[AppendRowsRequest] = silent
+            connection = await connect_async(server.address, ClientConfig(max_in_flight=1))
+            table = connection.open_table(definition(tools))
+            under_way = asyncio.create_task(table.append(ROWS))
+            await arrived.wait()
+            waiting = asyncio.create_task(table.append(ROWS))
+            while len(table._parts._whole.writer._lanes[0].queue) < 1:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0)
+            await connection.close()
+            for write, kind, text in (
+                (under_way, OutcomeUnknown, "may or may not be written"),
+                (waiting, ConnectionFailed, "was closed"),
+            ):
+                with pytest.raises(kind, match=text):
+                    await write
+
+    tools.run(scenario())
+
+
+def test_rows_that_were_sent_and_then_cannot_be_are_not_called_unwritten(fake, tools):
+    async def scenario():
+        async with fake() as server, await connect_async(server.address, QUICK) as connection:
+
+            async def dies(_):
+                await server.stop()
+                raise tools.HangUp
+
+            server.handlers[AppendRowsRequest] = dies
+            with pytest.raises(RequestTimeout, match="may or may not be written; the last error was"):
+                await connection.open_table(definition(tools)).append(ROWS)
+
+    tools.run(scenario())
+
+
+def test_the_servers_reason_reaches_the_caller_and_before_that_the_log(fake, tools, caplog, monkeypatch):
+    """A full disk: tried again until the deadline, as Kafka's producers do, and not in silence."""
+    monkeypatch.setattr("headrace.tablelayer.client.write.writer._WARN_AFTER_SECONDS", 0.1)
+    reason = "the disk is full; free space"
+
+    async def scenario():
+        async with fake() as server, await connect_async(server.address, QUICK) as connection:
+            patience = []
+
+            def full(request):
+                patience.append(request.timeout_ms)
+                answer = WrittenBucket(
+                    bucket=0, error_code=ErrorCode.KAFKA_STORAGE_ERROR, error_message=reason
+                )
+                return AppendRowsResponse(buckets=[answer])
+
+            server.handlers[AppendRowsRequest] = full
+            with pytest.raises(KafkaError, match=reason) as caught:
+                await connection.open_table(definition(tools)).append(ROWS)
+            assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+            assert caught.value.code.retriable
+            assert "3 rows for bucket 0 of db.t could not be written within 600 ms, and were not" in str(
+                caught.value
+            )
+            assert len(patience) > 2
+            assert all(each <= 180 for each in patience), "the server answers before the client gives up"
+            assert patience[-1] < patience[0]
+
+    with caplog.at_level(logging.WARNING, "headrace.client"):
+        tools.run(scenario())
+    (warning,) = caplog.messages
+    assert reason in warning
+    assert "bucket 0 of db.t" in warning

@@ -1,0 +1,219 @@
+"""The console in a real Chromium: every page at two widths and in both themes, by keyboard, with hostile names and
+values. Skipped with a reason where there is no Chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from headrace.tablelayer.client import connect
+from headrace.tablelayer.client.admin.produce import OutgoingRecord
+from headrace.tablelayer.model.table.definition import TablePath
+from headrace.tablelayer.tests.cli.conftest import ROOT, Served
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
+    ),
+]
+HOSTILE = "<img src=x onerror=\"alert('x')\"><script>alert(1)</script>"
+PAGES = (
+    "",
+    "topics",
+    "topics/clicks",
+    "topics/clicks/partitions",
+    "topics/clicks/configs",
+    "topics/clicks/produce",
+    "tables",
+    "tables/default.fruit",
+    "tables/default.fruit/columns",
+    "tables/default.fruit/options",
+    "tables/default.fruit/buckets",
+    "tables/default.fruit/write",
+    "sql",
+    "groups",
+    f"groups/{quote(HOSTILE, safe='')}",
+    "lake",
+    "refused",
+    "users",
+    "brokers",
+    "brokers/0",
+    f"topics/{quote(HOSTILE, safe='')}",
+    "nowhere",
+)
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("browser")
+    config = folder / "server.properties"
+    config.write_text(
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+        "super.users=User:ANONYMOUS\nkv.snapshot.interval=1s\n"
+    )
+    served = Served("--listen", "127.0.0.1:0", "--data", str(folder / "data"), "--config", str(config))
+    with connect(served.address) as connection:
+        connection.execute(
+            "CREATE TABLE fruit (id INT, name STRING, big BIGINT, PRIMARY KEY (id) NOT ENFORCED)"
+            " COMMENT '<b>bold</b>' WITH ('bucket.num' = '2')"
+        )
+        fruit = connection.table("default.fruit")
+        for version in range(3):
+            fruit.upsert([{"id": n, "name": f"{HOSTILE}{version}", "big": 2**60 + n} for n in range(30)])
+        connection.kafka.create_topic("clicks", partitions=2)
+        value = json.dumps({"page": HOSTILE, "user": 1}).encode()
+        connection.kafka.produce(
+            "clicks",
+            [OutgoingRecord(value, HOSTILE.encode(), [(HOSTILE, HOSTILE.encode())]) for _ in range(60)],
+        )
+        connection.security.create_user("ann", "secret")
+        connection.security.grant(["SELECT", "INSERT"], TablePath.parse("default.fruit"), "User:ann")
+        connection.security.grant(["ALL"], "default", f"User:{HOSTILE}")
+        connection.kafka.commit_offsets(HOSTILE, "clicks", {0: 1, 1: 1})
+        with pytest.raises(Exception, match="INVALID_RECORD"):
+            connection.kafka.produce("default.fruit", [OutgoingRecord(json.dumps({"id": HOSTILE}).encode())])
+    words = ["console", "--server", served.address, "--listen", "127.0.0.1:0", "--allow-writes"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.tablelayer.cli.main", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    found = re.search(r"(http://\S+)/ ", process.stdout.readline())
+    assert found
+    yield found.group(1)
+    process.terminate()
+    codes = process.wait(60), served.stop()[0]
+    process.stdout.close()
+    assert codes == (0, 0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+class Watched:
+    """A page, and whatever it complained about."""
+
+    def __init__(self, browser: Any, console: str, width: int, theme: str) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=theme)
+        self.page = self.context.new_page()
+        self.console = console
+        self.troubles: list[str] = []
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.troubles.append("a dialog"), dialog.dismiss()))
+        self.page.on("requestfailed", self._failed)
+        self.page.on("console", self._said)
+
+    def _failed(self, request: Any) -> None:
+        if not request.url.startswith(self.console):
+            self.troubles.append(f"asked {request.url}")
+
+    def _said(self, message: Any) -> None:
+        if message.type == "error" and "status of 40" not in message.text:
+            self.troubles.append(message.text)
+
+    def go(self, to: str) -> None:
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.console}/#/{to}")
+        self.page.locator("#main[data-shown]").wait_for()
+        self.page.wait_for_timeout(300)
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+def test_every_page_shows_text_and_fits(
+    browser: Any, console: str, width: int, theme: str, tmp_path: Path
+) -> None:
+    shots = Path(os.environ.get("HEADRACE_SCREENSHOTS", tmp_path))
+    watched = Watched(browser, console, width, theme)
+    page = watched.page
+    for to in PAGES:
+        watched.go(to)
+        assert page.locator("main h1, main .error").first.inner_text()
+        assert page.locator("main img, main script, main b[onerror]").count() == 0, to
+        too_wide = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert too_wide <= 0, f"{to or 'overview'} is {too_wide} px wider than {width}"
+        name = re.sub(r"\W+", "-", to)[:40] or "overview"
+        page.screenshot(path=shots / f"{name}-{width}-{theme}.png", full_page=True)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(17, 24, 28)") == (theme == "dark")
+    assert watched.troubles == []
+    watched.context.close()
+
+
+def test_by_keyboard_alone(browser: Any, console: str) -> None:
+    watched = Watched(browser, console, 1280, "light")
+    page = watched.page
+    watched.go("")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    watched.go("sql")
+    page.get_by_label("Query").focus()
+    page.keyboard.type("SELECT id % 3 AS part, count(*) AS n FROM fruit GROUP BY 1 ORDER BY 1")
+    page.keyboard.press("Control+Enter")
+    page.get_by_role("region", name="Result").wait_for()
+    assert page.get_by_role("region", name="Result").locator("tbody tr").count() == 3
+    assert page.get_by_role("img", name="n").count() == 1
+    watched.go("tables/default.fruit")
+    page.get_by_label("Primary key").focus()
+    page.keyboard.type("3")
+    page.keyboard.press("Enter")
+    page.get_by_text("Changes, newest first").wait_for()
+    assert page.get_by_role("region", name="Row").get_by_text(f"{HOSTILE}2", exact=True).count() == 1
+    assert page.get_by_role("region", name="Changes").locator("tbody tr").count() == 5
+    page.get_by_label("Change between light and dark").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert watched.troubles == []
+    watched.context.close()
+
+
+def test_records_are_browsed_produced_and_followed(browser: Any, console: str) -> None:
+    watched, other = Watched(browser, console, 1280, "light"), Watched(browser, console, 1280, "light")
+    page = watched.page
+    watched.go("topics/clicks")
+    page.get_by_role("region", name="Records").wait_for()
+    page.get_by_label("JSON fields as columns").check()
+    rows = page.get_by_role("region", name="Records as rows")
+    assert rows.get_by_role("columnheader", name="page").count() == 1
+    page.get_by_label("JSON fields as columns").uncheck()
+    page.get_by_role("button", name="Live tail").click()
+    page.get_by_text("Waiting for new records").wait_for()
+    page.wait_for_timeout(1500)
+    other.go("topics/clicks/produce")
+    other.page.get_by_label("Value").fill(HOSTILE)
+    other.page.get_by_role("button", name="Produce").click()
+    other.page.get_by_text("Written to partition").wait_for()
+    page.get_by_role("region", name="Records").get_by_text("<img src=x").first.wait_for()
+    assert page.get_by_role("region", name="Records").locator("tbody tr").count() == 1
+    page.get_by_role("button", name="Stop").click()
+    watched.go(f"groups/{quote(HOSTILE, safe='')}")
+    page.get_by_role("button", name="What would be set?").click()
+    page.get_by_text("These would be set.").wait_for()
+    assert watched.troubles == other.troubles == []
+    watched.context.close()
+    other.context.close()

@@ -1,0 +1,547 @@
+"""The console's REST interface and what stands in front of it, over a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.cli.console import _query
+from headrace.tablelayer.cli.main import app
+from headrace.tablelayer.client import Connection, UnsupportedRequest, connect
+from headrace.tablelayer.client.admin.produce import OutgoingRecord
+from headrace.tablelayer.console.access import Access
+from headrace.tablelayer.console.app import SECURITY_HEADERS, endpoints, make_app
+from headrace.tablelayer.console.history import History, Look, rates
+from headrace.tablelayer.console.rights import Rights
+from headrace.tablelayer.console.routes import openapi
+from headrace.tablelayer.console.tables import Tables
+from headrace.tablelayer.console.values import plain, text_of
+from headrace.tablelayer.console.views import Views
+from headrace.tablelayer.tests.cli.conftest import ROOT, Served
+
+HOSTILE = "<img src=x onerror=alert(1)>\"';"
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    folder = tmp_path_factory.mktemp("console")
+    config = folder / "server.properties"
+    config.write_text(
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+        "super.users=User:ANONYMOUS\nkv.snapshot.interval=1s\n"
+    )
+    served = Served("--listen", "127.0.0.1:0", "--data", str(folder / "data"), "--config", str(config))
+    assert served.address, served.stop()[2]
+    with connect(served.address) as made:
+        made.execute(
+            "CREATE TABLE fruit (id INT, name STRING, big BIGINT, PRIMARY KEY (id) NOT ENFORCED)"
+            " WITH ('bucket.num' = '2');"
+            "CREATE TABLE pair (a INT, b STRING, PRIMARY KEY (a, b) NOT ENFORCED);"
+            "CREATE TABLE daily (day STRING, n INT) PARTITIONED BY (day)"
+        )
+        fruit = made.table("default.fruit")
+        fruit.upsert([{"id": n, "name": HOSTILE, "big": 2**60 + n} for n in range(20)])
+        fruit.upsert([{"id": 3, "name": "second", "big": 1}])
+        made.table("default.daily").append([{"day": day, "n": 1} for day in "ab"])
+        made.kafka.create_topic("clicks", partitions=2, configs={"retention.ms": "-1"})
+        records = [
+            OutgoingRecord(
+                json.dumps({"n": n}).encode(), b"k%d" % n, partition=n % 2, timestamp_ms=1_000_000 + n
+            )
+            for n in range(40)
+        ]
+        made.kafka.produce("clicks", [*records, OutgoingRecord(b"\xff", None, [("h", b"v")], partition=0)])
+        made.kafka.commit_offsets("my-app", "clicks", {0: 5, 1: 7})
+        yield made
+    assert served.stop()[0] == 0
+
+
+class Client:
+    """A browser without sockets."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9380") as client:
+                return await client.request(method, path, timeout=60, **options)
+
+        return asyncio.run(ask())
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("POST", path, **options)
+
+
+def client_of(connection: Connection, access: Access | None = None, *, writes: bool = False) -> Client:
+    history = History(lambda: connection)
+    app = make_app(
+        connection,
+        _query,
+        access or Access(),
+        allow_writes=writes,
+        version="1",
+        server="here",
+        history=history,
+    )
+    return Client(app)
+
+
+@pytest.fixture
+def get(connection: Connection) -> Any:
+    client = client_of(connection)
+
+    def ask(path: str, status: int = 200, **query: Any) -> Any:
+        answer = client.get(path, params=query)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    return ask
+
+
+def test_topics_groups_and_brokers_are_shown(get: Any) -> None:
+    topics = {each["name"]: each for each in get("/api/topics")["topics"]}
+    assert (topics["clicks"]["partitions"], topics["clicks"]["table"]) == (2, False)
+    assert topics["default.fruit"]["table"]
+    assert topics["clicks"]["bytes"] > 0
+    assert "__consumer_offsets" not in topics
+    assert "__consumer_offsets" in {each["name"] for each in get("/api/topics", internal="true")["topics"]}
+    topic = get("/api/topics/clicks")
+    assert [(each["partition"], each["end_offset"]) for each in topic["partitions"]] == [(0, 21), (1, 20)]
+    configs = {each["name"]: each for each in get("/api/topics/clicks/configs")["configs"]}
+    assert configs["retention.ms"]["documentation"]
+    groups = {each["group"]: each for each in get("/api/groups")["groups"]}
+    assert (groups["my-app"]["lag"], groups["my-app"]["topics"]) == (29, ["clicks"])
+    positions = get("/api/groups/my-app")["positions"]
+    assert [(each["offset"], each["lag"]) for each in positions] == [(5, 16), (7, 13)]
+    (broker,) = get("/api/brokers")["brokers"]
+    assert broker["controller"]
+    assert broker["memory_bytes"] > 0
+    overview = get("/api/overview")
+    assert (overview["brokers"], overview["offline"], overview["trouble"]) == (1, [], None)
+    assert get("/api/lake") == {"entries": []}
+
+
+def test_records_are_found_by_place_time_key_and_text(get: Any) -> None:
+    def offsets(**query: Any) -> list[tuple[int, int]]:
+        found = get("/api/topics/clicks/records", **query)
+        return [(each["partition"], each["offset"]) for each in found["records"]]
+
+    assert offsets(partition=1, offset=17) == [(1, 17), (1, 18), (1, 19)]
+    assert offsets(key="k4") == [(0, 2)]
+    assert offsets(contains='"n": 7}') == [(1, 3)]
+    assert offsets(timestamp=1_000_037, partition=1) == [(1, 18), (1, 19)]
+    assert len(offsets(limit=7)) == 7
+    page = get("/api/topics/clicks/records", partition=0, limit=15)
+    assert (page["complete"], page["next"]) == (False, {"0": 15})
+    rest = get("/api/topics/clicks/records", partition=0, offset=page["next"]["0"])
+    assert [each["offset"] for each in rest["records"]] == list(range(15, 21))
+    assert rest["complete"]
+    (newest,) = get("/api/topics/clicks/records", partition=0, newest="true", limit=1)["records"]
+    assert newest["value"] == {"text": "/w==", "encoding": "base64", "size": 1}
+    assert newest["headers"] == [{"name": "h", "value": {"text": "v", "encoding": "utf-8", "size": 1}}]
+    assert newest["key"] is None
+
+
+def test_rows_by_key_beside_their_changes(get: Any) -> None:
+    table = get("/api/tables/default.fruit")
+    assert (table["rows"], table["primary_key"], table["buckets"]) == (20, ["id"], 2)
+    assert get("/api/tables/default.fruit/rows", key="3")["rows"] == [[3, "second", 1]]
+    assert get("/api/tables/default.fruit/rows", key='{"id": 4}')["rows"] == [[4, HOSTILE, str(2**60 + 4)]]
+    assert get("/api/tables/default.fruit/rows", key="99")["rows"] == []
+    changes = get("/api/tables/default.fruit/changes", key="3")["changes"]
+    assert [each["change"] for each in changes] == ["+U", "-U", "+I"]
+    assert changes[0]["row"] == [3, "second", 1]
+    assert len(get("/api/tables/default.fruit/rows", limit=5)["rows"]) == 5
+    daily = get("/api/tables/default.daily")
+    assert [each["name"] for each in daily["partitions"]] == ["a", "b"]
+
+
+def test_sql_asks_tables_and_nothing_else(connection: Connection) -> None:
+    client = client_of(connection)
+
+    def ask(query: str) -> Any:
+        return client.post("/api/sql", json={"query": query})
+
+    answer = ask("SELECT id % 2 AS odd, count(*) AS n FROM fruit GROUP BY 1 ORDER BY 1").json()
+    assert [each["name"] for each in answer["columns"]] == ["odd", "n"]
+    assert answer["rows"] == [[0, 10], [1, 10]]
+    plan = ask("EXPLAIN SELECT * FROM fruit WHERE id = 3").json()
+    assert "lookup" in plan["text"] if "text" in plan else "lookup" in json.dumps(plan["rows"])
+    for bad in (
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT f.id FROM fruit f, read_text('/etc/passwd')",
+        "SELECT 1; SELECT 2",
+        "SUMMARIZE SELECT * FROM read_csv('/etc/passwd')",
+        "COPY fruit TO '/tmp/stolen.csv'",
+        "CREATE TABLE stolen AS SELECT 1 AS id",
+        "DELETE FROM fruit WHERE id = 1",
+        "DROP TABLE fruit",
+        "SELECT * FROM fruit, connection",
+        "SELEC",
+        "",
+    ):
+        refused = ask(bad)
+        assert refused.status_code in (400, 404), bad
+        assert "root:" not in refused.text
+    assert connection.table("default.fruit").count() == 20
+
+
+def test_mistakes_are_said_in_a_sentence(get: Any) -> None:
+    for path, status, words, query in (
+        ("/api/topics/none", 404, "no topic none", {}),
+        ("/api/topics/none/records", 404, "no topic none", {}),
+        ("/api/tables/none", 404, "none", {}),
+        ("/api/groups/none", 404, "none", {}),
+        ("/api/topics/clicks/records", 400, "whole number", {"limit": "x"}),
+        ("/api/topics/clicks/records", 400, "1 to 500", {"limit": "0"}),
+        ("/api/topics/clicks/records", 400, "no partition 9", {"partition": "9"}),
+        ("/api/topics/clicks/records", 400, "say which", {"offset": "1"}),
+        ("/api/topics/clicks", 400, "no parameter 'x'", {"x": "1"}),
+        ("/api/tables/default.fruit/rows", 400, "'id'", {"key": "pear"}),
+        ("/api/tables/default.pair/rows", 400, "row 0", {"key": "1"}),
+        ("/api/tables/default.daily/rows", 400, "no keys", {"key": "1"}),
+    ):
+        assert words in get(path, status, **query)["error"], path
+
+
+def test_only_reading_unless_writes_are_allowed(connection: Connection) -> None:
+    client = client_of(connection)
+    for method, path, body in (
+        ("POST", "/api/topics/clicks/records", {"records": [{"value": "x"}]}),
+        ("POST", "/api/tables/default.fruit/rows", {"rows": [{"id": 1}]}),
+        ("DELETE", "/api/tables/default.fruit/rows", {"keys": [{"id": 1}]}),
+        ("POST", "/api/groups/my-app/reset", {"topic": "clicks", "to": "latest"}),
+        ("POST", "/api/users", {"name": "bob", "password": "x"}),
+        ("POST", "/api/users/delete", {"name": "bob"}),
+        ("POST", "/api/grants", {"principal": "bob", "privileges": ["SELECT"], "on": "default.fruit"}),
+        ("POST", "/api/grants/revoke", {"principal": "bob", "privileges": ["SELECT"], "on": "default.fruit"}),
+    ):
+        assert client.request(method, path, json=body).status_code == 403
+    assert "bob" not in [each["name"] for each in client.get("/api/users").json()["users"]]
+    assert connection.kafka.offsets("clicks") == {0: 21, 1: 20}
+    assert connection.table("default.fruit").count() == 20
+    assert set(connection.kafka.describe_group("my-app").positions.values()) == {5, 7}
+
+
+def test_writes(connection: Connection) -> None:
+    client = client_of(connection, writes=True)
+    connection.kafka.create_topic("written")
+
+    def send(method: str, path: str, body: Any) -> Any:
+        answer = client.request(method, path, json=body)
+        assert answer.status_code in (200, 400), answer.text
+        return answer.json()
+
+    record = {"value": {"a": 1}, "key": "k", "headers": {"h": "v"}}
+    binary = {"value": "AAE=", "value_encoding": "base64"}
+    answer = send("POST", "/api/topics/written/records", {"records": [record, binary]})
+    assert [each["offset"] for each in answer["written"]] == [0, 1]
+    records, _ = connection.kafka.read("written", {0: 0})
+    assert [(each.key, each.value, each.headers) for each in records] == [
+        (b"k", b'{"a":1}', (("h", b"v"),)),
+        (None, b"\0\x01", ()),
+    ]
+    several = {"value": "", "headers": [["h", "1"], ["h", None], ["b", "/w==", "base64"]]}
+    send("POST", "/api/topics/written/records", {"records": [several]})
+    ((record,), _) = connection.kafka.read("written", {0: 2})
+    assert (record.value, record.headers) == (b"", (("h", b"1"), ("h", None), ("b", b"\xff")))
+    for wrong in ({"value": "AA==", "value_encoding": "hex"}, {"vlaue": "x"}, 7):
+        assert "a record" in send("POST", "/api/topics/written/records", {"records": [wrong]})["error"]
+    assert send("POST", "/api/tables/default.pair/rows", {"rows": [{"a": 1, "b": "x"}]}) == {"written": 1}
+    assert (
+        "no such column"
+        in send("POST", "/api/tables/default.pair/rows", {"rows": [{"a": 1, "c": 1}]})["error"]
+    )
+    assert connection.table("default.pair").count() == 1
+    assert send("DELETE", "/api/tables/default.pair/rows", {"keys": [{"a": 1, "b": "x"}]}) == {"deleted": 1}
+    assert connection.table("default.pair").count() == 0
+    connection.kafka.commit_offsets("other", "clicks", {0: 5})
+    planned = send("POST", "/api/groups/other/reset", {"topic": "clicks", "to": "earliest", "dry_run": True})
+    assert planned["set"] is False
+    assert connection.kafka.describe_group("other").positions["clicks", 0] == 5
+    done = send("POST", "/api/groups/other/reset", {"topic": "clicks", "to": "3"})
+    assert {each["partition"]: each["after"] for each in done["offsets"]} == {0: 3, 1: 3}
+    assert connection.kafka.describe_group("other").positions["clicks", 0] == 3
+
+
+def test_the_state_of_buckets_and_its_snapshots_are_shown(get: Any, connection: Connection) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        buckets = get("/api/tables/default.fruit/snapshots")["buckets"]
+        if all(each["snapshots"] for each in buckets):
+            break
+        assert time.monotonic() < deadline, buckets
+        time.sleep(0.1)
+    assert [each["bucket"] for each in buckets] == [0, 1]
+    assert sum(each["rows"] for each in buckets) == connection.table("default.fruit").count()
+    for each in buckets:
+        newest = each["snapshots"][0]
+        assert (newest["rows"], newest["bytes"] > 0) == (each["rows"], True)
+        assert newest["offset"] <= each["applied_offset"]
+        assert abs(newest["time_ms"] - time.time() * 1000) < 3_600_000
+    assert get("/api/tables/default.daily/snapshots") == {"buckets": []}
+    assert "default.none" in get("/api/tables/default.none/snapshots", 404)["error"]
+
+
+def test_users_and_rights_are_shown_and_changed(connection: Connection) -> None:
+    client = client_of(connection, writes=True)
+
+    def rights_of(principal: str) -> list[tuple[str, str, list[str], bool]]:
+        found = client.get("/api/users").json()
+        assert found["protected"] is True
+        listed = [each for each in found["grants"] if each["principal"] == principal]
+        return [(each["privilege"], each["on"], each["columns"], each["denied"]) for each in listed]
+
+    assert client.post("/api/users", json={"name": "ann", "password": "one"}).json() == {
+        "name": "ann",
+        "made": True,
+    }
+    assert client.post("/api/users", json={"name": "ann", "password": "two"}).json() == {
+        "name": "ann",
+        "made": False,
+    }
+    users = {each["name"]: each["mechanisms"] for each in client.get("/api/users").json()["users"]}
+    assert users["ann"] == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+    grant = {"principal": "ann", "privileges": ["select", "INSERT"], "on": "default.fruit"}
+    assert client.post("/api/grants", json=grant).json() == {"granted": 2}
+    client.post(
+        "/api/grants", json={**grant, "privileges": ["SELECT"], "on": "default.pair", "columns": ["a"]}
+    )
+    assert sorted(rights_of("User:ann")) == [
+        ("DESCRIBE", "table default.pair", [], False),
+        ("INSERT, UPDATE, DELETE", "table default.fruit", [], False),
+        ("SELECT", "table default.fruit", [], False),
+        ("SELECT", "table default.pair", ["a"], False),
+    ]
+    assert client.post("/api/grants/revoke", json=grant).json() == {"revoked": 2}
+    client.post(
+        "/api/grants/revoke", json={**grant, "privileges": ["SELECT"], "on": "default.pair", "columns": ["a"]}
+    )
+    assert rights_of("User:ann") == []
+    assert client.post("/api/users/delete", json={"name": "ann"}).json() == {"name": "ann"}
+    assert "ann" not in [each["name"] for each in client.get("/api/users").json()["users"]]
+    for path, body, said in (
+        ("/api/users", {"name": "ann"}, "password has to be a text"),
+        ("/api/users/delete", {"name": "nobody"}, "nobody"),
+        ("/api/grants", {**grant, "privileges": ["FLY"]}, "FLY is no privilege"),
+        ("/api/grants", {**grant, "privileges": "SELECT"}, "privileges has to be a list"),
+        ("/api/grants", {**grant, "on": "default", "columns": ["a"]}, "columns are of a table"),
+    ):
+        answer = client.post(path, json=body)
+        assert (answer.status_code, said in answer.text) == (400, True), answer.text
+
+
+def test_a_server_that_checks_nothing_says_so() -> None:
+    class Open:
+        class security:  # noqa: N801
+            @staticmethod
+            def grants() -> Any:
+                raise KafkaError(ErrorCode.SECURITY_DISABLED, "no authorizer")
+
+            list_users = staticmethod(list)
+
+    assert Rights(Open()).listed() == {"protected": False, "users": [], "grants": []}  # type: ignore[arg-type]
+
+
+def test_a_group_is_reset_to_a_time(connection: Connection) -> None:
+    client = client_of(connection, writes=True)
+
+    def reset(to: str) -> Any:
+        body = {"topic": "clicks", "to": to, "dry_run": True}
+        answer = client.post("/api/groups/my-app/reset", json=body)
+        return (
+            [each["after"] for each in answer.json()["offsets"]] if answer.status_code == 200 else answer.text
+        )
+
+    ends = connection.kafka.offsets("clicks")
+    assert reset("1970-01-01T00:16:40") == [0, 0]
+    assert reset("1970-01-01T00:16:40.010Z") == [5, 5]
+    assert reset("1970-01-01T01:16:40.011+01:00") == [6, 5]
+    assert reset("2100-01-01") == [ends[0], ends[1]]
+    assert "earliest, latest, an offset or a time such as" in reset("yesterday")
+
+
+def test_a_tail_shows_what_comes(connection: Connection) -> None:
+    connection.kafka.create_topic("tailed")
+    client = client_of(connection)
+    views = Views(connection, History(lambda: connection))
+    found = views.tail("tailed", None)
+    assert next(found) == []
+    connection.kafka.produce("tailed", [OutgoingRecord(b"first")])
+    assert [each.value for each in next(found)] == [b"first"]
+    assert client.get("/api/topics/none/tail").status_code == 404
+    assert client.get("/api/topics/tailed/tail?partition=7").status_code == 400
+
+
+def test_the_command_serves_until_it_is_told_to_stop(connection: Connection, tmp_path: Path) -> None:
+    (tmp_path / "who.txt").write_text("ann:secret\n")
+    words = ["console", "--server", connection.bootstrap, "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "headrace.tablelayer.cli.main",
+            *words,
+            "--basic-auth-file",
+            str(tmp_path / "who.txt"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        found = re.fullmatch(r"headrace console is on (http://127\.0\.0\.1:\d+)/ \(server \S+\)\n", ready)
+        assert found, ready + process.communicate(timeout=60)[1]
+        assert httpx.get(f"{found.group(1)}/readyz", timeout=60).status_code == 200
+        assert httpx.get(f"{found.group(1)}/api/topics", timeout=60).status_code == 401
+        named = httpx.get(f"{found.group(1)}/api/about", auth=("ann", "secret"), timeout=60).json()
+        assert (named["server"], named["writes"]) == (connection.bootstrap, False)
+    finally:
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_what_the_command_cannot_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_CONSOLE_TOKEN", raising=False)
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "word").write_text("word")
+    for words, said in (
+        (["--listen", "0.0.0.0:0"], "others could use the console"),
+        (["--listen", "nowhere"], "no address"),
+        (["--token-file", str(tmp_path / "empty")], "is empty"),
+        (["--token-file", str(tmp_path / "none")], "cannot be read"),
+        (["--basic-auth-file", str(tmp_path / "word")], "USER:PASSWORD"),
+    ):
+        answer = CliRunner().invoke(app, ["console", "--server", "127.0.0.1:1", *words])
+        assert (answer.exit_code, said in answer.stderr) == (1, True), answer.output
+
+
+def test_who_may_and_from_where(connection: Connection) -> None:
+    access = Access("ann:secret", "t0ken", frozenset({"127.0.0.1:9380"}))
+    assert "secret" not in repr(access)
+    client = client_of(connection, access, writes=True)
+    assert client.get("/healthz").status_code == 200
+    for path in ("/", "/api/topics", "/console.js", "/openapi.json"):
+        answer = client.get(path)
+        assert answer.status_code == 401, path
+        assert "Basic" in answer.headers["www-authenticate"]
+    assert client.get("/api/topics", auth=("ann", "secret")).status_code == 200
+    assert client.get("/api/topics", auth=("ann", "wrong")).status_code == 401
+    assert client.get("/api/topics", headers={"authorization": "Bearer t0ken"}).status_code == 200
+    assert client.get("/api/topics", headers={"authorization": "Bearer ann:secret"}).status_code == 401
+    good = {"authorization": "Bearer t0ken"}
+    assert client.get("/api/topics", headers={**good, "host": "evil.example"}).status_code == 421
+    query = json.dumps({"query": "SELECT 1"})
+
+    def post(**headers: str) -> int:
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        return client.post("/api/sql", content=query, headers={**good, **named}).status_code
+
+    assert post(content_type="application/json") == 200
+    assert post(content_type="application/json", origin="http://127.0.0.1:9380") == 200
+    assert post(content_type="application/json", origin="http://evil.example") == 403
+    assert post(content_type="text/plain") == 415
+
+
+def test_every_answer_says_what_a_page_may_load(connection: Connection) -> None:
+    client = client_of(connection)
+    for path in ("/", "/console.js", "/api/topics", "/api/topics/none", "/nothing", "/healthz"):
+        headers = client.get(path).headers
+        assert {name: headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    policy = SECURITY_HEADERS["content-security-policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_page_has_nothing_from_elsewhere_and_nothing_inline() -> None:
+    assets = Path(__file__).parents[2] / "console" / "assets"
+    for path in sorted(assets.iterdir()):
+        text = path.read_text()
+        for address in re.findall(r"https?://[^\s\"'<>)]+", text):
+            assert address.startswith("http://www.w3.org/"), (path.name, address)
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+        ):
+            assert word not in text, (path.name, word)
+        if path.suffix == ".html":
+            assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|style=", text)
+
+
+def test_the_document_has_every_endpoint(connection: Connection) -> None:
+    declared = endpoints(
+        Views(connection, History(lambda: connection)), Tables(connection, _query), Rights(connection)
+    )
+    document = client_of(connection).get("/openapi.json").json()
+    assert document == json.loads(json.dumps(openapi(declared, "1")))
+    found = {(method.upper(), path) for path, each in document["paths"].items() for method in each}
+    assert found == {(each.method, each.path) for each in declared}
+    operations = [one for each in document["paths"].values() for one in each.values()]
+    assert len({each["operationId"] for each in operations}) == len(operations)
+    assert all(each["summary"].endswith(".") for each in operations)
+    for each in declared:
+        assert ("requestBody" in document["paths"][each.path][each.method.lower()]) == (each.body is not None)
+
+
+def test_values_lose_nothing_on_the_way_to_a_browser() -> None:
+    assert plain([2**53, 2**53 + 1, -(2**60), True, float("nan"), None, b"\xff"]) == [
+        2**53, str(2**53 + 1), str(-(2**60)), True, "nan", None, "/w==",
+    ]  # fmt: skip
+    cut = text_of("é".encode() * 40_000)
+    assert cut is not None
+    assert (cut["encoding"], cut["size"], set(cut["text"])) == ("utf-8", 80_000, {"é"})
+    odd = text_of(b"x" + "é".encode() * 40_000)
+    assert odd is not None
+    assert (odd["encoding"], len(odd["text"])) == ("utf-8", 32_768)
+
+
+def test_rates_are_of_the_last_two_looks() -> None:
+    def look(at: float, ends: dict[str, int], cpu_ms: int = 0) -> Look:
+        return Look(at, int(at * 1000), ends, {"a": 5}, len(ends), {(0, 7): cpu_ms}, 100)
+
+    before, after = look(10.0, {"a": 100, "b": 50}), look(12.0, {"a": 140, "b": 10, "c": 4}, 500)
+    assert rates(before, after) == {"a": 20.0, "b": 5.0, "c": 2.0}
+    history = History(lambda: None)  # type: ignore[arg-type, return-value]
+    assert (history.rates(), history.points()) == ({}, [])
+    history.add(before)
+    history.add(after)
+    (point,) = history.points()
+    assert point == {
+        "time_ms": 12_000, "records_per_second": 27.0, "bytes": 5, "cpu_percent": 25.0, "memory_bytes": 100,
+    }  # fmt: skip
+
+
+def test_a_server_that_does_not_list_snapshots_has_a_page_all_the_same() -> None:
+    class Older:
+        class admin:  # noqa: N801
+            @staticmethod
+            def snapshots(_: str) -> Any:
+                raise UnsupportedRequest("an older server")
+
+    assert Tables(Older(), _query).snapshots("default.t") == {"buckets": []}  # type: ignore[arg-type]

@@ -1,0 +1,179 @@
+"""What is read of sqlglot's trees: every argument is looked at, and an upgrade that adds one is noticed.
+
+After an upgrade of sqlglot run `python -m headrace.tablelayer.tests.model.test_trees`, look at the difference in
+`sqlglot_arguments.json`, and name the new arguments where they matter before the range in pyproject.toml moves.
+"""
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import sqlglot
+from sqlglot import expressions as exp
+
+from headrace.tablelayer.model.ddl import DdlError, parse
+from headrace.tablelayer.model.ddl import select as module
+from headrace.tablelayer.model.ddl.select import analyze
+from headrace.tablelayer.model.errors import TableError
+from headrace.tablelayer.model.filters.conditions import filter_of_sql, push_down
+from headrace.tablelayer.model.filters.trees import conjuncts, hint_in, only
+from headrace.tablelayer.model.schema.schema import Column, Schema
+from headrace.tablelayer.model.types import column_types as types
+
+_TABLE = Path(__file__).with_name("sqlglot_arguments.json")
+_ROOT = Path(__file__).parents[2]
+_READERS = [
+    "model/filters/conditions.py", "model/filters/trees.py", "model/ddl/select.py", "model/ddl/moments.py",
+    "model/ddl/scopes.py", "model/ddl/known.py",
+]  # fmt: skip
+SCHEMA = Schema.of(
+    [
+        Column(0, "a", types.INT),
+        Column(1, "s", types.STRING),
+        Column(2, "d", types.DATE),
+        Column(3, "f", types.BOOLEAN),
+    ],
+    schema_id=0,
+)
+
+
+def arguments() -> dict[str, list[str]]:
+    """The arguments of each class of nodes that our readers name."""
+    texts = [(_ROOT / name).read_text() for name in _READERS]
+    named = {name for text in texts for name in re.findall(r"\b(?:exp|sql)\.([A-Z]\w*)", text)}
+    classes = {name: getattr(exp, name) for name in sorted(named)}
+    return {name: list(kind.arg_types) for name, kind in classes.items() if hasattr(kind, "arg_types")}
+
+
+def test_every_reader_of_trees_is_in_the_table() -> None:
+    readers = [
+        str(path.relative_to(_ROOT))
+        for path in _ROOT.rglob("*.py")
+        if "tests" not in path.parts and re.search(r"\b(exp|sql)\.(Column|Select)\b", path.read_text())
+    ]
+    assert set(readers) <= set(_READERS)
+
+
+def test_the_arguments_of_nodes_are_those_that_were_looked_at() -> None:
+    known = json.loads(_TABLE.read_text())
+    found = arguments()
+    assert found.keys() == known.keys()
+    for name, names in found.items():
+        assert names == known[name], f"sqlglot's {name} has other arguments: see the top of this file"
+
+
+def test_sqlglot_is_pinned_to_what_the_table_is_of() -> None:
+    pinned = re.search(r'"sqlglot>=([0-9.]+),<([0-9.]+)"', (_ROOT.parent / "pyproject.toml").read_text())
+    assert pinned is not None
+    low, version, high = (
+        tuple(int(part) for part in text.split(".")) for text in (pinned[1], sqlglot.__version__, pinned[2])
+    )
+    assert low <= version < high
+
+
+PUSHED = [
+    "a = 1 AND s LIKE 'x%'",
+    "NOT (a < 5 OR s NOT LIKE 'y%')",
+    "a BETWEEN 1 AND -2 AND d >= DATE '2024-01-01'",
+    "a IN (1, 2) AND s IS NOT NULL AND f",
+    "a <> 1 AND f = TRUE AND (s = 'x')",
+]
+
+
+@pytest.mark.parametrize("condition", PUSHED)
+def test_a_node_with_an_argument_that_is_not_known_is_not_pushed(condition: str) -> None:
+    tree = sqlglot.parse_one(condition, read="duckdb")
+    assert push_down([tree.copy()], SCHEMA, "duckdb").complete
+    for index, _ in enumerate(tree.walk()):
+        changed = tree.copy()
+        node = next(itertools.islice(changed.walk(), index, None))
+        node.args["later"] = True
+        pushed = push_down([changed], SCHEMA, "duckdb")
+        assert not pushed.complete, f"{type(node).__name__} of {condition}"
+
+
+SHORTCUTS = {
+    "SELECT a FROM t WHERE a = 1": ("is_simple", "reads"),
+    "SELECT * FROM d.t AS x WHERE x.a = -1 AND s = 'q' LIMIT 5": ("is_simple",),
+    "SELECT COUNT(*) FROM t": ("is_simple", "aggregates"),
+    "SELECT COUNT(*) FROM t WHERE s LIKE 'a%'": ("counts", "aggregates"),
+    "SELECT MIN(a), MAX(t.s) AS m FROM t": ("aggregates",),
+}
+
+
+@pytest.mark.parametrize(("text", "ways"), SHORTCUTS.items())
+def test_a_query_with_an_argument_that_is_not_known_is_refused_or_goes_to_duckdb(
+    text: str, ways: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = analyze(text, 0, len(text), "d")
+    assert all(getattr(plain, way) for way in ways)
+    tree = module._parse_one(text)
+    for index, node in enumerate(tree.walk()):
+        changed = tree.copy()
+        next(itertools.islice(changed.walk(), index, None)).args["later"] = True
+        monkeypatch.setattr(module, "_parse_one", lambda _, changed=changed: changed)
+        try:
+            found = analyze(text, 0, len(text), "d")
+        except DdlError:
+            continue
+        # The name of a result is DuckDB's, and all but equalities in a WHERE are what `push_down` reads.
+        passed_over = isinstance(node.parent, exp.Alias) and node.arg_key == "alias"
+        in_where = node.find_ancestor(exp.Where) is not None
+        for way in ways:
+            of_others = passed_over or (in_where and way != "is_simple")
+            assert not getattr(found, way) or of_others, f"{type(node).__name__}: {way}"
+
+
+def test_only_and_conjuncts() -> None:
+    tree = sqlglot.parse_one("(a = 1 AND (b OR c)) AND NOT d")
+    assert [part.sql() for part in conjuncts(tree)] == ["a = 1", "b OR c", "NOT d"]
+    like = sqlglot.parse_one("a NOT LIKE 'x'", read="duckdb")
+    assert not only(like, exp.Like, "this", "expression")
+    assert only(like, exp.Like, "this", "expression", "negate")
+    assert not only(sqlglot.parse_one("TRY_CAST(a AS INT)"), exp.Cast, "this", "to", "safe")
+
+
+HINT = "/*+ OPTIONS('scan.snapshot-id'='1') */"
+HINTED = [
+    f"SELECT {HINT} * FROM t",
+    f"SELECT * FROM t {HINT}",
+    f"SELECT * FROM t WHERE a = 1 {HINT};",
+    f"SELECT (SELECT 1 FROM t {HINT})",
+    f"INSERT {HINT} INTO t VALUES (1)",
+    f"INSERT INTO t {HINT} VALUES (1)",
+    f"INSERT INTO t SELECT * FROM t {HINT}",
+    f"UPDATE t {HINT} SET a = 1 WHERE b = 2",
+    f"DELETE FROM t {HINT} WHERE a = 1",
+    f"TRUNCATE TABLE t {HINT}",
+    f"COPY t TO 'x.csv' {HINT}",
+    f"CREATE TABLE t (a INT {HINT})",
+    f"CREATE VIEW v AS SELECT * FROM t {HINT}",
+    f"EXPLAIN SELECT * FROM t {HINT}",
+    f"-- {HINT}\nDROP TABLE t {HINT}",
+]
+
+
+@pytest.mark.parametrize("sql", HINTED)
+def test_hints_are_refused_wherever_they_stand(sql: str) -> None:
+    with pytest.raises(DdlError, match=r"hints .* are not in this release") as raised:
+        parse(sql)
+    assert raised.value.word == HINT
+
+
+def test_what_only_looks_like_a_hint_is_none() -> None:
+    for sql in ("SELECT '/*+ x */'", 'SELECT 1 AS "/*+"', "SELECT 1 -- /*+ x */", "SELECT 1 /* a /*+ b */"):
+        assert hint_in(sql) is None
+    assert hint_in("a / b - c /*+ x */") == (10, 18)
+
+
+def test_a_hint_in_a_filter_is_refused() -> None:
+    with pytest.raises(TableError, match="the filter cannot say"):
+        filter_of_sql(f"a = 1 {HINT}", SCHEMA)
+    with pytest.raises(TableError, match="the filter cannot say"):
+        filter_of_sql("a = 1; a = 2", SCHEMA)
+
+
+if __name__ == "__main__":
+    _TABLE.write_text(json.dumps(arguments(), indent=1) + "\n")

@@ -1,0 +1,179 @@
+"""Avro values whose meaning Connect's converter says, or the table, and values in columns of other types."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pytest
+
+from headrace.tablelayer.model.avro.schema import AvroSchema
+from headrace.tablelayer.model.errors import RowError, TableError
+from headrace.tablelayer.server.kafka_face.transcode import from_kafka
+from headrace.tablelayer.tests.server.test_avro_face import AVRO, ID
+from headrace.tablelayer.tests.server.test_value_formats import records, table
+
+UTC = datetime.UTC
+MOMENT = datetime.datetime(2023, 11, 14, 22, 13, 20, 123000)
+MILLIS = 1_700_000_000_123
+OPTION = "table.kafka.debezium.time-units"
+
+
+def read(
+    kind: str, said: Any, value: Any, stored: Any = None, units: str | None = None, **beside: Any
+) -> Any:
+    """The value of a column of this kind whose writer's field is `said`, with what stands beside its type.
+
+    stored: the type without its meaning, by which another implementation encodes the value.
+    """
+    field = {"name": "v", "type": said, **beside}
+    encoded = {"name": "v", "type": said if stored is None else stored}
+    out = io.BytesIO(b"")
+    plain = json.loads(json.dumps({"type": "record", "name": "r", "fields": [encoded]}))
+    fastavro.schemaless_writer(out, fastavro.parse_schema(plain), {"v": value})
+    schema = AvroSchema.parse(json.dumps({"type": "record", "name": "r", "fields": [field]}))
+    definition = table(f"v {kind}", **AVRO, **({} if units is None else {OPTION: units}))
+    framed = b"\0" + ID.to_bytes(4, "big") + out.getvalue()
+    (row,) = from_kafka(records((None, framed)), definition, {ID: schema}).rows.to_pylist()
+    return row["v"]
+
+
+def connect(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "connect.version": 1, "connect.name": name, **more}
+
+
+def debezium(name: str, kind: str = "long") -> dict[str, Any]:
+    return connect(kind, f"io.debezium.time.{name}")
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "kind", "wanted"),
+    [
+        (debezium("Timestamp"), MILLIS, "TIMESTAMP(3)", MOMENT),
+        (debezium("Timestamp"), MILLIS, "TIMESTAMP_LTZ(6)", MOMENT.replace(tzinfo=UTC)),
+        (debezium("MicroTimestamp"), MILLIS * 1000, "TIMESTAMP(6)", MOMENT),
+        (debezium("NanoTimestamp"), MILLIS * 1_000_000, "TIMESTAMP(6)", MOMENT),
+        (debezium("Timestamp"), 86_400_000, "DATE", datetime.date(1970, 1, 2)),
+        (debezium("Date", "int"), 19_000, "DATE", datetime.date(2022, 1, 8)),
+        (debezium("Date", "int"), 19_000, "TIMESTAMP(0)", datetime.datetime(2022, 1, 8)),
+        (debezium("Time", "int"), 43_200_001, "TIME(3)", datetime.time(12, 0, 0, 1000)),
+        (debezium("MicroTime"), 43_200_001_000, "TIME(6)", datetime.time(12, 0, 0, 1000)),
+        (debezium("NanoTime"), 1_000, "TIME(6)", datetime.time(0, 0, 0, 1)),
+        (debezium("ZonedTimestamp", "string"), "2024-02-29T12:00:00.5+02:00", "TIMESTAMP_LTZ(6)",
+         datetime.datetime(2024, 2, 29, 10, 0, 0, 500000, UTC)),
+        (debezium("ZonedTime", "string"), "12:00:00Z", "TIME(0)", datetime.time(12)),
+        (debezium("IsoDate", "string"), "2024-02-29Z", "DATE", datetime.date(2024, 2, 29)),
+        (connect("long", "org.apache.kafka.connect.data.Timestamp"), MILLIS, "TIMESTAMP(3)", MOMENT),
+        (connect("int", "org.apache.kafka.connect.data.Time"), 1, "TIME(3)", datetime.time(0, 0, 0, 1000)),
+    ],
+)  # fmt: skip
+def test_r17_2_what_numbers_count_is_in_the_name_of_their_type(
+    said: dict[str, Any], value: Any, kind: str, wanted: Any
+) -> None:
+    stored = said["type"]
+    assert read(kind, said, value, stored) == wanted
+    assert read(kind, ["null", said], value, ["null", stored]) == wanted
+    assert read(f"ARRAY<{kind}>", {"type": "array", "items": said}, [value], {"type": "array", "items": stored}) == [
+        wanted
+    ]  # fmt: skip
+    assert read(kind, stored, value, **{"connect.name": said["connect.name"]}) == wanted
+
+
+def test_r17_2_a_logical_type_may_stand_beside_the_type() -> None:
+    assert read("TIMESTAMP(3)", "long", MILLIS, logicalType="timestamp-millis") == MOMENT
+    assert read("TIMESTAMP(3)", ["null", "long"], MILLIS, logicalType="local-timestamp-millis") == MOMENT
+    assert (
+        read("TIMESTAMP(3)", {"type": {"type": "long"}, "logicalType": "timestamp-millis"}, MILLIS, "long")
+        == MOMENT
+    )
+    scaled = {"logicalType": "decimal", "precision": 5, "scale": 1}
+    assert read("DECIMAL(5, 2)", "bytes", b"\x07", **scaled) == Decimal("0.70")
+    own = {"type": "long", "logicalType": "timestamp-micros"}
+    assert read("TIMESTAMP(3)", own, MILLIS * 1000, "long", logicalType="timestamp-millis") == MOMENT
+
+
+def test_r17_2_the_table_says_what_numbers_count_that_do_not_say_it() -> None:
+    with pytest.raises(RowError, match=f"long, which is not read as TIMESTAMP.*'{OPTION}' says what"):
+        read("TIMESTAMP(3)", "long", MILLIS)
+    assert read("TIMESTAMP(3)", "long", MILLIS, units="v=ms") == MOMENT
+    assert read("ARRAY<TIMESTAMP(3)>", {"type": "array", "items": "long"}, [MILLIS], units="v=ms") == [MOMENT]
+    assert read("DATE", "long", 86_400_000_000, units="v=us") == datetime.date(1970, 1, 2)
+    micros = {"type": "long", "logicalType": "timestamp-micros"}
+    assert read("TIMESTAMP(3)", micros, MILLIS * 1000, "long", units="v=ms") == MOMENT
+    with pytest.raises(RowError, match="is not at midnight"):
+        read("DATE", "long", 86_400_001, units="v=ms")
+    with pytest.raises(RowError, match=r"MicroTime\), which is not read as TIMESTAMP"):
+        read("TIMESTAMP(3)", debezium("MicroTime"), 1, "long")
+    with pytest.raises(TableError, match="holds no date and no time"):
+        table("v BIGINT", **AVRO, **{OPTION: "v=ms"})
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "wanted"),
+    [
+        ("long", -5, "-5"), ("int", 7, "7"), ("boolean", True, "true"), ("double", 1.5, "1.5"), ("float", 0.1, "0.1"),
+        ("double", float("nan"), "NaN"), ({"type": "array", "items": ["null", "long"]}, [1, None], "[1,null]"),
+        ({"type": "map", "values": "string"}, {"a": '"x'}, '{"a":"\\"x"}'), (["long", "string"], 5, "5"),
+        (["long", "string"], "x", "x"), (["null", "long"], None, None),
+        ({"type": "int", "logicalType": "date"}, datetime.date(2024, 1, 1), "2024-01-01"),
+        ({"type": "long", "logicalType": "timestamp-micros"}, datetime.datetime(2024, 1, 1, tzinfo=UTC),
+         "2024-01-01T00:00:00.000Z"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("7.00"), "7.00"),
+        ({"type": "record", "name": "x", "fields": [{"name": "a", "type": "int"}]}, {"a": 1}, '{"a":1}'),
+    ],
+)  # fmt: skip
+def test_r17_2_everything_has_its_text_in_a_column_of_texts(
+    said: Any, value: Any, wanted: str | None
+) -> None:
+    assert read("STRING", said, value) == wanted
+
+
+VARIABLE = {
+    "type": "record", "name": "V", "connect.name": "io.debezium.data.VariableScaleDecimal",
+    "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "kind", "wanted"),
+    [
+        ("string", "12", "INT", 12), ("string", "1.2e1", "BIGINT", 12), ("string", "12.5", "DOUBLE", 12.5),
+        ("string", "12.50", "DECIMAL(4, 1)", Decimal("12.5")), ("string", "true", "BOOLEAN", True),
+        ("string", "2024-01-01T00:00:00.5", "TIMESTAMP(3)", datetime.datetime(2024, 1, 1, 0, 0, 0, 500000)),
+        (["null", "string"], None, "INT", None), ("double", 12.0, "INT", 12),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("7.00"), "INT", 7),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("7.05"), "DOUBLE", 7.05),
+        (VARIABLE, {"scale": 1, "value": b"\x46"}, "DECIMAL(5, 2)", Decimal("7.00")),
+        (VARIABLE, {"scale": 1, "value": b"\x46"}, "STRING", "7.0"),
+        (VARIABLE, {"scale": -2, "value": b"\x07"}, "BIGINT", 700), (["null", VARIABLE], None, "BIGINT", None),
+        (VARIABLE, {"scale": 1, "value": b"F"}, "ROW<scale INT, value BYTES>", {"scale": 1, "value": b"F"}),
+    ],
+)  # fmt: skip
+def test_r17_2_what_fits_is_read_in_columns_of_other_types(
+    said: Any, value: Any, kind: str, wanted: Any
+) -> None:
+    assert read(kind, said, value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "kind", "reason"),
+    [
+        ("string", "x", "INT", "'x' is not a number"), ("string", "12.5", "INT", "not a whole number"),
+        ("string", "x", "DECIMAL(4, 1)", "'x' is not a number, as DECIMAL\\(4, 1\\) needs$"),
+        ("string", "2147483648", "INT", "out of the range"), ("double", 12.5, "INT", "12.5 is not a value of INT"),
+        ("double", float("nan"), "BIGINT", "nan is not a value"), ("double", 9.3e18, "BIGINT", "not a value of BIGINT"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("7.05"), "INT",
+         "7.05 does not fit into INT"),
+        (VARIABLE, {"scale": 99, "value": b"F"}, "STRING", "its scale is 99"),
+        ({"type": "fixed", "name": "f", "size": 2}, b"ab", "STRING", "not read as STRING"),
+    ],
+)  # fmt: skip
+def test_r17_3_what_does_not_fit_is_refused_with_its_reason(
+    said: Any, value: Any, kind: str, reason: str
+) -> None:
+    with pytest.raises(RowError, match=reason):
+        read(kind, said, value)

@@ -1,0 +1,87 @@
+"""A table that no round could bring into the lake is refused, where it is created and where a change makes it one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.protocol.errors import KafkaError
+from headrace.tablelayer.model.table.lake_shape import lake_complaint
+from headrace.tablelayer.tests.server.tables import tables
+
+REFUSED = [
+    ("iceberg", "t TIME(3)", "'t' is TIME"),
+    ("paimon", "t TIME(3)", "'t' is TIME"),
+    ("iceberg", "r ROW<l ARRAY<MAP<STRING, TIME(0)>>>", "'r' is ROW"),
+    ("iceberg", "r ARRAY<ROW<a INT, A INT>>", "fields 'a' and 'A'"),
+    ("paimon", "r MAP<INT, ROW<x ROW<b INT, `B` INT>>>", "fields 'b' and 'B'"),
+    ("iceberg", "_file STRING", "'_file' has a name"),
+    ("iceberg", "_Pos BIGINT", "'_Pos' has a name"),
+    ("iceberg", "_deleted BOOLEAN", "'_deleted' has a name"),
+    ("paimon", "rowkind STRING", "'rowkind' has a name"),
+    ("paimon", "_KEY_x INT", "'_KEY_x' has a name"),
+    ("paimon", "_VALUE_KIND INT", "'_VALUE_KIND' has a name"),
+]
+TAKEN = [("paimon", "_file STRING"), ("iceberg", "rowkind STRING"), ("paimon", "_deleted BOOLEAN")]
+
+
+@pytest.mark.parametrize(("lake", "column", "said"), REFUSED)
+async def test_what_no_round_could_tier_is_refused(tmp_path: Path, lake: str, column: str, said: str) -> None:
+    enabled = {"table.datalake.enabled": "true", "table.datalake.format": lake}
+    async with tables(tmp_path) as all_tables:
+        with pytest.raises(AssertionError, match=said):
+            await all_tables.create(f"id INT, {column}", given=enabled)
+        create_topic = all_tables.broker.context.metadata.create_topic
+        with pytest.raises(KafkaError, match=said):
+            await create_topic("default.k", 1, {"table.schema": f"id INT, {column}", **enabled})
+        table = await all_tables.create(f"id INT, {column}", name="later", datalake_format=lake)
+        with pytest.raises(AssertionError, match=said):
+            await table.alter("SET ('table.datalake.enabled' = 'true')")
+        with pytest.raises(KafkaError, match=said):
+            await all_tables.broker.context.metadata.alter_config(
+                "default.later", {"table.datalake.enabled": "true"}
+            )
+        tiered = await all_tables.create("id INT", name="tiered", given=enabled)
+        with pytest.raises(AssertionError, match=said):
+            await tiered.alter(f"ADD {column}")
+
+
+@pytest.mark.parametrize(("lake", "column"), TAKEN)
+async def test_a_name_that_another_lake_keeps_is_taken(tmp_path: Path, lake: str, column: str) -> None:
+    async with tables(tmp_path) as all_tables:
+        enabled = {"table.datalake.enabled": "true", "table.datalake.format": lake}
+        table = await all_tables.create(f"id INT, {column}", given=enabled)
+        assert lake_complaint(table.definition) is None
+
+
+async def test_a_table_of_an_earlier_release_can_be_altered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enabled = {"table.datalake.enabled": "true", "table.datalake.format": "iceberg"}
+    async with tables(tmp_path) as all_tables:
+        with monkeypatch.context() as earlier:
+            earlier.setattr(
+                "headrace.tablelayer.server.catalog.definition_reading.lake_complaint", lambda _: None
+            )
+            table = await all_tables.create("id INT, t TIME(3)", given=enabled)
+        altered = await table.alter("ADD note STRING")
+        altered = await altered.alter("SET ('table.datalake.enabled' = 'false')")
+        with pytest.raises(AssertionError, match="'t' is TIME"):
+            await altered.alter("SET ('table.datalake.enabled' = 'true')")
+
+
+async def test_what_is_to_be_tiered_without_a_lake_is_measured_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = {"datalake.paimon.warehouse": "/lake", "datalake.iceberg.table-default.x": "y"}
+    async with tables(tmp_path, lake) as all_tables:
+        subjects = all_tables.extension.lake_subjects
+        await all_tables.create("a INT", name="never")
+        await all_tables.create("a INT", name="ice", datalake_enabled="true")
+        await all_tables.create("a INT", name="pai", datalake_enabled="true", datalake_format="paimon")
+        assert [each.name for each in subjects.without_lake()] == ["default.ice"]
+        subjects.warn_without_lake()
+        subjects.warn_without_lake()
+        (said,) = [each.getMessage() for each in caplog.records if "has no lake" in each.getMessage()]
+        assert said.startswith("table default.ice has 'table.datalake.enabled' = 'true'")

@@ -1,0 +1,86 @@
+"""A table of thousands of buckets costs what its rows cost: a store has files from its first write on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.runtime.ports import SystemClock, SystemThreads
+from headrace.tablelayer.model.types.sizes import RowCost
+from headrace.tablelayer.server.limits import Limits
+from headrace.tablelayer.server.room import Room
+from headrace.tablelayer.server.services import _and_pause
+from headrace.tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory
+from headrace.tablelayer.tests.server.tables import tables
+
+COLUMNS = "id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED"
+
+
+def stores_in(data: Path) -> list[str]:
+    return sorted(path.parent.name for path in data.glob("extensions/tables/*/*/CURRENT"))
+
+
+async def test_buckets_without_rows_have_no_files_and_answer_as_empty_ones(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS, buckets=300)
+        assert stores_in(tmp_path) == []
+        assert await table.count() == 0
+        assert await table.state() == []
+        assert await table.lookup({"id": 1}) == [None]
+        assert stores_in(tmp_path) == []
+        assert (await table.put(("+", {"id": 1, "v": "a"}))).error_code == 0
+        assert stores_in(tmp_path) == ["0"]
+        assert await table.count(0) == 1
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        assert stores_in(tmp_path) == ["0"]
+        assert await table.count(0) == 1
+        assert await table.count(8) == 0
+
+
+def test_a_store_that_is_not_made_yet_is_an_empty_one(tmp_path: Path) -> None:
+    store = KeyValueStore.unmade(tmp_path / "s", SharedMemory(Limits()), 4096)
+    assert store.get([b"\x01a"]) == store.get_in_memory([b"\x01a"]) == [None]
+    assert store.values_from(b"\x01", 5) == store.keys_from(b"\x01", b"\x02", 5) == []
+    room = Room(1 << 20, RowCost(1, 1))
+    assert store.values_by_prefix([b"\x01a", b"\x01b"], room) == ([0, 0], [], None)
+    assert store.values_while(b"\x01", 5, room) == []
+    assert store.get_while([b"\x01a"], room) == [None]
+    assert store.absent([b"\x01a"]) == [True]
+    assert (store.size_bytes(), store.row_count, store.durable_offset) == (0, 0, 0)
+    snapshot = store.snapshot()
+    snapshot.seek(KeyRange())
+    assert snapshot.next_rows(1 << 20, 10, RowCost(1, 1)) == ([], None, False)
+    store.flush()
+    assert not store.path.exists()
+    store.write([([b"\x01a"], [b"one"])], 1, 1)
+    assert store.get([b"\x01a"]) == [b"one"]
+    assert snapshot.next_rows(1 << 20, 10, RowCost(1, 1)) == ([], None, False)
+    store.close()
+    again = KeyValueStore.open(store.path, SharedMemory(Limits()))
+    assert (again.get([b"\x01a"]), again.applied_offset) == ([b"one"], 1)
+    again.destroy()
+
+
+def test_the_memtables_of_many_stores_are_small_from_the_first_row_on(tmp_path: Path) -> None:
+    """RocksDB takes the Bloom filter and the first block of a memtable at once."""
+    memory = SharedMemory(Limits())
+    taken = []
+    for stores in (1, 4096):
+        store = KeyValueStore.open(tmp_path / str(stores), memory, stores)
+        store.write([([b"\x01a"], [b"one"])], 1, 1)
+        taken.append(store._database.property_int_value("rocksdb.size-all-mem-tables"))
+        store.destroy()
+    assert taken[0] > 300_000
+    assert taken[1] < 50_000
+
+
+def test_opening_a_store_leaves_as_much_time_to_everybody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    threads = SystemThreads()
+    monkeypatch.setattr(threads, "pause", paused.append)
+    assert _and_pause(SystemClock(), threads, True, lambda: sum(range(100_000))) == sum(range(100_000))
+    assert 0 < paused[0] <= 0.05
+    _and_pause(SystemClock(), threads, False, lambda: None)
+    assert len(paused) == 1

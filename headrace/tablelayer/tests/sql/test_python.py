@@ -1,0 +1,120 @@
+"""`connection.sql`, its results, and what connections, tables and results look like and stream."""
+
+import datetime
+from decimal import Decimal
+from uuid import UUID
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import headrace
+from headrace import ClientError, DataError, TableError
+from headrace.tablelayer.sql.errors import SqlError
+from headrace.tablelayer.sql.parameters import bind
+
+
+@pytest.fixture
+def shop(sql):
+    sql(
+        "CREATE TABLE fruit (id INT, name STRING, price DECIMAL(6, 2), PRIMARY KEY (id) NOT ENFORCED);"
+        "INSERT INTO fruit SELECT range, 'n' || range, range + 0.25 FROM range(50)"
+    )
+    sql.connection.sql(f"USE {sql.database}")
+    return sql.connection
+
+
+def test_a_query_gives_arrow_pandas_polars_and_rows(shop):
+    result = shop.sql("SELECT id, name, price FROM fruit WHERE id < ? AND name <> ? ORDER BY id", [3, "it's"])
+    assert result.columns == ["id", "name", "price"]
+    assert result.to_arrow().column("name").to_pylist() == ["n0", "n1", "n2"]
+    assert list(result.to_pandas()["id"]) == [0, 1, 2]
+    assert result.to_polars()["price"].to_list() == [Decimal("0.25"), Decimal("1.25"), Decimal("2.25")]
+    assert list(result)[1] == {"id": 1, "name": "n1", "price": Decimal("1.25")}
+    assert (len(result), bool(result), bool(shop.sql("SELECT * FROM fruit WHERE id < 0"))) == (3, True, True)
+    assert shop.sql("SELECT name FROM fruit WHERE id = :id", {"id": 7}).rows() == [{"name": "n7"}]
+    done = shop.sql(
+        "UPDATE fruit SET name = $new WHERE id = $id; DELETE FROM fruit WHERE id > 45", {"new": "x", "id": 7}
+    )
+    assert (done.row_count, done.text, done.columns, len(done)) == (4, "4 rows deleted", [], 0)
+    assert shop.sql("DESCRIBE fruit").rows()[0]["type"] == "INT"
+    assert shop.sql("CREATE VIEW few AS SELECT id FROM fruit WHERE id < 2").columns == []
+    assert len(shop.sql("FROM few")) == 2
+
+
+def test_parameters_are_values(shop):
+    values = [
+        None, True, 7, -(2**62), 0.1, 1e300, float("inf"), Decimal("-12345678901234567890.10"),
+        "it's; DROP TABLE fruit --", "", b"\x00\xff", datetime.date(2024, 9, 19), datetime.time(1, 2, 3, 4),
+        datetime.datetime(2024, 9, 19, 1, 2, 3, 4),
+    ]  # fmt: skip
+    (row,) = shop.sql(f"SELECT {', '.join(f'? AS v{n}' for n in range(len(values)))}", values).rows()
+    assert list(row.values()) == values
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    moment = datetime.datetime(2024, 9, 19, 1, 2, 3, tzinfo=zone)
+    assert shop.sql("SELECT ? AS z, ? AS tags", [moment, ["a", "b'c"]]).rows() == [
+        {"z": moment, "tags": ["a", "b'c"]}
+    ]
+    assert bind("SELECT '?', \"?\" -- ?\n, ?", [1]) == "SELECT '?', \"?\" -- ?\n, 1"
+    assert bind("SELECT x[1:n], y::INT, orders$changelog.a, {'k':v}, :v, $v", {"v": 2}) == (
+        "SELECT x[1:n], y::INT, orders$changelog.a, {'k'2}, 2, 2"
+    )
+    assert bind("SELECT ?", [UUID(int=0)]) == "SELECT '00000000-0000-0000-0000-000000000000'"
+    for text, given, complaint in (
+        ("SELECT ?", [], "1 places"), ("SELECT 1", [1], "0 places"), ("SELECT :a", {"a": 1, "b": 2}, "no place :b"),
+        ("SELECT $aa", {"a": 1}, r"no value for \$aa; did you mean a"), ("SELECT ?", [{}], "a dict cannot be written"),
+    ):  # fmt: skip
+        with pytest.raises(SqlError, match=complaint):
+            bind(text, given)
+
+
+def test_a_result_is_looked_at_and_read(shop):
+    result = shop.sql("SELECT * FROM fruit ORDER BY id")
+    assert repr(result).splitlines()[2].split() == ["0", "n0", "0.25"]
+    assert repr(result).endswith("…")
+    assert "<th>price<br><small>decimal128(6, 2)</small></th>" in result._repr_html_()
+    assert sum(batch.num_rows for batch in result.batches()) == 50
+    assert "its rows were read" in repr(result)
+    with pytest.raises(ClientError, match="read already"):
+        result.to_arrow()
+    assert repr(shop.sql("DELETE FROM fruit WHERE id = 1")) == "<SqlResult: 1 row deleted>"
+    assert "&lt;b&gt;" in shop.sql("SELECT '<b>' AS v")._repr_html_()
+    with shop.sql("SELECT * FROM fruit") as result:
+        pass
+    with pytest.raises(ClientError, match="read already"):
+        len(result)
+
+
+def test_results_and_tables_are_arrow_streams(shop, sql):
+    table = shop.table(f"{sql.database}.fruit")
+    assert len(table) == 50
+    assert bool(table)
+    assert pa.table(table).num_rows == 50
+    assert pl.DataFrame(table)["id"].sum() == sum(range(50))
+    assert pa.table(shop.sql("SELECT id FROM fruit WHERE id > 47")).num_rows == 2
+    with duckdb.connect() as database:
+        database.register("found", shop.sql("SELECT * FROM fruit WHERE id < 10"))
+        assert database.sql("SELECT sum(id) AS s FROM found").fetchall() == [(45,)]
+    assert repr(table) == (
+        f"<Table {sql.database}.fruit (id INT, name STRING, price DECIMAL(6, 2), PRIMARY KEY (id)), 1 bucket>"
+    )
+    assert "<td>DECIMAL(6, 2)</td>" in table._repr_html_()
+    with table as same:
+        assert same is table
+
+
+def test_a_connection_says_what_it_is(server):
+    with headrace.connect(server) as connection:
+        assert repr(connection) == f"<Connection to {server}>"
+        assert server in connection._repr_html_()
+        with pytest.raises(SqlError, match=r"no table 'x'|does not exist|Referenced"):
+            connection.sql("SELECT x.y")
+        with pytest.raises(TableError, match="SELEC is not a statement"):
+            connection.sql("SELEC 1")
+    assert repr(connection).endswith(", closed>")
+
+
+def test_rows_that_do_not_fit_are_the_caller_s(shop):
+    with pytest.raises(DataError, match="does not fit column 'id'"):
+        shop.sql("INSERT INTO fruit VALUES (?, ?, ?)", ["one", "x", 1])
