@@ -88,7 +88,13 @@ class SparkRun(Run):
                 f"SELECT {number} AS n, {KEY}, {column} FROM {path} WHERE {part}"
                 for number, part in enumerate(parts)
             )
-            found = [f"{row[0]} {row[1]}" for row in spark.sql(sql).collect()]
+            try:
+                found = [f"{row[0]} {row[1]}" for row in spark.sql(sql).collect()]
+            except Exception as error:
+                if "V2ExpressionBuilder" in str(error):
+                    # Spark 4.1 asserts there, for any catalog: a TINYINT compared with 128 becomes a NULL beside OR.
+                    raise RefusedError(str(error)) from None
+                raise
             numbers = {True: 0, False: 1, None: 2}
             wanted = [f"{numbers[value]} {row}" for row, value in enumerate(truth)]
             fault = difference(found, wanted)
