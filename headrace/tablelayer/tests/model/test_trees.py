@@ -65,7 +65,7 @@ def test_the_arguments_of_nodes_are_those_that_were_looked_at() -> None:
 
 
 def test_sqlglot_is_pinned_to_what_the_table_is_of() -> None:
-    pinned = re.search(r'"sqlglot>=([0-9.]+),<([0-9.]+)"', (_ROOT.parent / "pyproject.toml").read_text())
+    pinned = re.search(r'"sqlglot>=([0-9.]+),<([0-9.]+)"', (_ROOT.parents[1] / "pyproject.toml").read_text())
     assert pinned is not None
     low, version, high = (
         tuple(int(part) for part in text.split(".")) for text in (pinned[1], sqlglot.__version__, pinned[2])
