@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace.broker.runtime.disk_errors import DISK_LOG
-from headrace.protocol.kernel_cache import one_writer
+from headrace.protocol.loading.kernel_cache import one_writer
 
 one_writer()  # workers compile the same kernels at a time
 

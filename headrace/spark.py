@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.protocol.lazy import lazy_names
+from headrace.protocol.loading.lazy import lazy_names
 
 _find, __dir__, __all__ = lazy_names(__name__, __file__)
 

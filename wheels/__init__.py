@@ -4,7 +4,7 @@ Two distributions, and not an extra: an extra can only add to an install, and `p
 it: server, SQL, tables. So what is smaller is a distribution of its own, as psycopg2-binary and opencv-python-headless
 are beside theirs. Both have the packages that the client is made of, and of one version they are the same files: one or
 the other is installed. Of headrace's dependencies the client has those that are named here: numba and LLVM (200 MB)
-compile what the interpreter then does itself (`protocol.jit`), DuckDB and RocksDB are the server's and SQL's.
+compile what the interpreter then does itself (`protocol.loading.jit`), DuckDB and RocksDB are the server's and SQL's.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from pkgutil import iter_modules
 
 from headrace.protocol import messages as message_modules
 from headrace.protocol.errors import DecodeError
-from headrace.protocol.framing import FrameSplitter, encode_frame, frame_size
 from headrace.protocol.headers import (
     RequestHeader,
     decode_request_header,
@@ -28,6 +27,7 @@ from headrace.protocol.headers import (
 )
 from headrace.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from headrace.protocol.schema import ApiMessage
+from headrace.protocol.tests.framing import FrameSplitter, encode_frame, frame_size
 
 API_VERSIONS = 18
 

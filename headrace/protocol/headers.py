@@ -1,4 +1,4 @@
-"""What stands before a message in its frame (KIP-482): request headers 1 and 2, response headers 0 and 1.
+"""The bytes before a message in its frame (KIP-482): request headers 1 and 2, response headers 0 and 1.
 
 Request header 1: api_key int16, api_version int16, correlation_id int32, client_id nullable string. Header
 2 adds tagged fields; its client_id keeps the old encoding. Response header 0: correlation_id int32; header
@@ -18,6 +18,8 @@ from headrace.protocol.varint import Buffer, read_unsigned_varint
 _REQUEST = Packer(">hhih")
 _PREFIX = Packer(">hhi")
 _CORRELATION = Packer(">i")
+MAX_FRAME_SIZE = 100 * 1024 * 1024
+"""Largest frame in bytes that a client accepts: Kafka's default of `socket.request.max.bytes`."""
 TAGGED_FIELDS_MAX = 1000
 """Of a header; none is defined, and each that is sent has to be looked at to skip it."""
 

@@ -1,11 +1,12 @@
-"""Texts from elsewhere, as they may stand in a line of a log or of a message."""
+"""Text of other parties, made safe for one line of a log or of a message."""
 
 from __future__ import annotations
 
 
 def one_line(text: str, most: int) -> str:
-    """At most `most` characters of a text, those that are not printable (line ends, terminal's codes, halves of
-    surrogate pairs) as escapes: whoever wrote it cannot begin a line of their own.
+    """Return at most `most` characters of `text`, with those that are not printable as escapes.
+
+    Line ends, terminal codes and halves of surrogate pairs are escaped, so the text cannot begin a line of its own.
     """
     clipped = text if len(text) <= most else text[: max(0, most - 1)] + "\u2026"
     if clipped.isprintable():

@@ -41,7 +41,7 @@ from headrace.broker.configs.sasl import SASL_CONFIGS
 from headrace.broker.configs.tls import TLS_CONFIGS
 from headrace.broker.configs.topics import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from headrace.broker.configs.zookeeper import ZOOKEEPER_CONFIGS
-from headrace.protocol.properties import PropertiesError, read_properties
+from headrace.protocol.security.properties import PropertiesError, read_properties
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.BOOLEAN,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from headrace.broker.configs.topics import LONG_MAX
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.errors import RecordErrors
 from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.protocol.records.check import Effort, TakesTime, check_batch, columns_within
 from headrace.protocol.records.compression import LZ4_DEFAULT_LEVEL, DecompressedTooLarge
 from headrace.protocol.records.header import COMPRESSION_MASK, NO_TIMESTAMP, BatchHeader

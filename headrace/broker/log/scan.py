@@ -20,7 +20,7 @@ from headrace.broker.log.index import OffsetIndex, TimeIndex
 from headrace.broker.log.producer_state import BATCHES_KEPT, AppendedBatch, ProducerState
 from headrace.broker.log.transaction_index import AbortedTransaction
 from headrace.protocol.errors import DecodeError
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.protocol.records.control import read_end_marker
 from headrace.protocol.records.header import (
     ATTRIBUTES_POSITION,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.log.segment import Segment
 from headrace.protocol.errors import DecodeError
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.protocol.records.check import Effort, TakesTime, columns_within
 from headrace.protocol.records.compression import MAX_DECOMPRESSED_BYTES
 from headrace.protocol.records.header import DELETE_HORIZON_BIT, LOG_APPEND_TIME_BIT, MAGIC_V2, BatchHeader

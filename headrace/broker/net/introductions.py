@@ -28,7 +28,7 @@ from headrace.protocol.errors import DecodeError, ErrorCode
 from headrace.protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from headrace.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from headrace.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from headrace.protocol.sasl import OAuthBearer, Plain, SaslClient, SaslError, Scram
+from headrace.protocol.security.sasl import OAuthBearer, Plain, SaslClient, SaslError, Scram
 
 if TYPE_CHECKING:
     from headrace.broker.configs.broker_config import BrokerConfig

@@ -22,7 +22,7 @@ import msgspec
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from headrace.broker.configs.config_key import ConfigError
-from headrace.protocol.jaas import JaasError, parse_jaas_file
+from headrace.protocol.security.jaas import JaasError, parse_jaas_file
 
 if TYPE_CHECKING:
     from headrace.broker.configs.broker_config import BrokerConfig

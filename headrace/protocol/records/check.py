@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.protocol.errors import DecodeError
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.protocol.records.compression import Bytes, DecompressedTooLarge, decompress, lz4_frame
 from headrace.protocol.records.header import COMPRESSION_MASK, HEADER_SIZE, BatchHeader, Buffer
 from headrace.protocol.records.small import FEW_RECORDS

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import cramjam
 
 from headrace.protocol.errors import DecodeError
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.protocol.records.header import HEADER_SIZE, MAGIC_V2, BatchHeader, Buffer, read_header
 
 if TYPE_CHECKING:

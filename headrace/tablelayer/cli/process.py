@@ -6,7 +6,7 @@ import gc
 import sys
 from contextvars import ContextVar
 
-from headrace.protocol.kernel_cache import keep_kernels
+from headrace.protocol.loading.kernel_cache import keep_kernels
 
 is_own: ContextVar[bool] = ContextVar("the process is there for the command alone", default=False)
 

@@ -35,7 +35,7 @@ from headrace.broker.runtime.malloc import keep_freed_memory
 from headrace.broker.runtime.ports import SystemClock
 from headrace.broker.server import Broker
 from headrace.broker.stores.configured import configured_store
-from headrace.protocol.kernel_cache import FOLDER, keep_kernels
+from headrace.protocol.loading.kernel_cache import FOLDER, keep_kernels
 from headrace.tablelayer.cli.log_output import ServerLog
 from headrace.tablelayer.cli.notify import Supervisor
 from headrace.tablelayer.cli.options import DEFAULT_SERVER, LogFormat

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from time import perf_counter
 
-from headrace.protocol.kernel_cache import giving_way, one_writer
+from headrace.protocol.loading.kernel_cache import giving_way, one_writer
 
 #: Modules that have kernels, each with a `warm()`. What every write, lookup and scan of a table needs comes first: a
 #: server that was killed while it compiled the others has it again at once.

@@ -21,6 +21,6 @@ no), `DataError` (the data does not fit), `AuthenticationFailed` and `Connection
 
 from __future__ import annotations
 
-from headrace.protocol.lazy import lazy_names
+from headrace.protocol.loading.lazy import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

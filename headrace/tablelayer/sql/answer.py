@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.table.definition import TableDefinition
 
 if TYPE_CHECKING:

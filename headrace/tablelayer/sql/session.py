@@ -13,7 +13,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.client import Connection
 from headrace.tablelayer.client.admin.ddl import define
 from headrace.tablelayer.model.ddl import (

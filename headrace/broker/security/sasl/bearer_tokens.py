@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.security.sasl.jwks import read_document
-from headrace.protocol.oauth import FRESH_FOR, bearer_token, credentials_answer, credentials_request
+from headrace.protocol.security.oauth import FRESH_FOR, bearer_token, credentials_answer, credentials_request
 
 if TYPE_CHECKING:
     from headrace.broker.security.sasl.settings import TokenLogin

@@ -27,7 +27,7 @@ from headrace.broker.security.sasl.plain import PlainExchange, PlainUsers
 from headrace.broker.security.sasl.scram import BY_NAME, ScramExchange, ScramMechanism, Subject
 from headrace.broker.security.sasl.tokens import DelegationTokens
 from headrace.broker.security.sasl.users import ScramUsers
-from headrace.protocol.jaas import JaasEntry, JaasError, parse_jaas
+from headrace.protocol.security.jaas import JaasEntry, JaasError, parse_jaas
 
 if TYPE_CHECKING:
     from headrace.broker.security.sasl.jwks import JwksSource, Pauses

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
 from headrace.broker.configs.config_key import ConfigError
-from headrace.protocol import jks
+from headrace.protocol.security import jks
 
 _STORE_BYTES_MAX: Final = 16 << 20
 

@@ -16,7 +16,7 @@ from headrace.broker.net.pool import SMALLEST, FramePool
 from headrace.broker.net.reply import CloseConnection
 from headrace.broker.net.send_queue import SendQueue
 from headrace.broker.runtime.invariants import InvariantError
-from headrace.protocol.framing import FrameSplitter
+from headrace.protocol.tests.framing import FrameSplitter
 
 CONTENT = random.Random(7).randbytes(5000)
 

@@ -25,7 +25,7 @@ from headrace.broker.security.tls.stores import Store, read_certificates
 from headrace.broker.server import Broker
 from headrace.broker.tests.api.test_broker_configs import BROKER, SET, alter
 from headrace.protocol.errors import ErrorCode
-from headrace.protocol.tests import jks_files
+from headrace.protocol.tests.security import jks_files
 from simulator.certificates import identity, trusted_pkcs12
 from simulator.direct import DirectBroker
 

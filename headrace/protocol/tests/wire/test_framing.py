@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.protocol.errors import DecodeError
-from headrace.protocol.framing import FrameSplitter, FrameTooLarge, InvalidFrameSize, encode_frame, frame_size
+from headrace.protocol.tests.framing import (
+    FrameSplitter,
+    FrameTooLarge,
+    InvalidFrameSize,
+    encode_frame,
+    frame_size,
+)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from headrace.protocol.jaas import JaasEntry, JaasError, parse_jaas
-from headrace.protocol.sasl import SCRAM_HASHES, OAuthBearer, Plain, SaslClient, Scram
+from headrace.protocol.security.jaas import JaasEntry, JaasError, parse_jaas
+from headrace.protocol.security.sasl import SCRAM_HASHES, OAuthBearer, Plain, SaslClient, Scram
 from headrace.tablelayer.client.errors import SettingsError
 from headrace.tablelayer.client.security.settings import ConnectionSettings
 from headrace.tablelayer.client.security.tls import Tls

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from headrace.protocol.properties import PropertiesError
-from headrace.protocol.properties import read_properties as parse_properties
+from headrace.protocol.security.properties import PropertiesError
+from headrace.protocol.security.properties import read_properties as parse_properties
 from headrace.tablelayer.client.errors import SettingsError
 
 CONFIG_VARIABLE: Final = "HEADRACE_CONFIG"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from headrace.protocol.oauth import (
+from headrace.protocol.security.oauth import (
     FRESH_FOR,
     TOKEN_BYTES_MAX,
     bearer_token,

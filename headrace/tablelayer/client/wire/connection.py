@@ -24,13 +24,17 @@ from time import perf_counter
 from typing import TypeVar
 
 from headrace.protocol.errors import DecodeError, ErrorCode
-from headrace.protocol.framing import MAX_FRAME_SIZE
-from headrace.protocol.headers import RequestHeader, decode_response_header, encode_request_header
+from headrace.protocol.headers import (
+    MAX_FRAME_SIZE,
+    RequestHeader,
+    decode_response_header,
+    encode_request_header,
+)
 from headrace.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from headrace.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from headrace.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from headrace.protocol.sasl import SaslClient, SaslError
 from headrace.protocol.schema import ApiMessage
+from headrace.protocol.security.sasl import SaslClient, SaslError
 from headrace.tablelayer.client.errors import (
     AuthenticationFailed,
     ClientError,

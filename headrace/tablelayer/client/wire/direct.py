@@ -21,8 +21,12 @@ from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
 
 from headrace.protocol.errors import DecodeError
-from headrace.protocol.framing import MAX_FRAME_SIZE
-from headrace.protocol.headers import RequestHeader, decode_response_header, encode_request_header
+from headrace.protocol.headers import (
+    MAX_FRAME_SIZE,
+    RequestHeader,
+    decode_response_header,
+    encode_request_header,
+)
 from headrace.protocol.schema import ApiMessage
 from headrace.tablelayer.client.config import ClientConfig
 from headrace.tablelayer.client.security.settings import ConnectionSettings

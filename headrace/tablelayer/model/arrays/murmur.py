@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.protocol.jit import njit
+from headrace.protocol.loading.jit import njit
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Column, Schema
 

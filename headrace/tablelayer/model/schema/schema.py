@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.schema.aggregates import (
     DEFAULT_DELIMITER,

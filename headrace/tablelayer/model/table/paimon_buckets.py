@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.protocol.jit import njit
+from headrace.protocol.loading.jit import njit
 from headrace.tablelayer.model.arrays.arrays import Bytes, variable_values
 from headrace.tablelayer.model.arrays.murmur import finish, mix
 

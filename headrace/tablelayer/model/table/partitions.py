@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.errors import RowError, TableError, TableErrorCode
 from headrace.tablelayer.model.options.table_options import TimeUnit
 from headrace.tablelayer.model.schema.schema import Column

@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 
 if TYPE_CHECKING:

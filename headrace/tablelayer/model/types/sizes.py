@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.arrays.widths import width_of
 from headrace.tablelayer.model.errors import RowError
 from headrace.tablelayer.model.types.column_types import DataType, is_list

@@ -22,7 +22,7 @@ import re
 from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.types.column_types import (
     BINARY_KINDS,
     FLOAT_KINDS,

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from headrace.broker.metadata.nodes import modify
 from headrace.broker.runtime.ports import CoordinationStore
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 
 if TYPE_CHECKING:

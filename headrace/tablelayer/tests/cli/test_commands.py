@@ -364,7 +364,7 @@ def test_who_needs_kernels_while_others_are_warmed_up_has_them_next(monkeypatch)
 
     other = threading.Thread(target=request)
     monkeypatch.setattr(
-        "headrace.protocol.kernel_cache.time", SimpleNamespace(monotonic=now, sleep=time.sleep)
+        "headrace.protocol.loading.kernel_cache.time", SimpleNamespace(monotonic=now, sleep=time.sleep)
     )
     monkeypatch.setattr(warm, "KERNEL_MODULES", ("first", "second"))
     monkeypatch.setattr(warm, "import_module", lambda _: SimpleNamespace(warm=kernel))

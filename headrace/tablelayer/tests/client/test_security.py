@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from headrace.protocol.errors import ErrorCode, KafkaError
-from headrace.protocol.jaas import parse_jaas
 from headrace.protocol.messages.api_versions import ApiVersionsRequest
 from headrace.protocol.messages.metadata import MetadataRequest
 from headrace.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from headrace.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from headrace.protocol.sasl import OAuthBearer, Plain, SaslError, Scram
-from headrace.protocol.tests import jks_files
+from headrace.protocol.security.jaas import parse_jaas
+from headrace.protocol.security.sasl import OAuthBearer, Plain, SaslError, Scram
+from headrace.protocol.tests.security import jks_files
 from headrace.tablelayer.client import (
     AuthenticationFailed,
     ClientError,

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from headrace.protocol.errors import ErrorCode
-from headrace.protocol.framing import MAX_FRAME_SIZE
+from headrace.protocol.headers import MAX_FRAME_SIZE
 from headrace.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from headrace.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from headrace.tablelayer.client.errors import (

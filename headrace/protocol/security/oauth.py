@@ -1,5 +1,6 @@
-"""OAuth as text, without I/O: bearer tokens (RFC 6750) and the client credentials grant (RFC 6749, 4.4), which gives
-them for an id and a secret. For brokers and clients alike. No error shows a token, a secret or what is no token.
+"""OAuth messages, without I/O: bearer tokens (RFC 6750) and the client credentials grant (RFC 6749, 4.4).
+
+The grant gives a token for a client id and a secret. No error shows a token, a secret or other received text.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from urllib.parse import urlencode
 
 TOKEN_BYTES_MAX: Final = 64 << 10
 FRESH_FOR: Final = 0.8
-"""Of a token's lifetime: then the next connection asks for another. Kafka's sasl.login.refresh.window.factor."""
+"""Fraction of a token's lifetime after which the next connection asks for a new one.
+
+Kafka's sasl.login.refresh.window.factor.
+"""
 _TOKEN: Final = re.compile(r"[-_~+/.A-Za-z0-9]+=*")
 """RFC 6750, 2.1."""
 
 
 def bearer_token(document: bytes) -> str:
-    """The token that a file holds, and nothing else. Raises ValueError."""
+    """Return the token that is the whole content of a file. Raises ValueError."""
     text = document.decode("ascii", "replace").strip()
     if len(document) > TOKEN_BYTES_MAX or _TOKEN.fullmatch(text) is None:
         raise ValueError("not a bearer token")
@@ -29,14 +33,14 @@ def bearer_token(document: bytes) -> str:
 def credentials_request(
     client_id: str, secret: str, scope: str | None = None
 ) -> tuple[bytes, Mapping[str, str]]:
-    """The form to post for a token, and the headers."""
+    """Return the form to post for a token, and the request's headers."""
     form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
     pair = base64.b64encode(f"{client_id}:{secret}".encode()).decode()
     return urlencode(form).encode(), {"Authorization": f"Basic {pair}", "Accept": "application/json"}
 
 
 def credentials_answer(document: bytes) -> tuple[str, float]:
-    """The token and its lifetime in seconds, 0 if that is not said. Raises ValueError."""
+    """Return the token and its lifetime in seconds, 0 if the answer has none. Raises ValueError."""
     try:
         told = json.loads(document)
         return str(told["access_token"]), float(told.get("expires_in", 0))

@@ -1,8 +1,8 @@
-"""Modules that are loaded when something of them is first used.
+"""Modules that are loaded when one of their names is first used.
 
-numpy and pyarrow are a third of what a server imports, and nothing of them is needed for its first answers: modules
-that a start goes through bind them by `lazy_module`, and name them for the type checker as ever. What is used is looked
-up once; who imports a module in earnest, in any thread, gets the same one.
+numpy and pyarrow are a third of the import time of a server, and its first answers need neither. Modules that are
+imported at start bind them by `lazy_module`, and import them as usual for the type checker. A name is looked up once.
+A plain import, in any thread, gives the same module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _LazyModule(ModuleType):
 
 
 def lazy_module(name: str) -> Any:
-    """Stands for the module `name`. Not for kernels: numba knows modules alone."""
+    """Return a stand-in for the module `name`. Kernels cannot use it: numba knows only real modules."""
     return _LazyModule(name)
 
 

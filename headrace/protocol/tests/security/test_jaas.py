@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.protocol.jaas import JaasError, parse_jaas, parse_jaas_file
+from headrace.protocol.security.jaas import JaasError, parse_jaas, parse_jaas_file
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.protocol.properties import PropertiesError, read_properties
+from headrace.protocol.security.properties import PropertiesError, read_properties
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""`sasl.jaas.config`: a login module, its control flag and its options, as Kafka's JaasConfig reads them, for brokers
-and clients alike; and files of JAAS, whose sections have one each.
+"""`sasl.jaas.config`, as Kafka's JaasConfig reads it: a login module, its control flag and its options.
+
+Also JAAS files, which have one such entry in each section.
 
     org.apache.kafka.common.security.plain.PlainLoginModule required
         username="admin" password="..." user_ann="...";
 
-Errors never show a value: any may be a password.
+Error messages never show a value, since each can be a password.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "
 
 
 class JaasError(ValueError):
-    """The text is not of the format; says what is wrong with its form."""
+    """The text is not a JAAS configuration. The message names the fault and shows no value."""
 
 
 class JaasEntry(msgspec.Struct, frozen=True):
@@ -36,7 +37,7 @@ class JaasEntry(msgspec.Struct, frozen=True):
 
     @property
     def module_name(self) -> str:
-        """Without its package."""
+        """The class name without its package."""
         return self.module.rpartition(".")[2]
 
     def __repr__(self) -> str:
@@ -44,7 +45,7 @@ class JaasEntry(msgspec.Struct, frozen=True):
 
 
 def parse_jaas(text: str) -> JaasEntry:
-    """The one entry of a configuration. Raises JaasError."""
+    """Return the only entry of a configuration. Raises JaasError."""
     tokens = _tokens(text)
     if ("brace", "{") in tokens or ("brace", "}") in tokens:
         raise JaasError("a character that must be in a quotation")
@@ -57,7 +58,7 @@ def parse_jaas(text: str) -> JaasEntry:
 
 
 def parse_jaas_file(text: str) -> dict[str, JaasEntry]:
-    """The entry of each section of a file: `NAME { CLASS required OPTION="VALUE" ...; };`. Raises JaasError."""
+    """Return each section's entry: `NAME { CLASS required OPTION="VALUE" ...; };`. Raises JaasError."""
     tokens = _tokens(text)
     sections: dict[str, JaasEntry] = {}
     while tokens:
@@ -78,7 +79,7 @@ def parse_jaas_file(text: str) -> dict[str, JaasEntry]:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """(kind, text) with the kinds word, text and sign."""
+    """Return pairs of (kind, text). Kinds are word, text (quoted), sign and brace."""
     found = []
     position = 0
     while position < len(text):
@@ -97,7 +98,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 
 def _unescaped(text: str) -> str:
-    """As Java's StreamTokenizer: the letters of C, and up to three octal digits."""
+    """Resolve escapes as Java's StreamTokenizer does: C's letters, and up to three octal digits."""
     return re.sub(
         r"\\(?:([0-3]?[0-7]{1,2})|(.))",
         lambda found: chr(int(found[1], 8)) if found[1] else _ESCAPES.get(found[2], found[2]),

@@ -1,8 +1,8 @@
 """The client's side of SASL mechanisms, without I/O: PLAIN (RFC 4616), SCRAM (RFC 5802, 7677), OAUTHBEARER (RFC 7628).
 
-A mechanism's `first` is what the client says first, `answer` what it says to a challenge; None when the exchange is
-over and the server is who it says it is as far as the mechanism can tell. Text is UTF-8 as it is given: Kafka does not
-apply SASLprep. Neither a `repr` nor an error of this module shows a password or a token.
+`first` gives the client's first message and `answer` its answer to a challenge. `answer` gives None when the exchange
+is over and the server is authenticated as far as the mechanism allows. Text is UTF-8 as given: Kafka does not apply
+SASLprep. No `repr` and no error of this module shows a password or a token.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 ITERATIONS_MIN: Final = 4096
-"""RFC 5802 and Kafka: fewer would make a stolen exchange cheap to try passwords on."""
+"""The minimum of RFC 5802 and Kafka. With fewer, passwords can be tried quickly against a stolen exchange."""
 ITERATIONS_MAX: Final = 1_000_000
-"""A second of a client's time; Kafka's own limit for stored users is 16,384."""
+"""About a second of a client's time. Kafka's own limit for stored users is 16,384."""
 SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _SEPARATOR: Final = b"\x01"
 
 
 class SaslError(Exception):
-    """The server's part of the exchange is wrong: it does not know the password, or speaks another language."""
+    """The server's message is wrong: it does not know the password, or does not follow the mechanism."""
 
 
 class SaslClient(Protocol):
-    """One exchange. `mechanism` is its name on the wire, `user` for messages."""
+    """One exchange. `mechanism` is its name on the wire; `user` is the name in messages."""
 
     mechanism: str
     user: str
 
     def first(self) -> bytes:
-        """What the client begins with."""
+        """Return the first message."""
 
     def answer(self, challenge: bytes) -> bytes | None:
-        """What the client says to a challenge, None for nothing any more. Raises SaslError."""
+        """Return the answer to a challenge, None at the end of the exchange. Raises SaslError."""
 
 
 class Plain:
-    """The password itself: for TLS only."""
+    """PLAIN: the password itself is sent, so use it only with TLS."""
 
     mechanism = "PLAIN"
 
@@ -57,7 +57,7 @@ class Plain:
 
 
 class Scram:
-    """A proof of the password, and of the server that it knows it. `nonce`: at least 128 random bits, printable."""
+    """SCRAM: client and server prove that they know the password. `nonce`: at least 128 random bits, printable."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Scram:
 
 
 class OAuthBearer:
-    """A token that somebody else has given. `extensions` are Kafka's, of KIP-342."""
+    """OAUTHBEARER: a token that an authorization server has issued. `extensions` are those of KIP-342."""
 
     mechanism = "OAUTHBEARER"
 
@@ -153,7 +153,7 @@ class OAuthBearer:
 
 
 def _fields(message: bytes) -> dict[str, str]:
-    """`a=1,b=2`. Raises SaslError for what is no message of SCRAM, or asks for an extension that nobody knows."""
+    """Split `a=1,b=2`. Raises SaslError for a message that is not SCRAM or that demands an unknown extension."""
     try:
         text = message.decode()
     except UnicodeDecodeError:

@@ -1,18 +1,17 @@
-"""Where compiled kernels are kept when numba finds no place for them.
+"""The cache of compiled kernels: its folder, one writer at a time, and warm-up that gives way to requests.
 
-numba keeps what it has compiled beside the source or in the user's cache, and where it may write neither (a read-only
-root, no home) it raises `no locator available` as soon as a module with kernels is imported. `keep_kernels` gives it a
-folder then, with whatever was compiled before and may be read: what an image brings along is not compiled again.
+numba keeps compiled kernels beside the source or in the user's cache. If it can write to neither (a read-only root, no
+home), it raises `no locator available` when a module with kernels is imported. `keep_kernels` gives it another folder.
+It copies kernels there that were compiled before, so the kernels of an image are not compiled again.
 
-A cache is code that is run: the folder is one that nobody else may write.
+A cache is code that is executed: only the owner of the folder can write to it.
 
-`one_writer` has processes that share a cache write it one after the other. numba numbers the files of a function by
-what its index says, so two that compile it for different arguments at a time may leave one's code under the other's
-entry.
+`one_writer` makes processes that share a cache write one after the other. numba numbers the files of a function by the
+entries of its index. Without it, two processes that compile one function for different arguments can store one's code
+under the other's entry.
 
-`giving_way` is for who compiles what nobody has asked for yet. numba compiles or loads one kernel at a time, and who
-waits for that has no place in a queue: without it each of the several that a request needs may wait for one that nobody
-needs, or for more.
+`giving_way` is for a warm-up. numba compiles or loads one kernel at a time, and its lock has no queue: without
+`giving_way`, each kernel that a request needs may wait for one or more kernels of the warm-up.
 """
 
 from __future__ import annotations
@@ -37,18 +36,20 @@ VARIABLE: Final = "NUMBA_CACHE_DIR"
 FOLDER: Final = "compiled-kernels"
 _LOCK: Final = "kernels.lock"
 _MEMORY: Final = "/dev/shm"
-_ROOT: Final = Path(__file__).resolve().parents[1]
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _PACKAGES: Final = ("protocol", "broker", "tablelayer")
 _PAUSE_SECONDS: Final = 0.005
 _PAUSES_MAX: Final = 2000
-"""For one turn of others: no more is waited for who was counted and is gone."""
+"""Limit of one wait for other threads: a thread that was counted may have ended."""
 _QUIET_SECONDS: Final = 0.05
-"""After the turn of another thread: its next kernel is asked for by then."""
+"""Wait after another thread has had its kernel: it asks for its next one within this time."""
 
 
 def keep_kernels(folder: Path | None = None) -> Path | None:
-    """Call it before anything imports numba. `folder` (made if need be) is used if there is no other place; without one
-    a temporary folder, or one in memory, which goes with the process. The folder, if it was needed.
+    """Give numba a folder if it has none that it can write, and return it; None if numba has one.
+
+    The folder is `folder`, which is created. Without `folder`, or if it cannot be written, it is a temporary folder, on
+    disk or in memory, that is deleted when the process ends. Call this before numba is imported.
     """
     given = os.environ.get(VARIABLE)
     places = [Path(given)] if given else [_ROOT / "protocol" / "__pycache__", _users()]
@@ -60,7 +61,7 @@ def keep_kernels(folder: Path | None = None) -> Path | None:
     folder.chmod(0o700)
     for source, name in _compiled(places):
         target = folder / name / source.name
-        with contextlib.suppress(OSError):  # what cannot be copied is compiled
+        with contextlib.suppress(OSError):  # a kernel that cannot be copied is compiled again
             if not target.exists() or target.stat().st_mtime_ns != source.stat().st_mtime_ns:
                 target.parent.mkdir(exist_ok=True)
                 part = target.with_name(f"{target.name}.{os.getpid()}")
@@ -76,16 +77,17 @@ def keep_kernels(folder: Path | None = None) -> Path | None:
 def _temporary() -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="headrace-kernels-"))
-    except FileNotFoundError:  # a container with a read-only root and no /tmp has this all the same
+    except FileNotFoundError:  # a container with a read-only root and no /tmp still has it
         return Path(tempfile.mkdtemp(prefix="headrace-kernels-", dir=_MEMORY))
 
 
 def one_writer() -> None:
-    """From here on this process saves a kernel only while no other one with this rule saves one into its folder, and
-    what was left of older sources under the number that it takes is gone before the index names it. Imports numba.
+    """Let only one process at a time save a kernel into a folder, among those that called this. Imports numba.
+
+    A file of older sources is deleted before the index names its number again.
     """
-    # The whole of it first: who begins with a part holds that part's lock while it waits for the whole, and another
-    # thread that imports the whole is given the part half made then.
+    # Import all of numba first. A thread that begins with a submodule holds its lock while it waits for the package,
+    # and another thread that imports the package gets the submodule half initialized.
     import numba  # noqa: F401
     from numba.core.caching import IndexDataCacheFile
 
@@ -108,8 +110,9 @@ def one_writer() -> None:
 
 @contextlib.contextmanager
 def giving_way() -> Iterator[None]:
-    """While it lasts, the calling thread begins no kernel, to be compiled or loaded, before other threads that wait for
-    theirs have had them, one after the other. Imports numba.
+    """Let other threads compile or load their kernels first, before each kernel of the calling thread.
+
+    Imports numba.
     """
     import numba  # noqa: F401
     from numba.core import event
@@ -130,7 +133,7 @@ def giving_way() -> Iterator[None]:
             if (thread := threading.get_ident()) != own:
                 self.quiet_at = time.monotonic() + _QUIET_SECONDS
                 self.others.discard(thread)
-            elif not global_compiler_lock.is_locked():  # it was not a part of a kernel that is not done yet
+            elif not global_compiler_lock.is_locked():  # the kernel is complete, not only a part of it
                 for _ in range(_PAUSES_MAX):
                     if not self.others and time.monotonic() >= self.quiet_at:
                         return
@@ -149,7 +152,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _users() -> Path:
-    """The user's cache as numba knows it."""
+    """The user's cache folder, as numba computes it."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "numba"
 
@@ -164,7 +167,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _compiled(places: list[Path]) -> Iterator[tuple[Path, str]]:
-    """Files of numba's that can be read, and the folder each has in a cache of its own."""
+    """numba's files that can be read, each with the name of its folder in a separate cache."""
     for place in places:
         for path in _files(place, "*/*.nb[ic]"):
             yield path, path.parent.name

@@ -10,8 +10,8 @@ from cryptography.x509 import load_der_x509_certificate
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.protocol.jks import MAGIC, JksError, load_jks, read_jks
-from headrace.protocol.tests.jks_files import KEY_PASSWORD, KEYSTORE, STORE_PASSWORD, TRUSTSTORE
+from headrace.protocol.security.jks import MAGIC, JksError, load_jks, read_jks
+from headrace.protocol.tests.security.jks_files import KEY_PASSWORD, KEYSTORE, STORE_PASSWORD, TRUSTSTORE
 
 CERTIFICATE_VERSION = KEYSTORE.index(bytes.fromhex("a003020102")) + 4
 

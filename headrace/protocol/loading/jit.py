@@ -1,7 +1,7 @@
-"""`njit` for kernels: numba's; without it the interpreter runs them, with the same results, some hundred times slower.
+"""`njit` for kernels that also run without numba: then the interpreter runs them, about a hundred times slower.
 
-Only for kernels whose results do not depend on numba's integer types: those that a client without numba needs. All
-others import numba, and say that it is missing.
+It is for kernels that a client without numba needs and whose results do not depend on numba's integer types. All other
+kernels import numba, which fails if it is not installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError:
 
     def njit(**_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Takes numba's options, none of which matters here."""
+        """Accept numba's options and ignore them."""
 
         def as_it_is(kernel: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(kernel)

@@ -1,8 +1,6 @@
-"""Frames: every request and response is preceded by its size in bytes, an int32.
+"""Split a stream into frames, for tests: an int32 before each request and response is its size in bytes.
 
-`FrameSplitter` is the incremental splitter for clients, tools and tests; a server that owns its receive
-buffer needs only `frame_size`. Both refuse a size before anything is allocated for it, and after that the
-stream cannot be used any more.
+The broker and the clients split their streams themselves; this is an independent reading to compare them with.
 """
 
 from __future__ import annotations
@@ -12,15 +10,13 @@ from struct import Struct as Packer
 from typing import Any, Final
 
 from headrace.protocol.errors import DecodeError, EncodeError
-
-MAX_FRAME_SIZE: Final = 100 * 1024 * 1024
-"""Kafka's default of `socket.request.max.bytes`."""
+from headrace.protocol.headers import MAX_FRAME_SIZE
 
 SIZE_PREFIX: Final = Packer(">i")
 
 
 class InvalidFrameSize(DecodeError):  # noqa: N818
-    """The size of a frame is negative or otherwise impossible. As a rule the peer does not speak this protocol."""
+    """The size of a frame is negative or too large: usually the peer does not speak this protocol."""
 
 
 class FrameTooLarge(InvalidFrameSize):
@@ -28,7 +24,7 @@ class FrameTooLarge(InvalidFrameSize):
 
 
 def frame_size(buffer: bytes | bytearray | memoryview, position: int = 0, limit: int = MAX_FRAME_SIZE) -> int:
-    """The size of the frame whose 4-byte prefix stands at `position`, without the prefix."""
+    """Return the size in bytes of the frame whose 4-byte prefix is at `position`, without the prefix."""
     if len(buffer) - position < SIZE_PREFIX.size:
         raise DecodeError(f"the size of a frame takes 4 bytes, but only {len(buffer) - position} are there")
     size: int
@@ -41,7 +37,7 @@ def frame_size(buffer: bytes | bytearray | memoryview, position: int = 0, limit:
 
 
 def encode_frame(parts: Iterable[Any]) -> list[Any]:
-    """`parts` (buffers, or regions with a `size`) with the size prefix in front, nothing copied."""
+    """Put the size prefix in front of `parts` (buffers, or regions with a `size`). Nothing is copied."""
     body = list(parts)
     size = sum(
         getattr(part, "nbytes", None) or (len(part) if hasattr(part, "__len__") else part.size)
@@ -55,7 +51,7 @@ def encode_frame(parts: Iterable[Any]) -> list[Any]:
 
 
 class FrameSplitter:
-    """Cuts a stream of bytes into frames, however it arrives."""
+    """Cut a stream of bytes into frames, in whatever pieces it arrives."""
 
     def __init__(self, limit: int = MAX_FRAME_SIZE) -> None:
         self.limit = limit
@@ -63,13 +59,13 @@ class FrameSplitter:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received that do not make a frame yet; when a peer closes, more than none means a truncated frame."""
+        """Bytes received that are not a whole frame yet. At the end of a stream, more than 0 is a truncated frame."""
         return len(self._pending)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Take what arrived; returns the frames completed by it, without prefixes.
+        """Add bytes that arrived, and return the frames that they complete, without prefixes.
 
-        Raises InvalidFrameSize, now and ever after, at the first impossible size; frames before it in the
+        Raises InvalidFrameSize at the first impossible size, and again on each later call. Frames before it in the
         same call are lost.
         """
         pending = self._pending

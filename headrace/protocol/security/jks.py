@@ -1,10 +1,10 @@
-"""Keystores in Java's own format JKS, which keytool made by default before Java 9, for brokers and clients alike.
+"""Keystores in Java's own format, JKS, keytool's default before Java 9. They are read, not written: use PKCS12 instead.
 
-    magic, version 2, count, then of each entry: tag, alias, time, a key with its chain (1) or a certificate (2)
-    SHA-1 of the password in UTF-16BE, "Mighty Aphrodite" and everything before
+    magic, version 2, count, then for each entry: tag, alias, time, a key with its chain (1) or a certificate (2)
+    SHA-1 of the password in UTF-16BE, "Mighty Aphrodite" and all bytes before it
 
-A key is PKCS #8, hidden by a stream of SHA-1 of the password and a salt (sun.security.provider.KeyProtector). What a
-length says is looked at before anything is read. Read only: whoever makes a new one makes PKCS12.
+A key is PKCS #8, encrypted by a stream of SHA-1 of the password and a salt (sun.security.provider.KeyProtector). Each
+length is checked before the bytes are read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _DIGEST_SIZE: Final = 20
 
 
 class JksError(ValueError):
-    """The text says what is wrong, and shows nothing of what is in the store."""
+    """The keystore cannot be read. The message shows nothing of its content."""
 
 
 class JksEntry(msgspec.Struct, frozen=True):
-    """`protected_key` None: a certificate that is trusted. Certificates are DER, the key's own first."""
+    """A key with its certificates, or a trusted certificate (`protected_key` is None). DER, the key's own first."""
 
     alias: str
     certificates: tuple[bytes, ...]
@@ -42,7 +42,7 @@ class JksEntry(msgspec.Struct, frozen=True):
         return f"JksEntry({self.alias!r})"
 
     def key(self, password: str) -> bytes:
-        """The private key, PKCS #8 in DER. Raises JksError for a wrong password."""
+        """Return the private key, PKCS #8 in DER. Raises JksError if the password is wrong."""
         secret, hidden = password.encode("utf-16-be"), _octets(self.protected_key or b"")
         salt, check = hidden[:_DIGEST_SIZE], hidden[-_DIGEST_SIZE:]
         covered = hidden[_DIGEST_SIZE:-_DIGEST_SIZE]
@@ -57,7 +57,7 @@ class JksEntry(msgspec.Struct, frozen=True):
 
 
 def read_jks(data: bytes, password: str | None) -> list[JksEntry]:
-    """Every entry. Without a password it is not known whether somebody has changed the file. Raises JksError."""
+    """Return all entries. Without a password the file's integrity is not checked. Raises JksError."""
     if not data.startswith(MAGIC):
         raise JksError("it is not a file of JKS")
     if password is not None:
@@ -73,8 +73,9 @@ def read_jks(data: bytes, password: str | None) -> list[JksEntry]:
 
 
 def load_jks(data: bytes, password: str | None, key_password: str | None) -> PKCS12KeyAndCertificates:
-    """As what PKCS12 has: the first key there is with its chain, or the certificates that are trusted. `key_password`
-    None: the store's is the key's. Raises JksError.
+    """Return the first key with its chain, or else the trusted certificates, as PKCS12 has them.
+
+    If `key_password` is None, the store's password is the key's too. Raises JksError.
     """
     from cryptography import x509  # a tenth of a second to import
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -141,7 +142,7 @@ class _Reader:
 
 
 def _octets(protected: bytes) -> bytes:
-    """Of an EncryptedPrivateKeyInfo (RFC 5208, 6), the encrypted data."""
+    """Return the encrypted data of an EncryptedPrivateKeyInfo (RFC 5208, 6)."""
     body, rest = _value(protected, 0x30)
     if rest or not body.startswith(_PROTECTOR):
         raise JksError("its key is protected in a way that is not known")
@@ -152,7 +153,7 @@ def _octets(protected: bytes) -> bytes:
 
 
 def _value(data: bytes, tag: int) -> tuple[bytes, bytes]:
-    """The value of a DER element and what comes after it."""
+    """Return the value of a DER element, and the bytes after the element."""
     if len(data) < 2 or data[0] != tag:
         raise JksError("its key is damaged")
     size, begin = data[1], 2

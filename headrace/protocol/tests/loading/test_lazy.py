@@ -4,14 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_a_lazy_module_is_loaded_by_the_first_use_of_something_of_it_and_is_the_same_for_all() -> None:
     code = """
 import sys
 from threading import Thread
-from headrace.protocol.lazy import lazy_module
+from headrace.protocol.loading.lazy import lazy_module
 
 colors = lazy_module("colorsys")
 assert "colorsys" not in sys.modules

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from headrace.protocol.kernel_cache import one_writer
+from headrace.protocol.loading.kernel_cache import one_writer
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = """
 import errno, os, sys, tempfile
 from pathlib import Path
@@ -26,14 +26,14 @@ def without_room(*arguments, dir=None, **named):  # a read-only file system, als
     return plain(*arguments, dir=dir, **named)
 
 tempfile.TemporaryFile = without_room
-from headrace.protocol.kernel_cache import keep_kernels
+from headrace.protocol.loading.kernel_cache import keep_kernels
 if keeps == "given":
     assert keep_kernels(allowed / "kernels") == allowed / "kernels"
 elif keeps == "none":
     tempfile.tempdir = str(allowed)
     assert keep_kernels().parent == allowed
 elif keeps == "memory":
-    from headrace.protocol import kernel_cache
+    from headrace.protocol.loading import kernel_cache
     assert kernel_cache._MEMORY == "/dev/shm"
     kernel_cache._MEMORY = str(allowed)
     def nowhere():
@@ -132,7 +132,7 @@ failures = []
 
 def begin():
     try:
-        from headrace.protocol.kernel_cache import one_writer
+        from headrace.protocol.loading.kernel_cache import one_writer
         one_writer()
     except BaseException as error:
         failures.append(error)

@@ -1,9 +1,8 @@
-"""Java's properties format, as Kafka's tools and servers read it: text in, names and values out.
+"""Java's properties format, as java.util.Properties.load reads it.
 
-A logical line is `name=value`, `name:value` or `name value`; a backslash at the end of a line goes on with the next
-one, whose leading white space does not count; `\\n`, `\\t`, `\\uXXXX` are what they say, a backslash before anything
-else falls away. Lines that begin with `#` or `!` are comments. Of a name that is given twice the last counts.
-(java.util.Properties.load)
+A logical line is `name=value`, `name:value` or `name value`. A backslash at the end of a line continues it with the
+next line, without that line's leading white space. `\\n`, `\\t` and `\\uXXXX` are escapes; a backslash before any other
+character is dropped. Lines that begin with `#` or `!` are comments. The last value of a repeated name counts.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _MEANT: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
 class PropertiesError(ValueError):
-    """The text is not of the format; says which line, and never what stands in it: it may be a secret."""
+    """A line is not of the format. The message has its number and not its text, which can be a secret."""
 
 
 def read_properties(text: str) -> dict[str, str]:
-    """Names and values. Raises PropertiesError for a line that has a name and nothing after it."""
+    """Return values by name. Raises PropertiesError for a line that has only a name."""
     values = {}
     for number, line in _logical_lines(text):
         found = _NAME.match(line)
