@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, To
 from confluent_kafka.admin import AdminClient
 from faulty_s3 import BUCKET
 
-from headrace.broker.groups.model import PutOffset
+from headrace.broker.groups.model.records import PutOffset
 from headrace.broker.objects.files import open_files
 from headrace.broker.remote import group_positions
 from headrace.broker.remote.cluster_copy import clusters

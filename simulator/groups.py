@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from uuid import UUID
 
-from headrace.broker.groups.events import (
+from headrace.broker.groups.journal.records import decode_record, encode_record
+from headrace.broker.groups.journal.replay import Replay, live_records
+from headrace.broker.groups.model.assignment import Assignment, MemberState, ResolvedPattern
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.consumer import ConsumerGroup
+from headrace.broker.groups.model.events import (
     Append,
     Appended,
     Commit,
@@ -33,19 +38,15 @@ from headrace.broker.groups.events import (
     SyncResult,
     Tick,
 )
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.journal import decode_record, encode_record
-from headrace.broker.groups.model import NEVER, CommittedOffset, JournalRecord, Limits, Now, Phase
-from headrace.broker.groups.modern.model import (
-    Assignment,
-    ConsumerGroup,
-    MemberState,
+from headrace.broker.groups.model.group import Group
+from headrace.broker.groups.model.limits import NEVER, Limits, Now
+from headrace.broker.groups.model.records import (
+    CommittedOffset,
+    JournalRecord,
     PutCurrent,
     PutPattern,
     PutTarget,
-    ResolvedPattern,
 )
-from headrace.broker.groups.replay import Replay, live_records
 from headrace.broker.groups.state import step
 from headrace.broker.partitions.topic import TopicImage
 from headrace.broker.runtime.invariants import invariant

@@ -59,11 +59,11 @@ from headrace.broker.context import BrokerContext
 from headrace.broker.extension import Extension
 from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.groups.group_configs import GroupConfigs
-from headrace.broker.groups.handlers import GroupHandlers
-from headrace.broker.groups.journal import TOPIC as OFFSETS_TOPIC
-from headrace.broker.groups.modern.handlers import ConsumerGroupHandlers
-from headrace.broker.groups.modern.patterns import PatternResolver
-from headrace.broker.groups.offset_handlers import OffsetHandlers
+from headrace.broker.groups.handlers.classic import GroupHandlers
+from headrace.broker.groups.handlers.consumer import ConsumerGroupHandlers
+from headrace.broker.groups.handlers.offsets import OffsetHandlers
+from headrace.broker.groups.handlers.patterns import PatternResolver
+from headrace.broker.groups.journal.records import TOPIC as OFFSETS_TOPIC
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.log.partition_log import PartitionLog

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from headrace.broker.cluster.journal_topic import JournalTopic, Later
-from headrace.broker.groups import journal
-from headrace.broker.groups.deadlines import Deadlines
-from headrace.broker.groups.events import (
+from headrace.broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfigs
+from headrace.broker.groups.journal import records as journal
+from headrace.broker.groups.journal.replay import Replay, live_records
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import (
     Abandoned,
     Append,
     Appended,
@@ -44,13 +46,13 @@ from headrace.broker.groups.events import (
     TransactionalCommit,
     TransactionCommitted,
 )
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfigs
-from headrace.broker.groups.model import NEVER, CommittedOffset, DropOffset, Limits, Now, Phase
-from headrace.broker.groups.positions import GroupPositions, positions_of
-from headrace.broker.groups.replay import Replay, live_records
+from headrace.broker.groups.model.group import Group
+from headrace.broker.groups.model.limits import NEVER, Limits, Now
+from headrace.broker.groups.model.records import CommittedOffset, DropOffset
+from headrace.broker.groups.offsets.positions import GroupPositions, positions_of
+from headrace.broker.groups.offsets.transactional import TransactionalOffsets
 from headrace.broker.groups.state import step
-from headrace.broker.groups.transactional import TransactionalOffsets
+from headrace.broker.runtime.deadlines import Deadlines
 from headrace.broker.runtime.slices import Work
 from headrace.broker.runtime.sweep import Sweep
 from headrace.protocol.errors import ErrorCode, KafkaError

@@ -1,7 +1,8 @@
 """The state machine of a group: `step(group, event, now, limits) -> effects`.
 
-It changes `group` and returns what has to be done outside: nothing is awaited, no clock is read, nothing is
-written. The same events at the same times give the same effects, so a schedule can be replayed.
+A step changes `group` and returns its effects. It does not wait, read a clock or write. The same events at the same
+times give the same effects, so a schedule can be replayed. Groups of both protocols live here: each event goes to the
+protocol that the group has now.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headrace.broker.groups import offsets
-from headrace.broker.groups.consumer_protocol import subscribed_topics
-from headrace.broker.groups.events import (
+from headrace.broker.groups.classic import joining, rebalance, sessions, static_members, syncing
+from headrace.broker.groups.model.consumer import tombstones_of
+from headrace.broker.groups.model.events import (
     Abandoned,
-    Append,
     Appended,
     Commit,
     ConsumerHeartbeat,
@@ -38,125 +38,112 @@ from headrace.broker.groups.events import (
     PendingOffsetDeletion,
     PendingStaticMember,
     PendingTransactionalCommit,
-    Reply,
     Sync,
     Tick,
     TransactionalCommit,
     TransactionCommitted,
 )
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.model import Limits, Now, StoredGroup
-from headrace.broker.groups.modern import classic_members
-from headrace.broker.groups.modern import heartbeat as modern
-from headrace.broker.groups.modern.model import ConsumerGroup, NoTopics, Topics, tombstones_of
-from headrace.broker.groups.rebalance import Rebalance
+from headrace.broker.groups.model.group import Group
+from headrace.broker.groups.model.limits import Limits, Now
+from headrace.broker.groups.model.topics import NoTopics, Topics
+from headrace.broker.groups.modern import changes, classic_members, heartbeat, leaving
+from headrace.broker.groups.offsets import commits, deletion, expiry
+from headrace.broker.groups.step import Step
 from headrace.protocol.errors import ErrorCode
 
 _NO_TOPICS = NoTopics()
 
 
 def step(group: Group, event: Event, now: Now, limits: Limits, topics: Topics = _NO_TOPICS) -> list[Effect]:
-    """Let `event` happen to `group`. The effects are to be carried out in order.
+    """Apply `event` to `group`, and return the effects to carry out, in order.
 
-    `topics` is the metadata at this time; only groups of the consumer protocol look at it.
+    `topics` is the metadata at this time. Only groups of the consumer protocol look at it.
     """
     if group.appending and type(event) in _WAIT_FOR_JOURNAL:
         group.backlog.append(event)
         return []
-    rebalance = Rebalance(group, now, limits, topics)
-    _HANDLERS[type(event)](rebalance, event)
+    context = Step(group, now, limits, topics)
+    _HANDLERS[type(event)](context, event)
     while group.backlog and not group.appending:
         waiting = group.backlog.pop(0)
-        _HANDLERS[type(waiting)](rebalance, waiting)
-    return rebalance.effects
+        _HANDLERS[type(waiting)](context, waiting)
+    return context.effects
 
 
-def _tick(step: Rebalance, event: Tick) -> None:
-    group, now = step.group, step.now.monotonic
-    if group.next_wake > now:
+def _tick(step: Step, event: Tick) -> None:
+    if step.group.next_wake > step.now.monotonic:
         return
-    modern.tick(step)
-    if group.join_deadline <= now:
-        step.join_deadline_passed()
-    if group.sync_deadline <= now:
-        step.sync_deadline_passed()
-    for member_id in [name for name, deadline in group.pending_members.items() if deadline <= now]:
-        if member_id in group.pending_members:
-            step.pending_deadline_passed(member_id)
-    for member in [member for member in group.members.values() if member.deadline <= now]:
-        # What happened to the others may have removed it or begun its session anew.
-        if group.members.get(member.member_id) is member and member.deadline <= now:
-            step.member_deadline_passed(member)
-    group.next_wake = group.earliest_deadline()
+    leaving.tick(step)
+    sessions.tick(step)
+    step.group.next_wake = step.group.earliest_deadline()
 
 
-def _appended(step: Rebalance, event: Appended) -> None:
+def _appended(step: Step, event: Appended) -> None:
     pending, error = event.pending, event.error
     match pending:
         case PendingCommit():
-            offsets.commit_stored(step, pending, error)
+            commits.commit_stored(step, pending, error)
         case PendingTransactionalCommit():
-            offsets.transactional_commit_stored(step, pending, error)
+            commits.transactional_commit_stored(step, pending, error)
         case PendingAssignment():
-            step.assignment_stored(pending, error)
+            syncing.assignment_stored(step, pending, error)
         case PendingStaticMember():
-            step.static_member_stored(pending, error)
+            static_members.stored(step, pending, error)
         case PendingOffsetDeletion():
-            offsets.offsets_deleted(step, pending, error)
+            deletion.offsets_deleted(step, pending, error)
         case PendingGroupDeletion():
-            offsets.group_deleted(step, pending, error)
+            deletion.group_deleted(step, pending, error)
         case PendingEmpty():
-            step.empty_stored(pending, error)
+            rebalance.empty_stored(step, pending, error)
         case PendingConsumerChange():
-            modern.change_stored(step, pending, error)
+            changes.change_stored(step, pending, error)
         case PendingConversion(join):
             _converted(step, join, error)
         case PendingDowngrade():
-            modern.downgrade_stored(step, pending, error)
+            changes.downgrade_stored(step, pending, error)
 
 
-def _join(step: Rebalance, event: Join) -> None:
-    """An empty group of the consumer protocol becomes a classic one; a live one takes the member in."""
+def _join(step: Step, event: Join) -> None:
+    """Join the group by its protocol. An empty group of the consumer protocol becomes a classic one first."""
     group = step.group
     if group.consumer is None:
-        step.join(event)
+        joining.join(step, event)
     elif group.consumer.members:
         classic_members.join(step, group.consumer, event)
     elif group.consumer.stored:
         group.appending = True
-        tombstones = tuple(tombstones_of(group.group_id, group.consumer))
-        step.effects.append(Append(tombstones, PendingConversion(event)))
+        step.append(tombstones_of(group.group_id, group.consumer), PendingConversion(event))
     else:
         group.consumer = None
-        step.join(event)
+        joining.join(step, event)
 
 
-def _converted(step: Rebalance, join: Join, error: ErrorCode) -> None:
+def _converted(step: Step, join: Join, error: ErrorCode) -> None:
     step.group.appending = False
     if error is ErrorCode.NONE:
         step.group.consumer = None
-        step.join(join)
+        joining.join(step, join)
     else:
-        step.effects.append(Reply(join.token, JoinResult(error, join.member_id)))
+        step.reply(join.token, JoinResult(error, join.member_id))
 
 
-def _sync(step: Rebalance, event: Sync) -> None:
+def _sync(step: Step, event: Sync) -> None:
     if step.group.consumer is None:
-        step.sync(event)
+        syncing.sync(step, event)
     else:
         classic_members.sync(step, step.group.consumer, event)
 
 
-def _heartbeat(step: Rebalance, event: Heartbeat) -> None:
+def _heartbeat(step: Step, event: Heartbeat) -> None:
     if step.group.consumer is None:
-        step.heartbeat(event)
+        sessions.heartbeat(step, event)
     else:
         classic_members.heartbeat(step, step.group.consumer, event)
 
 
-def _leave(step: Rebalance, event: Leave) -> None:
+def _leave(step: Step, event: Leave) -> None:
     if step.group.consumer is None:
-        step.leave(event)
+        sessions.leave(step, event)
     else:
         classic_members.leave(step, step.group.consumer, event)
 
@@ -172,48 +159,23 @@ _WAIT_FOR_JOURNAL = (
     DeleteGroup,
     ExpireOffsets,
 )
-"""Events that would decide on a state which is about to change."""
+"""Events that wait while a change of the group is being stored, because they depend on its outcome."""
 
-_HANDLERS: dict[type, Callable[[Rebalance, Any], None]] = {
+_HANDLERS: dict[type, Callable[[Step, Any], None]] = {
     Join: _join,
     Sync: _sync,
     Heartbeat: _heartbeat,
     Leave: _leave,
-    ConsumerHeartbeat: modern.heartbeat,
-    PatternsResolved: modern.patterns_resolved,
-    Commit: offsets.commit,
-    TransactionalCommit: offsets.commit_in_transaction,
-    TransactionCommitted: offsets.transaction_committed,
-    DeleteOffsets: offsets.delete_offsets,
-    DeleteGroup: offsets.delete_group,
+    ConsumerHeartbeat: heartbeat.heartbeat,
+    PatternsResolved: heartbeat.patterns_resolved,
+    Commit: commits.commit,
+    TransactionalCommit: commits.commit_in_transaction,
+    TransactionCommitted: commits.transaction_committed,
+    DeleteOffsets: deletion.delete_offsets,
+    DeleteGroup: deletion.delete_group,
     Tick: _tick,
-    ExpireOffsets: offsets.expire_offsets,
-    ForgetTopic: offsets.forget_topic,
-    Abandoned: lambda step, event: step.abandoned(event.token),
+    ExpireOffsets: expiry.expire_offsets,
+    ForgetTopic: deletion.forget_topic,
+    Abandoned: sessions.abandoned,
     Appended: _appended,
 }
-
-
-def restore(group_id: str, stored: StoredGroup | None, now: Now, limits: Limits) -> Group:
-    """The group as the journal knows it; `stored` is None for one that has only offsets.
-
-    Members are given one session timeout to be heard of again. If they are more than `group.max.size` allows
-    by now, they have to join again, and the last to do so are turned away.
-    """
-    group = Group(group_id)
-    if stored is None:
-        return group
-    group.journalled = stored
-    group.take_members(stored, now)
-    group.subscribed_topics = subscribed_topics(group)
-    if len(group.members) > limits.group_size_max:
-        Rebalance(group, now, limits, _NO_TOPICS).begin()
-    return group
-
-
-def restore_consumer_group(group: Group, consumer: ConsumerGroup, now: Now, limits: Limits) -> None:
-    """`group` is one of the consumer protocol, as the journal knows it. Its members have one session timeout
-    to be heard of again.
-    """
-    group.consumer = consumer
-    modern.watch_all(Rebalance(group, now, limits, _NO_TOPICS))

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
-from headrace.broker.groups import journal
-from headrace.broker.groups.model import CommittedOffset, JournalRecord, PutOffset
-from headrace.broker.groups.positions import at, group_of
+from headrace.broker.groups.journal import records as journal
+from headrace.broker.groups.model.records import CommittedOffset, JournalRecord, PutOffset
+from headrace.broker.groups.offsets.positions import at, group_of
 from headrace.broker.partitions.data_dir import POSITIONS_PENDING
 from headrace.broker.remote.group_positions import BATCH_RECORDS, decode
 from headrace.protocol.errors import KafkaError

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace.broker.groups.journal import TOPIC
+from headrace.broker.groups.journal.records import TOPIC
 from headrace.broker.remote.cluster_copy import ClusterCopyError
 from headrace.broker.remote.group_positions import (
     Head,
@@ -35,7 +35,7 @@ from headrace.broker.remote.group_positions import (
 if TYPE_CHECKING:
     from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
-    from headrace.broker.groups.positions import GroupPositions
+    from headrace.broker.groups.offsets.positions import GroupPositions
     from headrace.broker.remote.cluster_copy import Place
     from headrace.broker.remote.quotas import RemoteQuota
     from headrace.broker.runtime.slices import Slices

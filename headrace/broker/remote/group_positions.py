@@ -5,9 +5,9 @@
         of the groups of one partition of `__consumer_offsets`; the highest number counts
 
 Compressed: a line of JSON (`Head`), then record batches as they are on `__consumer_offsets`, of positions and of what
-tells generations apart (`broker.groups.positions`). No members, no times. Numbers are created, never replaced, and each
-says under which right it was written: `(claim, leader_epoch)`, of which the higher one goes on. So whoever led the
-partition before, or had the cluster before, finds out and writes no more.
+tells generations apart (`broker.groups.offsets.positions`). No members, no times. Numbers are created, never replaced,
+and each says under which right it was written: `(claim, leader_epoch)`, of which the higher one goes on. So an
+earlier leader of the partition, or a cluster that had it before, notices and stops to write.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace.broker.groups.journal import decode_journal_batch, encode_journal_batch
-from headrace.broker.groups.model import JournalRecord
-from headrace.broker.groups.positions import GroupPositions, records_of
+from headrace.broker.groups.journal.records import decode_journal_batch, encode_journal_batch
+from headrace.broker.groups.model.records import JournalRecord
+from headrace.broker.groups.offsets.positions import GroupPositions, records_of
 from headrace.broker.remote.cluster_copy import FOLDER, ClusterCopyError
 from headrace.protocol.errors import DecodeError
 from headrace.protocol.records.header import iter_headers

@@ -28,7 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.broker.cluster.journal_topic import JournalTopic
-from headrace.broker.groups.deadlines import Deadlines
+from headrace.broker.runtime.deadlines import Deadlines
 from headrace.broker.runtime.sweep import Sweep
 from headrace.broker.transactions import journal
 from headrace.broker.transactions.events import (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from headrace.broker.groups.model import CommittedOffset
-from headrace.broker.groups.offset_handlers import prepared
+from headrace.broker.groups.handlers.offsets import prepared
+from headrace.broker.groups.model.records import CommittedOffset
 from headrace.broker.requests.answers import AnswerBudget
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.pattern import PatternError, matching

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.broker.cluster.journal_topic import Later
-from headrace.broker.groups import journal as groups_journal
+from headrace.broker.groups.journal import records as groups_journal
 from headrace.broker.transactions.verification import Guards
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.control import build_end_marker

@@ -14,7 +14,7 @@ from enum import Enum
 
 import msgspec
 
-from headrace.broker.groups.model import Now
+from headrace.broker.groups.model.limits import Now
 from headrace.broker.runtime.invariants import invariant
 
 __all__ = [

@@ -1,15 +1,15 @@
-"""The assignors of the broker: who is to have which partition.
+"""The assignors of the broker: they give each member its partitions.
 
 Both are pure functions of the members' subscriptions, the topics' partition counts and, for `uniform`, the assignment
-so far. The result names every member, and each partition of a topic that somebody subscribes to exactly once.
+so far. The result names every member, and each partition of a subscribed topic exactly once.
 
-- `range`: each topic is cut into contiguous ranges, one per subscriber, the first ones larger by one. Members
-  in the order of their instance ids, then of their member ids: topics with as many partitions each are
-  co-partitioned among members with the same subscription.
-- `uniform`: as evenly as subscriptions allow, and within that with as few moves as possible. When all
-  members subscribe to the same topics their counts differ by one at most.
+- `range` cuts each topic into contiguous ranges, one per subscriber; the first ones are larger by one. Members are in
+  the order of instance ids, then of member ids. Topics with equal partition counts are therefore co-partitioned among
+  members with equal subscriptions.
+- `uniform` balances as evenly as subscriptions allow, with few moves. If all members subscribe to the same topics,
+  their partition counts differ by at most one.
 
-Source: KIP-848, Kafka's RangeAssignor and UniformAssignor (the same promises; ties are broken by name here).
+Source: KIP-848, Kafka's RangeAssignor and UniformAssignor. The promises are the same; ties are broken by name here.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from uuid import UUID
 
 import msgspec
 
-from headrace.broker.groups.modern.model import NOTHING, Assignment
+from headrace.broker.groups.model.assignment import NOTHING, Assignment
 
 BALANCE_ROUNDS_MAX = 16
-"""With overlapping subscriptions each round about halves the imbalance; this is Kafka's bound, too."""
+"""Maximum number of rounds. With overlapping subscriptions each round about halves the imbalance. Kafka's bound too."""
 
 
 class Subscriber(msgspec.Struct, frozen=True):
-    """A member as an assignor sees it; `topics` are ids of topics that exist."""
+    """A member as an assignor sees it. `topics` has only existing topics."""
 
     member_id: str
     instance_id: str | None
     topics: frozenset[UUID]
     assigned: Assignment
-    """Its target so far."""
+    """Its target until now."""
 
 
 Assignor = Callable[[list[Subscriber], Mapping[UUID, int]], dict[str, Assignment]]
@@ -66,9 +66,9 @@ def assign_uniform(subscribers: list[Subscriber], counts: Mapping[UUID, int]) ->
 
 
 def _uniform_alike(subscribers: list[Subscriber], counts: Mapping[UUID, int]) -> dict[str, Assignment]:
-    """Everybody subscribes to the same: fill up to quotas, keeping what fits under them."""
+    """Equal subscriptions: fill up to quotas, and keep the partitions that fit under them."""
     smallest, extra = divmod(sum(counts.values()), len(subscribers))
-    # Those who have most get the larger quotas, so that the fewest partitions move.
+    # Members with the most partitions get the larger quotas, so that the fewest partitions move.
     ordered = sorted(subscribers, key=lambda one: (-_size(one.assigned, counts), one.member_id))
     free = {topic_id: set(range(count)) for topic_id, count in counts.items()}
     kept: dict[str, dict[UUID, set[int]]] = {}
@@ -96,11 +96,11 @@ def _uniform_alike(subscribers: list[Subscriber], counts: Mapping[UUID, int]) ->
 
 
 def _uniform_mixed(subscribers: list[Subscriber], counts: Mapping[UUID, int]) -> dict[str, Assignment]:
-    """Subscriptions differ: keep what is legal, give the rest to the least loaded, then even out."""
+    """Different subscriptions: keep legal partitions, give the others to the least loaded, then balance."""
     names = sorted(one.member_id for one in subscribers)
     by_name = {one.member_id: one for one in subscribers}
     readers = {topic_id: [name for name in names if topic_id in by_name[name].topics] for topic_id in counts}
-    # The topics with the fewest choices first: what has many can make up for them afterwards.
+    # Topics with the fewest choices come first: topics with many can balance the load afterwards.
     topics = sorted(
         (topic_id for topic_id in counts if readers[topic_id]),
         key=lambda topic_id: (-counts[topic_id] / len(readers[topic_id]), len(readers[topic_id]), topic_id),
@@ -138,7 +138,7 @@ def _uniform_mixed(subscribers: list[Subscriber], counts: Mapping[UUID, int]) ->
 
 
 def _even_out(owners: list[str | None], readers: list[str], load: dict[str, int]) -> bool:
-    """Move partitions of one topic from its most to its least loaded readers; whether any moved."""
+    """Move partitions of a topic from its most to its least loaded readers. Returns whether any moved."""
     held: dict[str, list[int]] = {}
     for index, name in enumerate(owners):
         if name is not None:
@@ -150,7 +150,7 @@ def _even_out(owners: list[str | None], readers: list[str], load: dict[str, int]
     moved = False
     while givers:
         (most, giver), (least, taker) = givers[0], takers[0]
-        # A name whose load has changed since it was put here is put in its new place first.
+        # If the load of a name has changed since it was added, it is added again at its new place.
         if -most != load[giver]:
             heapq.heapreplace(givers, (-load[giver], giver))
         elif least != load[taker]:

@@ -1,24 +1,24 @@
-"""Members of the classic protocol in a group of the consumer protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+"""Classic members of a group of the consumer protocol: their JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
-To them it looks like a group whose leader is somebody else: JoinGroup is answered at once, with the member epoch
-as the generation, and SyncGroup has the assignment that the coordinator made. A member that is behind the group,
-that has partitions to give up or that may have more by now is told of a rebalance by its heartbeat, and joins
-again; what its subscription says it owns is what a consumer's heartbeat would have reported. A member that does
-not join, or does not sync, within its rebalance timeout is removed, so nobody waits for it for ever.
+To a classic member it is a group that another member leads. JoinGroup is answered at once, with the member epoch as
+the generation. SyncGroup gives the assignment that the coordinator made. Heartbeat tells a member of a rebalance if it
+is behind the group epoch, has to give up partitions or can get more. Then it joins again, and its subscription reports
+the partitions that it owns. A member that does not join or sync within its rebalance timeout is removed.
 
-Nothing is answered before it is stored, as in `broker.groups.modern.heartbeat`. Differences from Kafka: a
-heartbeat here notices new partitions and makes a new target too, where Kafka waits for a member of the consumer
-protocol to do so; a member that was removed and joins as if it still owned something is told that it is unknown,
-so it lets go first (Kafka lets it read on until its SyncGroup is answered).
+Changes are stored before they are answered, as for heartbeats of the consumer protocol.
+
+Differences from Kafka: a classic heartbeat also notices new partitions and makes a new target; Kafka leaves that to
+members of the consumer protocol. A removed member that joins and reports owned partitions gets UNKNOWN_MEMBER_ID, so it
+gives them up first; Kafka lets it read until its SyncGroup is answered.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from headrace.broker.groups.consumer_protocol import read_subscription, write_assignment
-from headrace.broker.groups.events import (
-    Append,
+from headrace.broker.groups.classic.consumer_protocol import read_subscription, write_assignment
+from headrace.broker.groups.model.assignment import NOTHING, ClassicSide, Current, MemberState
+from headrace.broker.groups.model.classic import CONSUMER_PROTOCOL_TYPE
+from headrace.broker.groups.model.consumer import ConsumerGroup, ConsumerMember, tombstones_of
+from headrace.broker.groups.model.events import (
     Heartbeat,
     HeartbeatResult,
     Join,
@@ -28,36 +28,20 @@ from headrace.broker.groups.events import (
     LeaveResult,
     PendingConsumerChange,
     PendingConversion,
-    Reply,
     Sync,
     SyncResult,
 )
-from headrace.broker.groups.model import CONSUMER_PROTOCOL_TYPE
-from headrace.broker.groups.modern import conversion
-from headrace.broker.groups.modern import heartbeat as modern
+from headrace.broker.groups.model.records import PutCurrent, PutSubscription
+from headrace.broker.groups.modern import assigning, changes, conversion, members, sessions
 from headrace.broker.groups.modern.draft import Draft, Refused
-from headrace.broker.groups.modern.model import (
-    NOTHING,
-    ClassicSide,
-    ConsumerGroup,
-    ConsumerMember,
-    Current,
-    MemberState,
-    PutCurrent,
-    PutSubscription,
-    tombstones_of,
-)
 from headrace.broker.groups.modern.reconcile import reconcile, without_epochs
+from headrace.broker.groups.step import Step
 from headrace.protocol.errors import DecodeError, ErrorCode
-
-if TYPE_CHECKING:
-    from headrace.broker.groups.rebalance import Rebalance
-
 
 # -- JoinGroup -----------------------------------------------------------------------------------------------
 
 
-def join(step: Rebalance, consumer: ConsumerGroup, event: Join) -> None:
+def join(step: Step, consumer: ConsumerGroup, event: Join) -> None:
     error, member_id = _join_error(step, consumer, event), event.member_id
     if error is ErrorCode.NONE and event.must_know_id and member_id == "" and event.instance_id is None:
         error, member_id = ErrorCode.MEMBER_ID_REQUIRED, event.new_member_id
@@ -69,10 +53,10 @@ def join(step: Rebalance, consumer: ConsumerGroup, event: Join) -> None:
             error = refused.error
         except DecodeError:
             error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    step.effects.append(Reply(event.token, JoinResult(error, member_id)))
+    step.reply(event.token, JoinResult(error, member_id))
 
 
-def _join_error(step: Rebalance, consumer: ConsumerGroup, event: Join) -> ErrorCode:
+def _join_error(step: Step, consumer: ConsumerGroup, event: Join) -> ErrorCode:
     limits = step.limits
     if not limits.session_timeout_ms_min <= event.session_timeout_ms <= limits.session_timeout_ms_max:
         return ErrorCode.INVALID_SESSION_TIMEOUT
@@ -91,7 +75,7 @@ def _join_error(step: Rebalance, consumer: ConsumerGroup, event: Join) -> ErrorC
     return ErrorCode.NONE if common else ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
-def _join(step: Rebalance, consumer: ConsumerGroup, event: Join) -> None:
+def _join(step: Step, consumer: ConsumerGroup, event: Join) -> None:
     if _replaces_the_last_of_the_other_protocol(step, consumer, event):
         return
     draft = Draft(step.group.group_id, consumer)
@@ -101,7 +85,7 @@ def _join(step: Rebalance, consumer: ConsumerGroup, event: Join) -> None:
 
     owned = conversion.identified(read_subscription(event.protocols[0][1]).owned, step.topics)
     if is_new and event.member_id != "" and owned:
-        # It was removed while it could not be heard, and others may have these by now.
+        # It was removed while it was unreachable, and other members may own these partitions.
         raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id} is not a member and cannot own partitions.")
     subscription = conversion.classic_subscription(
         instance_id=event.instance_id if event.instance_id is not None else before.subscription.instance_id,
@@ -117,15 +101,15 @@ def _join(step: Rebalance, consumer: ConsumerGroup, event: Join) -> None:
     )
     if is_new or subscription != before.subscription:
         draft.put(PutSubscription(draft.group_id, member_id, subscription))
-        bumps |= modern.update_patterns(draft, None)
-    modern.refresh(step, draft, bumps=bumps)
+        bumps |= assigning.update_patterns(draft, None)
+    assigning.refresh(step, draft, bumps=bumps)
 
     state = draft.state
     member = state.members[member_id]
     current = member.current
     if not member.is_reconciled_to(state.target_epoch):
-        target = state.target.get(member_id, NOTHING)
-        current = reconcile(member.current, state.target_epoch, target, owned, state.owner)
+        wanted = state.target.get(member_id, NOTHING)
+        current = reconcile(member.current, state.target_epoch, wanted, owned, state.owner)
         if current is not member.current or is_new:
             draft.put(PutCurrent(draft.group_id, member_id, current))
     result = JoinResult(
@@ -135,35 +119,35 @@ def _join(step: Rebalance, consumer: ConsumerGroup, event: Join) -> None:
         protocol_type=CONSUMER_PROTOCOL_TYPE,
         protocol=event.protocols[0][0],
     )
-    modern.store(step, draft, PendingConsumerChange(event.token, draft.state, result, heard_of=member_id))
+    changes.store(step, draft, PendingConsumerChange(event.token, draft.state, result, heard_of=member_id))
 
 
 def _member_before(draft: Draft, event: Join, member_id: str) -> ConsumerMember:
-    """The member as it was, or a new one. A static member that comes back takes its predecessor's place."""
+    """Return the member as it was, or a new one. A returning static member takes its earlier place."""
     consumer = draft.state
     if event.instance_id is not None:
         holder = consumer.static_members.get(event.instance_id)
         if event.member_id != "":
-            modern.static_member(consumer, event.instance_id, event.member_id)
+            members.static_member(consumer, event.instance_id, event.member_id)
         elif holder is not None:
-            return modern.replace_static(draft, consumer.members[holder], member_id)
+            return members.replace_static_member(draft, consumer.members[holder], member_id)
     known = consumer.members.get(member_id)
-    return ConsumerMember(member_id) if known is None else modern.as_it_is(known)
+    return ConsumerMember(member_id) if known is None else members.as_it_is(known)
 
 
-def _replaces_the_last_of_the_other_protocol(step: Rebalance, consumer: ConsumerGroup, event: Join) -> bool:
-    """A static member of the consumer protocol comes back under the classic one; with it goes the protocol."""
+def _replaces_the_last_of_the_other_protocol(step: Step, consumer: ConsumerGroup, event: Join) -> bool:
+    """Convert the group if a static member, the last of the consumer protocol, returns as a classic one."""
     holder = consumer.static_members.get(event.instance_id) if event.instance_id is not None else None
     if event.member_id != "" or holder is None or consumer.members[holder].is_classic:
         return False
-    draft = modern.without(step, consumer, [holder])
+    draft = members.without(step, consumer, [holder])
     if conversion.is_downgrade_due(step, draft.state):
         change = PendingConsumerChange(None, draft.state, None)
         conversion.begin_downgrade(step, consumer, draft.state, change, event)
     elif not draft.state.members and step.limits.allows_downgrade:
         step.group.appending = True
         tombstones = tuple(tombstones_of(step.group.group_id, consumer))
-        step.effects.append(Append(tombstones, PendingConversion(event)))
+        step.append(tombstones, PendingConversion(event))
     else:
         return False
     return True
@@ -176,7 +160,7 @@ def _classic_member(
     consumer: ConsumerGroup, member_id: str, instance_id: str | None, generation: int
 ) -> ConsumerMember:
     if instance_id is not None:
-        member = modern.static_member(consumer, instance_id, member_id)
+        member = members.static_member(consumer, instance_id, member_id)
     else:
         found = consumer.members.get(member_id)
         if found is None:
@@ -189,15 +173,15 @@ def _classic_member(
     return member
 
 
-def sync(step: Rebalance, consumer: ConsumerGroup, event: Sync) -> None:
+def sync(step: Step, consumer: ConsumerGroup, event: Sync) -> None:
     try:
         result = _assignment_for(step, consumer, event)
     except Refused as refused:
         result = SyncResult(refused.error)
-    step.effects.append(Reply(event.token, result))
+    step.reply(event.token, result)
 
 
-def _assignment_for(step: Rebalance, consumer: ConsumerGroup, event: Sync) -> SyncResult:
+def _assignment_for(step: Step, consumer: ConsumerGroup, event: Sync) -> SyncResult:
     member = _classic_member(consumer, event.member_id, event.instance_id, event.generation)
     side, current = member.subscription.classic, member.current
     if (
@@ -206,29 +190,29 @@ def _assignment_for(step: Rebalance, consumer: ConsumerGroup, event: Sync) -> Sy
         or event.protocol not in (None, side.protocol)
     ):
         return SyncResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-    # One that has partitions to give up has joined already: it gives them up by what it is told now.
+    # A member with partitions to give up has joined already. It gives them up when it gets this answer.
     if current.epoch < consumer.epoch and current.state is not MemberState.UNREVOKED_PARTITIONS:
-        modern.expect_join(step, consumer, member)
+        sessions.expect_join(step, consumer, member)
         return SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)
     consumer.syncs.pop(member.member_id, None)
-    modern.watch(step, consumer, member)
+    sessions.watch(step, consumer, member)
     assigned = conversion.named(without_epochs(current.assigned), step.topics)
     data = write_assignment(assigned, read_subscription(side.protocols[0][1]).version)
     return SyncResult(ErrorCode.NONE, CONSUMER_PROTOCOL_TYPE, side.protocol, data)
 
 
-def heartbeat(step: Rebalance, consumer: ConsumerGroup, event: Heartbeat) -> None:
+def heartbeat(step: Step, consumer: ConsumerGroup, event: Heartbeat) -> None:
     try:
         member = _classic_member(consumer, event.member_id, event.instance_id, event.generation)
     except Refused as refused:
-        step.effects.append(Reply(event.token, HeartbeatResult(refused.error)))
+        step.reply(event.token, HeartbeatResult(refused.error))
         return
     draft = Draft(step.group.group_id, consumer)
-    modern.refresh(step, draft, bumps=False)
+    assigning.refresh(step, draft, bumps=False)
     is_behind = _has_to_join(draft.state, member.member_id, member.current)
     result = HeartbeatResult(ErrorCode.REBALANCE_IN_PROGRESS if is_behind else ErrorCode.NONE)
     change = PendingConsumerChange(event.token, draft.state, result, heard_of=member.member_id)
-    modern.store(step, draft, change)
+    changes.store(step, draft, change)
 
 
 def _has_to_join(state: ConsumerGroup, member_id: str, current: Current) -> bool:
@@ -236,7 +220,7 @@ def _has_to_join(state: ConsumerGroup, member_id: str, current: Current) -> bool
         return True
     if current.state is not MemberState.UNRELEASED_PARTITIONS:
         return False
-    # It waits for partitions of others: there is no use in joining before all of them are free.
+    # It waits for partitions of other members: joining before all of them are free is of no use.
     return not any(
         index not in current.assigned.get(topic_id, {}) and state.owner(topic_id, index) is not None
         for topic_id, indexes in state.target.get(member_id, NOTHING).items()
@@ -247,8 +231,8 @@ def _has_to_join(state: ConsumerGroup, member_id: str, current: Current) -> bool
 # -- LeaveGroup ----------------------------------------------------------------------------------------------
 
 
-def leave(step: Rebalance, consumer: ConsumerGroup, event: Leave) -> None:
-    """Members of the classic protocol leave; an administrator removes static members of either by name."""
+def leave(step: Step, consumer: ConsumerGroup, event: Leave) -> None:
+    """Take out classic members. An administrator removes static members of both protocols by instance id."""
     outcomes: list[tuple[Leaver, ErrorCode]] = []
     removed: list[str] = []
     for leaver in event.leavers:
@@ -261,17 +245,17 @@ def leave(step: Rebalance, consumer: ConsumerGroup, event: Leave) -> None:
             outcomes.append((leaver, ErrorCode.NONE))
     result = LeaveResult(ErrorCode.NONE, tuple(outcomes))
     if not removed:
-        step.effects.append(Reply(event.token, result))
+        step.reply(event.token, result)
         return
-    draft = modern.without(step, consumer, removed)
-    modern.store_removal(step, consumer, draft, PendingConsumerChange(event.token, draft.state, result))
+    draft = members.without(step, consumer, removed)
+    changes.store_removal(step, consumer, draft, PendingConsumerChange(event.token, draft.state, result))
 
 
 def _leaving(consumer: ConsumerGroup, leaver: Leaver, removed: list[str]) -> str:
     name, instance_id = leaver.member_id, leaver.instance_id
     if instance_id is not None:
         name = consumer.static_members.get(instance_id, "") if name == "" else name
-        member: ConsumerMember | None = modern.static_member(consumer, instance_id, name)
+        member: ConsumerMember | None = members.static_member(consumer, instance_id, name)
     else:
         member = consumer.members.get(name)
     if member is None or name in removed or not (member.is_classic or leaver.member_id == ""):

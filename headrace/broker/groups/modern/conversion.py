@@ -1,36 +1,35 @@
 """How a group with members changes its protocol: `group.consumer.migration.policy`.
 
-Upgrade: when a member of the consumer protocol joins a classic group of consumers, the members of that become members
-of the consumer group that go on speaking the classic protocol (`classic_members`). Each has what the last assignment
-that was stored gave it, and the generation as its epoch; what it owned when it joined and was not given again it is
-still giving up (Kafka takes it for free, also from a cooperative member that has not heard yet). The newcomer bumps
-the group epoch, so all of them are told of a rebalance. Requests that wait in the classic group are sent to join
-again.
+Upgrade: a member of the consumer protocol joins a classic group of consumers. The existing members go on to use the
+classic protocol in it (`classic_members`). Each has the partitions of its last stored assignment, and the generation as
+its epoch. Partitions that it owned when it joined and was not assigned again are still being revoked; Kafka treats them
+as free, also if a cooperative member does not know yet. The new member raises the group epoch, so all others are told
+of a rebalance. Requests that wait in the classic group are told to join again.
 
-Downgrade: when the last member of the consumer protocol is gone, those who remain become a classic group that
-prepares a rebalance. Both are one batch on the journal, the old group's tombstones first.
+Downgrade: the last member of the consumer protocol leaves. The remaining members become a classic group that begins a
+rebalance. Either change is one batch on the journal, with the old group's tombstones first.
 
 Invariants
-- A partition that a classic member may still read from belongs to it in the new group too, in both directions.
-- After a crash right after a downgrade nobody knows the generation on the journal, which is one ahead: whoever
-  is heard of joins again, so the rebalance is not lost with the memory of it.
+- A partition that a classic member may still read belongs to it in the new group too, in both directions.
+- The stored generation of a downgrade is one ahead of the one that members know. After a crash each member therefore
+  has to join again, and the rebalance is not lost.
 
-Differences from Kafka: a static member that comes back under the classic protocol as the last one of the
-consumer protocol joins the classic group as anybody does (Kafka gives it the old assignment without a
-rebalance). A leader's user data stops an upgrade only if the assignor is none of Kafka's clients' own: in
-theirs no consumer reads it, but librdkafka's cooperative-sticky writes it.
+Differences from Kafka: a static member, the last of the consumer protocol, that returns as a classic member joins the
+classic group as a new one does; Kafka gives it the old assignment without a rebalance. A leader's user data stops an
+upgrade only if the assignor is not one of Kafka's clients: no consumer reads the user data of those, but librdkafka's
+cooperative-sticky writes it.
 
 Source: KIP-848 ("Group upgrade", "Group downgrade"), Kafka's GroupMetadataManager.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from msgspec.structs import replace
 
-from headrace.broker.groups.consumer_protocol import (
+from headrace.broker.groups.classic import rebalance
+from headrace.broker.groups.classic.consumer_protocol import (
     BUILT_IN_ASSIGNORS,
     TopicPartitions,
     read_assignment,
@@ -38,45 +37,38 @@ from headrace.broker.groups.consumer_protocol import (
     subscribed_topics,
     write_assignment,
 )
-from headrace.broker.groups.events import Append, Join, PendingConsumerChange, PendingDowngrade
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.model import (
-    CONSUMER_PROTOCOL_TYPE,
-    DropGroup,
-    Member,
-    Phase,
-    PutGroup,
-    StoredGroup,
-    StoredMember,
-)
-from headrace.broker.groups.modern.draft import Draft, Refused
-from headrace.broker.groups.modern.model import (
+from headrace.broker.groups.model.assignment import (
     Assignment,
     ClassicSide,
-    ConsumerGroup,
-    ConsumerMember,
     Current,
     MemberState,
     PartitionEpochs,
+    Subscription,
+)
+from headrace.broker.groups.model.classic import CONSUMER_PROTOCOL_TYPE, Member, Phase
+from headrace.broker.groups.model.consumer import ConsumerGroup, ConsumerMember, records_of, tombstones_of
+from headrace.broker.groups.model.events import Join, PendingConsumerChange, PendingDowngrade
+from headrace.broker.groups.model.group import Group
+from headrace.broker.groups.model.records import (
+    DropGroup,
     PutCurrent,
     PutEpoch,
+    PutGroup,
     PutSubscription,
     PutTarget,
     PutTargetEpoch,
-    Subscription,
-    Topics,
-    records_of,
-    tombstones_of,
+    StoredGroup,
+    StoredMember,
 )
+from headrace.broker.groups.model.topics import Topics
+from headrace.broker.groups.modern.draft import Draft, Refused
 from headrace.broker.groups.modern.reconcile import without_epochs
+from headrace.broker.groups.step import Step
 from headrace.protocol.errors import DecodeError, ErrorCode
-
-if TYPE_CHECKING:
-    from headrace.broker.groups.rebalance import Rebalance
 
 
 def identified(partitions: TopicPartitions, topics: Topics) -> Assignment:
-    """Topics by id instead of by name; those that do not exist are left out."""
+    """Replace topic names by ids. Topics that do not exist are left out."""
     found: dict[UUID, frozenset[int]] = {}
     for name, indexes in partitions:
         image = topics.topic(name)
@@ -86,7 +78,7 @@ def identified(partitions: TopicPartitions, topics: Topics) -> Assignment:
 
 
 def named(assignment: Assignment, topics: Topics) -> list[tuple[str, list[int]]]:
-    """Topics by name instead of by id; those that do not exist any more are left out."""
+    """Replace topic ids by names. Topics that do not exist any more are left out."""
     return sorted(
         (image.name, sorted(indexes))
         for topic_id, indexes in assignment.items()
@@ -97,8 +89,8 @@ def named(assignment: Assignment, topics: Topics) -> list[tuple[str, list[int]]]
 # -- upgrade -------------------------------------------------------------------------------------------------
 
 
-def upgrade(step: Rebalance) -> Draft:
-    """The classic group as one of the consumer protocol, not stored yet. Raises Refused."""
+def upgrade(step: Step) -> Draft:
+    """Return the classic group as a group of the consumer protocol, not stored yet. Raises Refused."""
     group = step.group
     _check_upgrade(step)
     draft = Draft(group.group_id, _as_consumer_group(step), created=True)
@@ -108,7 +100,7 @@ def upgrade(step: Rebalance) -> Draft:
     return draft
 
 
-def _check_upgrade(step: Rebalance) -> None:
+def _check_upgrade(step: Step) -> None:
     group, problem = step.group, ""
     if group.phase is Phase.DEAD:
         raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"Group {group.group_id} is being deleted.")
@@ -131,9 +123,9 @@ def _cannot_upgrade(group: Group, problem: str) -> Refused:
     )
 
 
-def _as_consumer_group(step: Rebalance) -> ConsumerGroup:
+def _as_consumer_group(step: Step) -> ConsumerGroup:
     group, group_id, state = step.group, step.group.group_id, ConsumerGroup()
-    # Whoever was never told its member id cannot be this member: it comes back as a new one.
+    # A client that was never told its member id cannot use it: it will join as a new member.
     members = [member for member in group.members.values() if member.knows_its_id or not member.is_new]
     if not members:
         return state
@@ -155,7 +147,7 @@ def _as_consumer_group(step: Rebalance) -> ConsumerGroup:
         state.apply(PutCurrent(group_id, member.member_id, current))
         said.append((member.member_id, owned))
     for member_id, owned in said:
-        # It may not have heard yet that these were taken from it: nobody else has them before it lets go.
+        # The member may not know yet that it lost these partitions: they are free only when it has given them up.
         current = state.members[member_id].current
         if revoking := _not_of_others(state, owned, group.generation):
             unrevoked = replace(current, state=MemberState.UNREVOKED_PARTITIONS, revoking=revoking)
@@ -164,7 +156,7 @@ def _as_consumer_group(step: Rebalance) -> ConsumerGroup:
 
 
 def _not_of_others(state: ConsumerGroup, held: Assignment, epoch: int) -> PartitionEpochs:
-    """Of `held` what nobody has, with the epoch since when it is held."""
+    """Return the partitions of `held` that have no owner, each with `epoch`."""
     return {
         topic_id: own
         for topic_id, indexes in held.items()
@@ -173,7 +165,7 @@ def _not_of_others(state: ConsumerGroup, held: Assignment, epoch: int) -> Partit
 
 
 def _held_by(group: Group, member: Member, topics: Topics) -> Assignment:
-    """What the member may be reading. During a rebalance that is what it was last given."""
+    """Return the partitions that the member may read now. In a rebalance those are its last assignment's."""
     data = member.assignment
     if group.phase is not Phase.STABLE and group.journalled is not None:
         for kept in group.journalled.members:
@@ -192,7 +184,7 @@ def _held_by(group: Group, member: Member, topics: Topics) -> Assignment:
 
 
 def _subscription_of(member: Member, protocol: str | None, topics: Topics) -> tuple[Subscription, Assignment]:
-    """What the member said when it joined, and what it owned then."""
+    """Return the member's subscription, and the partitions that it owned when it joined."""
     metadata = member.metadata(protocol) or member.protocols[0][1]
     subscription = classic_subscription(
         instance_id=member.instance_id,
@@ -214,7 +206,7 @@ def classic_subscription(
     side: ClassicSide,
     metadata: bytes,
 ) -> Subscription:
-    """What a member of the classic protocol says with `metadata`. Raises DecodeError."""
+    """Return the subscription of a classic member, from its `metadata`. Raises DecodeError."""
     said = read_subscription(metadata)
     return Subscription(
         instance_id=instance_id,
@@ -230,8 +222,8 @@ def classic_subscription(
 # -- downgrade -----------------------------------------------------------------------------------------------
 
 
-def is_downgrade_due(step: Rebalance, state: ConsumerGroup) -> bool:
-    """Whether `state`, which a member has just left, goes on as a classic group."""
+def is_downgrade_due(step: Step, state: ConsumerGroup) -> bool:
+    """Whether `state`, after members have left, becomes a classic group."""
     return (
         step.limits.allows_downgrade
         and bool(state.members)
@@ -241,7 +233,7 @@ def is_downgrade_due(step: Rebalance, state: ConsumerGroup) -> bool:
 
 
 def begin_downgrade(
-    step: Rebalance,
+    step: Step,
     consumer: ConsumerGroup,
     state: ConsumerGroup,
     change: PendingConsumerChange,
@@ -266,11 +258,11 @@ def begin_downgrade(
         for name, member in state.members.items()
         if member.subscription.classic is not None
     }
-    step.effects.append(Append(records, PendingDowngrade(stored, protocols, change, join)))
+    step.append(records, PendingDowngrade(stored, protocols, change, join))
 
 
 def _common_protocol(state: ConsumerGroup) -> str:
-    """Members join only with an assignor that all others have, so there is one; but any will do for now."""
+    """Return an assignor that all members support. There is one: joins without a common assignor are refused."""
     sides = [side for member in state.members.values() if (side := member.subscription.classic) is not None]
     for name, _ in sides[0].protocols:
         if all(any(name == other for other, _ in side.protocols) for side in sides):
@@ -297,8 +289,8 @@ def _stored_member(member: ConsumerMember, protocol: str, topics: Topics) -> Sto
     )
 
 
-def downgrade(step: Rebalance, pending: PendingDowngrade) -> None:
-    """The classic group is stored: its members are to join again."""
+def downgrade(step: Step, pending: PendingDowngrade) -> None:
+    """Become the stored classic group, and begin a rebalance in it."""
     group, stored = step.group, pending.stored
     group.consumer = None
     group.journalled = stored
@@ -307,4 +299,4 @@ def downgrade(step: Rebalance, pending: PendingDowngrade) -> None:
     for name, protocols in pending.protocols.items():
         group.members[name] = replace(group.members[name], protocols=protocols)
     group.subscribed_topics = subscribed_topics(group)
-    step.begin()
+    rebalance.begin(step)

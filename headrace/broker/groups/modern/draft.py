@@ -1,9 +1,9 @@
-"""What the events of a consumer-protocol group share: a change that is being made, and a request refused."""
+"""A change of a group that is not stored yet, and the refusal of a request."""
 
 from __future__ import annotations
 
-from headrace.broker.groups.model import JournalRecord
-from headrace.broker.groups.modern.model import ConsumerGroup, ModernRecord
+from headrace.broker.groups.model.consumer import ConsumerGroup
+from headrace.broker.groups.model.records import JournalRecord, ModernRecord
 from headrace.protocol.errors import ErrorCode
 
 
@@ -15,7 +15,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure
 
 
 class Draft:
-    """A group as it will be, and the records that make it so. The first record makes the copy."""
+    """The group after a change, and the records of the change. The group is copied at the first record."""
 
     def __init__(self, group_id: str, base: ConsumerGroup, *, created: bool = False) -> None:
         self.group_id = group_id

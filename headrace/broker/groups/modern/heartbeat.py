@@ -1,95 +1,54 @@
-"""The consumer group protocol: what a ConsumerGroupHeartbeat does to a group, and what time does.
+"""ConsumerGroupHeartbeat: a member joins, reports its partitions, gets its next ones, or leaves.
 
-A heartbeat creates or updates its member; a change of members or subscriptions bumps the group epoch; a group epoch
-ahead of the target makes a new target assignment; then the member is brought one step towards it. All that changes is
-first made on a draft, whose records go to the journal; the draft becomes the group when they are there, and nothing
-has happened if they cannot be written. A heartbeat without news writes nothing.
-
-Invariants
-- A partition has one owner at a time (`reconcile`).
-- Members of one group agree on the target: it is stored with its epoch before anybody is told.
-- A static member that left for a moment (epoch -2) keeps its partitions until its session is over; its
-  successor takes them over without a new target.
-
-Sources: KIP-848, KIP-1082 (member ids of clients).
+A heartbeat creates or updates its member. A change of members or subscriptions raises the group epoch. A group epoch
+above the target epoch makes a new target assignment. Then the member moves one step towards its target. All changes
+are made on a draft, whose records are stored first. A heartbeat that changes nothing writes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-from uuid import UUID
 
 from msgspec.structs import replace
 
-from headrace.broker.groups.events import (
-    Append,
-    ConsumerHeartbeat,
-    ConsumerHeartbeatResult,
-    HeartbeatResult,
-    JoinResult,
-    LeaveResult,
-    PatternsResolved,
-    PendingConsumerChange,
-    PendingDowngrade,
-    Reply,
-    Result,
-)
-from headrace.broker.groups.modern import conversion
-from headrace.broker.groups.modern.assignors import ASSIGNORS, Subscriber
-from headrace.broker.groups.modern.draft import Draft, Refused
-from headrace.broker.groups.modern.model import (
+from headrace.broker.groups.model.assignment import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
     LEAVING_STATIC_EPOCH,
     NOTHING,
-    ConsumerGroup,
-    ConsumerMember,
     Current,
-    DropCurrent,
-    DropPattern,
-    DropSubscription,
-    DropTarget,
     MemberState,
-    ModernRecord,
-    PutCurrent,
-    PutEpoch,
-    PutPattern,
-    PutSubscription,
-    PutTarget,
-    PutTargetEpoch,
-    ResolvedPattern,
     Subscription,
-    metadata_hash,
 )
+from headrace.broker.groups.model.consumer import ConsumerMember
+from headrace.broker.groups.model.events import (
+    ConsumerHeartbeat,
+    ConsumerHeartbeatResult,
+    PatternsResolved,
+    PendingConsumerChange,
+)
+from headrace.broker.groups.model.records import PutCurrent, PutPattern, PutSubscription
+from headrace.broker.groups.modern import assigning, changes, conversion, leaving, members
+from headrace.broker.groups.modern.draft import Draft, Refused
 from headrace.broker.groups.modern.reconcile import reconcile, without_epochs
-from headrace.broker.runtime.pattern import PatternError, compile_pattern
+from headrace.broker.groups.step import Step
 from headrace.protocol.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from headrace.broker.groups.rebalance import Rebalance
 
-RETRY_SECONDS = 1.0
-"""When a member whose time is over could not be removed, because the journal refused, it is tried again."""
-
-
-# -- heartbeats ----------------------------------------------------------------------------------------------
-
-
-def heartbeat(step: Rebalance, event: ConsumerHeartbeat) -> None:
+def heartbeat(step: Step, event: ConsumerHeartbeat) -> None:
     try:
         check_request(event, step.limits.consumer_assignors)
         if event.epoch in (LEAVING_EPOCH, LEAVING_STATIC_EPOCH):
-            _leave(step, event)
+            leaving.leave(step, event)
         else:
             _stay(step, event)
     except Refused as refused:
         result = ConsumerHeartbeatResult(refused.error, message=refused.message)
-        step.effects.append(Reply(event.token, result))
+        step.reply(event.token, result)
 
 
 def check_request(event: ConsumerHeartbeat, assignors: Iterable[str]) -> None:
-    """What can be said of the request without looking at the group."""
+    """Raise Refused for a request that is invalid whatever the group's state is."""
 
     def refuse_empty(value: str | None, name: str) -> None:
         if value is not None and not value.strip():
@@ -125,7 +84,7 @@ def check_request(event: ConsumerHeartbeat, assignors: Iterable[str]) -> None:
         )
 
 
-def _stay(step: Rebalance, event: ConsumerHeartbeat) -> None:
+def _stay(step: Step, event: ConsumerHeartbeat) -> None:
     draft = _group_for(step, event)
     known = draft.state.members
     if event.member_id not in known and len(known) >= step.limits.consumer_group_size_max:
@@ -139,16 +98,16 @@ def _stay(step: Rebalance, event: ConsumerHeartbeat) -> None:
     is_new = member_id not in draft.state.members
 
     subscription = _updated(before.subscription, event)
-    # Another pattern moves partitions too when both patterns stay in use by others.
+    # A member that changes its pattern moves partitions, also if other members use both patterns.
     bumps = is_new or (subscription.topics, subscription.pattern) != (
         before.subscription.topics,
         before.subscription.pattern,
     )
     if is_new or subscription != before.subscription:
-        _check_pattern(draft.state, subscription.pattern)
+        assigning.check_pattern(draft.state, subscription.pattern)
         draft.put(PutSubscription(draft.group_id, member_id, subscription))
-        bumps |= update_patterns(draft, event.resolved)
-    refresh(step, draft, bumps=bumps)
+        bumps |= assigning.update_patterns(draft, event.resolved)
+    assigning.refresh(step, draft, bumps=bumps)
 
     state = draft.state
     current = state.members[member_id].current
@@ -174,10 +133,10 @@ def _stay(step: Rebalance, event: ConsumerHeartbeat) -> None:
         heartbeat_interval_ms=step.limits.consumer_heartbeat_interval_ms,
         assignment=shown if is_full or shown != without_epochs(before.current.assigned) else None,
     )
-    store(step, draft, PendingConsumerChange(event.token, draft.state, result, heard_of=member_id))
+    changes.store(step, draft, PendingConsumerChange(event.token, draft.state, result, heard_of=member_id))
 
 
-def _group_for(step: Rebalance, event: ConsumerHeartbeat) -> Draft:
+def _group_for(step: Step, event: ConsumerHeartbeat) -> Draft:
     group = step.group
     if group.consumer is not None:
         return Draft(group.group_id, group.consumer)
@@ -187,7 +146,7 @@ def _group_for(step: Rebalance, event: ConsumerHeartbeat) -> Draft:
 
 
 def _take_member(draft: Draft, event: ConsumerHeartbeat) -> ConsumerMember:
-    """The member as it was before this heartbeat; one that is not in the group is a new one."""
+    """Return the member as it was before this heartbeat, or a new one. Raises Refused."""
     consumer = draft.state
     if event.instance_id is None:
         member = consumer.members.get(event.member_id)
@@ -199,15 +158,15 @@ def _take_member(draft: Draft, event: ConsumerHeartbeat) -> ConsumerMember:
                 )
             return ConsumerMember(event.member_id)
         _check_epoch(member.current, event)
-        return as_it_is(member)
+        return members.as_it_is(member)
     holder = consumer.static_members.get(event.instance_id)
     if event.epoch != JOINING_EPOCH:
-        member = static_member(consumer, event.instance_id, event.member_id)
+        member = members.static_member(consumer, event.instance_id, event.member_id)
         _check_epoch(member.current, event)
-        return as_it_is(member)
+        return members.as_it_is(member)
     if holder is None:
         known = consumer.members.get(event.member_id)
-        return ConsumerMember(event.member_id) if known is None else as_it_is(known)
+        return ConsumerMember(event.member_id) if known is None else members.as_it_is(known)
     previous = consumer.members[holder]
     if previous.current.epoch != LEAVING_STATIC_EPOCH and not previous.is_classic:
         raise Refused(
@@ -215,35 +174,7 @@ def _take_member(draft: Draft, event: ConsumerHeartbeat) -> ConsumerMember:
             f"Static member {event.member_id} with instance id {event.instance_id} cannot join the group "
             f"because the instance id is owned by {holder} member.",
         )
-    return replace_static(draft, previous, event.member_id)
-
-
-def as_it_is(member: ConsumerMember) -> ConsumerMember:
-    return ConsumerMember(member.member_id, member.subscription, member.current)
-
-
-def static_member(consumer: ConsumerGroup, instance_id: str, member_id: str) -> ConsumerMember:
-    holder = consumer.static_members.get(instance_id)
-    if holder is None:
-        raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
-    if holder != member_id:
-        raise Refused(
-            ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {member_id} with instance id {instance_id} was fenced by member {holder}.",
-        )
-    return consumer.members[holder]
-
-
-def replace_static(draft: Draft, previous: ConsumerMember, member_id: str) -> ConsumerMember:
-    """The instance is back under another member id, and takes over what it had."""
-    group_id, target = draft.group_id, draft.state.target.get(previous.member_id, NOTHING)
-    current = Current(0, 0, MemberState.STABLE, previous.current.assigned)
-    for record in _removal(group_id, previous.member_id):
-        draft.put(record)
-    draft.put(PutSubscription(group_id, member_id, previous.subscription))
-    draft.put(PutTarget(group_id, member_id, target))
-    draft.put(PutCurrent(group_id, member_id, current))
-    return ConsumerMember(member_id, previous.subscription, current)
+    return members.replace_static_member(draft, previous, event.member_id)
 
 
 def _check_epoch(current: Current, event: ConsumerHeartbeat) -> None:
@@ -267,7 +198,7 @@ def _has(current: Current, owned: object) -> bool:
 
 
 def _updated(old: Subscription, event: ConsumerHeartbeat) -> Subscription:
-    """What the request leaves out stays as it was."""
+    """Return the subscription with the fields that the request has. It leaves out those that have not changed."""
     if (
         event.topics is None
         and event.pattern is None
@@ -296,36 +227,8 @@ def _updated(old: Subscription, event: ConsumerHeartbeat) -> Subscription:
     )
 
 
-# -- subscriptions and the target ----------------------------------------------------------------------------
-
-
-def _check_pattern(consumer: ConsumerGroup, pattern: str | None) -> None:
-    if pattern is None or pattern in consumer.patterns:
-        return
-    try:
-        compile_pattern(pattern)
-    except PatternError as error:
-        raise Refused(
-            ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {error}.",
-        ) from None
-
-
-def update_patterns(draft: Draft, resolved: ResolvedPattern | None) -> bool:
-    """Patterns that nobody uses go; one that is new comes with its topics. Whether any did."""
-    users = draft.state.pattern_users()
-    stale = [pattern for pattern in draft.state.patterns if pattern not in users]
-    for pattern in stale:
-        draft.put(DropPattern(draft.group_id, pattern))
-    fresh = [pattern for pattern in users if pattern not in draft.state.patterns]
-    for pattern in fresh:
-        if resolved is not None:
-            draft.put(PutPattern(draft.group_id, pattern, resolved))
-    return bool(stale or fresh)
-
-
-def patterns_resolved(step: Rebalance, event: PatternsResolved) -> None:
-    """The shell has matched the patterns against topics that have changed."""
+def patterns_resolved(step: Step, event: PatternsResolved) -> None:
+    """Take over the topics that the group's patterns match now, after topics have changed."""
     consumer = step.group.consumer
     if consumer is None:
         return
@@ -337,237 +240,5 @@ def patterns_resolved(step: Rebalance, event: PatternsResolved) -> None:
         if pattern in users and (known is None or known.topics != resolved.topics):
             draft.put(PutPattern(draft.group_id, pattern, resolved))
             bumps = True
-    refresh(step, draft, bumps=bumps)
-    store(step, draft, PendingConsumerChange(None, draft.state, None))
-
-
-def refresh(step: Rebalance, draft: Draft, *, bumps: bool) -> None:
-    """Bump the group epoch if something has changed, and make the target assignment of a new epoch."""
-    state, topics = draft.state, step.topics
-    if bumps or state.seen_version != topics.version:
-        found = metadata_hash(topics, state.subscribed_topics())
-        if bumps or found != state.metadata_hash:
-            draft.put(PutEpoch(draft.group_id, state.epoch + 1, found))
-        state = draft.state
-        state.seen_version = topics.version
-    if state.epoch > state.target_epoch:
-        _assign(step, draft)
-
-
-def _assign(step: Rebalance, draft: Draft) -> None:
-    state = draft.state
-    counts: dict[UUID, int] = {}
-    ids: dict[str, UUID] = {}
-    for name in state.subscribed_topics():
-        image = step.topics.topic(name)
-        if image is not None:
-            ids[name] = image.topic_id
-            counts[image.topic_id] = image.partition_count
-    subscribers = [
-        Subscriber(
-            member_id=member.member_id,
-            instance_id=member.subscription.instance_id,
-            topics=frozenset(ids[name] for name in state.topics_of(member.subscription) if name in ids),
-            assigned=state.target.get(member.member_id, NOTHING),
-        )
-        for member in state.members.values()
-    ]
-    assignor = state.assignor(step.limits.consumer_assignors[0])
-    targets = ASSIGNORS[assignor](subscribers, counts)
-    for member_id, target in targets.items():
-        if draft.state.target.get(member_id) != target:
-            draft.put(PutTarget(draft.group_id, member_id, target))
-    draft.put(PutTargetEpoch(draft.group_id, draft.state.epoch, step.now.time_ms))
-
-
-# -- leaving, fencing, time ----------------------------------------------------------------------------------
-
-
-def _leave(step: Rebalance, event: ConsumerHeartbeat) -> None:
-    consumer = step.group.consumer
-    if consumer is None:
-        raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {step.group.group_id} is not a consumer group.")
-    if event.instance_id is not None:
-        member = static_member(consumer, event.instance_id, event.member_id)
-    elif event.member_id in consumer.members:
-        member = consumer.members[event.member_id]
-    else:
-        raise Refused(
-            ErrorCode.UNKNOWN_MEMBER_ID,
-            f"Member {event.member_id} is not a member of group {step.group.group_id}.",
-        )
-    result = ConsumerHeartbeatResult(ErrorCode.NONE, member_id=event.member_id, epoch=event.epoch)
-    if event.epoch == LEAVING_STATIC_EPOCH:
-        draft = Draft(step.group.group_id, consumer)
-        left = replace(member.current, epoch=LEAVING_STATIC_EPOCH, state=MemberState.STABLE, revoking={})
-        draft.put(PutCurrent(draft.group_id, member.member_id, left))
-        store(step, draft, PendingConsumerChange(event.token, draft.state, result))
-    else:
-        draft = without(step, consumer, [member.member_id])
-        store_removal(step, consumer, draft, PendingConsumerChange(event.token, draft.state, result))
-
-
-def _removal(group_id: str, member_id: str) -> tuple[ModernRecord, ...]:
-    return (
-        DropCurrent(group_id, member_id),
-        DropTarget(group_id, member_id),
-        DropSubscription(group_id, member_id),
-    )
-
-
-def without(step: Rebalance, consumer: ConsumerGroup, member_ids: Iterable[str]) -> Draft:
-    """The group without these members; whoever is heard of next makes the new target."""
-    draft = Draft(step.group.group_id, consumer)
-    for member_id in member_ids:
-        for record in _removal(draft.group_id, member_id):
-            draft.put(record)
-    update_patterns(draft, None)
-    state = draft.state
-    draft.put(
-        PutEpoch(draft.group_id, state.epoch + 1, metadata_hash(step.topics, state.subscribed_topics()))
-    )
-    draft.state.seen_version = step.topics.version
-    return draft
-
-
-def tick(step: Rebalance) -> None:
-    """Members whose session is over, or who did not do in time what they were told to, are removed."""
-    consumer, now = step.group.consumer, step.now.monotonic
-    if consumer is None:
-        return
-    late = [name for name, deadline in consumer.sessions.items() if deadline <= now]
-    for name, (deadline, told) in list(consumer.revocations.items()):
-        if consumer.members[name].current is not told:
-            del consumer.revocations[name]  # it left for a moment
-        elif deadline <= now and name not in late:
-            late.append(name)
-    for deadlines in (consumer.joins, consumer.syncs):
-        late.extend(name for name, deadline in deadlines.items() if deadline <= now and name not in late)
-    if late:
-        draft = without(step, consumer, late)
-        store_removal(step, consumer, draft, PendingConsumerChange(None, draft.state, None, late=tuple(late)))
-
-
-# -- the journal ---------------------------------------------------------------------------------------------
-
-
-def store(step: Rebalance, draft: Draft, pending: PendingConsumerChange) -> None:
-    if draft.records:
-        step.group.appending = True
-        if step.group.consumer is None:
-            step.dismiss_waiting()
-        step.effects.append(Append(tuple(draft.records), pending))
-    else:
-        _take_effect(step, pending)
-
-
-def store_removal(
-    step: Rebalance, consumer: ConsumerGroup, draft: Draft, pending: PendingConsumerChange
-) -> None:
-    """As `store`, for a change that removes members: with the last one of its protocol that ends."""
-    if conversion.is_downgrade_due(step, draft.state):
-        conversion.begin_downgrade(step, consumer, draft.state, pending)
-    else:
-        store(step, draft, pending)
-
-
-def change_stored(step: Rebalance, pending: PendingConsumerChange, error: ErrorCode) -> None:
-    step.group.appending = False
-    if error is ErrorCode.NONE:
-        _take_effect(step, pending)
-    else:
-        _not_stored(step, pending, error)
-
-
-def downgrade_stored(step: Rebalance, pending: PendingDowngrade, error: ErrorCode) -> None:
-    step.group.appending = False
-    change, join = pending.change, pending.join
-    if error is not ErrorCode.NONE:
-        _not_stored(step, change, error)
-        if join is not None:
-            step.effects.append(Reply(join.token, JoinResult(error, join.member_id)))
-        return
-    conversion.downgrade(step, pending)
-    if change.token is not None and change.result is not None:
-        step.effects.append(Reply(change.token, change.result))
-    if join is not None:
-        step.join(join)
-
-
-def _not_stored(step: Rebalance, pending: PendingConsumerChange, error: ErrorCode) -> None:
-    consumer = step.group.consumer
-    if consumer is not None:
-        for name in pending.late:
-            if name in consumer.members:
-                retry = step.group.wake_by(step.now.monotonic + RETRY_SECONDS)
-                consumer.sessions[name] = retry
-                for deadlines in (consumer.revocations, consumer.joins, consumer.syncs):
-                    deadlines.pop(name, None)
-    if pending.token is not None:
-        step.effects.append(Reply(pending.token, _failed(pending.result, error)))
-
-
-def _failed(result: Result | None, error: ErrorCode) -> Result:
-    match result:
-        case LeaveResult():
-            return LeaveResult(error)
-        case JoinResult():
-            return JoinResult(error, result.member_id)
-        case HeartbeatResult():
-            return HeartbeatResult(error)
-        case _:
-            message = "The change of the group could not be stored; try again."
-            return ConsumerHeartbeatResult(error, message=message)
-
-
-def _take_effect(step: Rebalance, pending: PendingConsumerChange) -> None:
-    group, state = step.group, pending.state
-    if group.consumer is None:
-        group.become_consumer_group()
-        group.consumer = state
-        watch_all(step)
-    group.consumer = state
-    if pending.heard_of is not None and (member := state.members.get(pending.heard_of)) is not None:
-        watch(step, state, member)
-        match pending.result:
-            case JoinResult():
-                state.joins.pop(member.member_id, None)
-                timeout_s = member.subscription.rebalance_timeout_ms / 1000
-                state.syncs[member.member_id] = group.wake_by(step.now.monotonic + timeout_s)
-            case HeartbeatResult(ErrorCode.REBALANCE_IN_PROGRESS):
-                expect_join(step, state, member)
-    if pending.token is not None and pending.result is not None:
-        step.effects.append(Reply(pending.token, pending.result))
-
-
-def watch(step: Rebalance, consumer: ConsumerGroup, member: ConsumerMember) -> None:
-    """Start the member's session anew, and the time it has for giving partitions up."""
-    group, now, name = step.group, step.now.monotonic, member.member_id
-    side = member.subscription.classic
-    if side is not None:
-        consumer.sessions[name] = group.wake_by(now + side.session_timeout_ms / 1000)
-        consumer.revocations.pop(name, None)
-        return
-    consumer.sessions[name] = group.wake_by(now + step.limits.consumer_session_timeout_ms / 1000)
-    consumer.joins.pop(name, None)
-    consumer.syncs.pop(name, None)
-    if member.current.state is not MemberState.UNREVOKED_PARTITIONS:
-        consumer.revocations.pop(name, None)
-    elif consumer.revocations.get(name, (0.0, None))[1] is not member.current:
-        deadline = group.wake_by(now + member.subscription.rebalance_timeout_ms / 1000)
-        consumer.revocations[name] = (deadline, member.current)
-
-
-def expect_join(step: Rebalance, consumer: ConsumerGroup, member: ConsumerMember) -> None:
-    """A member of the classic protocol is told of a rebalance: from the first time on it has its timeout."""
-    if member.member_id not in consumer.joins:
-        timeout_s = member.subscription.rebalance_timeout_ms / 1000
-        consumer.joins[member.member_id] = step.group.wake_by(step.now.monotonic + timeout_s)
-
-
-def watch_all(step: Rebalance) -> None:
-    """A group that was loaded: everybody has one session to be heard of again."""
-    consumer = step.group.consumer
-    if consumer is not None:
-        for member in consumer.members.values():
-            watch(step, consumer, member)
+    assigning.refresh(step, draft, bumps=bumps)
+    changes.store(step, draft, PendingConsumerChange(None, draft.state, None))

@@ -1,10 +1,11 @@
-"""Bringing one member from what it has to what it is to have, never giving a partition to two.
+"""One step of one member towards its target assignment. A partition never has two owners.
 
     STABLE -> UNREVOKED_PARTITIONS -> UNRELEASED_PARTITIONS -> STABLE
 
-A member first gives up what is not its own any more: it stays in its epoch until it reports that it has let
-go. Then it moves to the target epoch and takes what is free. What others still hold comes later, when they
-have let go (UNRELEASED_PARTITIONS). A partition is free when it is in nobody's `assigned` or `revoking`.
+A member first gives up partitions that its target does not have. It stays in its epoch until it reports that it has
+given them up. Then it moves to the target epoch and gets the free partitions of its target. It gets the others when
+their owners have given them up (UNRELEASED_PARTITIONS). A partition is free when it is in no member's `assigned` or
+`revoking`.
 
 Pure; source: KIP-848 ("Reconciliation of the assignments"), Kafka's CurrentAssignmentBuilder.
 """
@@ -14,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from headrace.broker.groups.modern.model import NOTHING, Assignment, Current, MemberState, PartitionEpochs
+from headrace.broker.groups.model.assignment import NOTHING, Assignment, Current, MemberState, PartitionEpochs
 
 
 def still_owns(owned: Assignment | None, partitions: PartitionEpochs) -> bool:
-    """Whether the member has not let go of all of `partitions`. `owned` None: it did not say."""
+    """Whether the member still has any of `partitions`. `owned` is None if its request does not say."""
     if owned is None:
         return True
     return any(
@@ -33,9 +34,9 @@ def reconcile(
     owned: Assignment | None,
     owner: Callable[[UUID, int], str | None],
 ) -> Current:
-    """The member's next step, or `current` itself if it has to stay where it is.
+    """Return the member's next assignment, or `current` itself if it has to wait.
 
-    `owned` is what the member reports to hold, None if it did not; `owner` tells who has a partition now.
+    `owned` are the partitions that the member reports, None if it reports none. `owner` gives the owner of a partition.
     """
     match current.state:
         case MemberState.STABLE:
@@ -81,7 +82,7 @@ def _next(
         for index in sorted(wanted):
             if index in mine:
                 continue
-            # What this member itself is letting go of has been let go of here: it may have it back.
+            # This member has given up its revoked partitions, so it may get them back.
             if owner(topic_id, index) is None or index in current.revoking.get(topic_id, {}):
                 kept.setdefault(topic_id, {})[index] = target_epoch
             else:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.groups.deadlines import Deadlines
 from headrace.broker.log.partition_log import PartitionLog
 from headrace.broker.partitions.partition import Partition
+from headrace.broker.runtime.deadlines import Deadlines
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from headrace.protocol.messages.describe_transactions import DescribeTransactionsRequest

@@ -3,10 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from headrace.broker.groups.events import DeleteGroup, ExpireOffsets, Leaver, PatternsResolved
-from headrace.broker.groups.model import Limits, Phase
-from headrace.broker.groups.modern.model import ResolvedPattern
-from headrace.broker.groups.modern.positions import fetch_error
+from headrace.broker.groups.model.assignment import ResolvedPattern
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import DeleteGroup, ExpireOffsets, Leaver, PatternsResolved
+from headrace.broker.groups.model.limits import Limits
+from headrace.broker.groups.offsets.validation import fetch_error
 from headrace.protocol.errors import ErrorCode
 from simulator.groups import GroupHarness, durable
 

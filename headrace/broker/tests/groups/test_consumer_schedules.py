@@ -20,13 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.broker.groups import offsets, replay
-from headrace.broker.groups.events import PatternsResolved
-from headrace.broker.groups.model import Limits
-from headrace.broker.groups.modern import heartbeat as modern
-from headrace.broker.groups.modern import model, reconcile
+from headrace.broker.groups.journal import replay
+from headrace.broker.groups.model import consumer, records
+from headrace.broker.groups.model.assignment import ResolvedPattern
+from headrace.broker.groups.model.events import PatternsResolved
+from headrace.broker.groups.model.limits import Limits
+from headrace.broker.groups.modern import assigning, changes, leaving, reconcile
 from headrace.broker.groups.modern.assignors import ASSIGNORS
-from headrace.broker.groups.modern.model import ResolvedPattern
+from headrace.broker.groups.offsets import validation
 from headrace.broker.runtime.invariants import InvariantError
 from headrace.broker.runtime.pattern import compile_pattern
 from headrace.protocol.errors import ErrorCode
@@ -343,7 +344,7 @@ def test_thousands_of_schedules():
 
 
 def gives_away_what_is_owned(monkeypatch):
-    monkeypatch.setattr(model.ConsumerGroup, "owner", lambda *_: None)
+    monkeypatch.setattr(consumer.ConsumerGroup, "owner", lambda *_: None)
 
 
 def does_not_wait_for_revocation(monkeypatch):
@@ -351,11 +352,11 @@ def does_not_wait_for_revocation(monkeypatch):
 
 
 def forgets_revocations_on_the_journal(monkeypatch):
-    original = modern.PutCurrent
+    original = records.PutCurrent
     monkeypatch.setattr(
-        model.ConsumerGroup,
+        consumer.ConsumerGroup,
         "apply",
-        lambda self, record, apply=model.ConsumerGroup.apply: apply(
+        lambda self, record, apply=consumer.ConsumerGroup.apply: apply(
             self,
             original(record.group_id, record.member_id, replace(record.current, revoking={}))
             if isinstance(record, original)
@@ -365,8 +366,8 @@ def forgets_revocations_on_the_journal(monkeypatch):
 
 
 def loses_targets_in_a_restart(monkeypatch):
-    def apply(self, records, original=replay.Replay.apply):
-        original(self, [record for record in records if not isinstance(record, model.PutTarget)])
+    def apply(self, replayed, original=replay.Replay.apply):
+        original(self, [record for record in replayed if not isinstance(record, records.PutTarget)])
 
     monkeypatch.setattr(replay.Replay, "apply", apply)
 
@@ -375,7 +376,7 @@ def leaves_a_partition_out(monkeypatch):
     def assign(subscribers, counts):
         return ASSIGNORS["range"](subscribers, {key: count - 1 for key, count in counts.items()})
 
-    monkeypatch.setattr(modern, "ASSIGNORS", {"uniform": assign, "range": assign})
+    monkeypatch.setattr(assigning, "ASSIGNORS", {"uniform": assign, "range": assign})
 
 
 def keeps_the_dead(monkeypatch):
@@ -385,22 +386,22 @@ def keeps_the_dead(monkeypatch):
             consumer.sessions[name] = step.now.monotonic + 1_000
             consumer.revocations.pop(name, None)
 
-    monkeypatch.setattr(modern, "tick", tick)
+    monkeypatch.setattr(leaving, "tick", tick)
 
 
 def takes_commits_from_anybody(monkeypatch):
-    monkeypatch.setattr(offsets, "modern_commit_error", lambda step, event: ErrorCode.NONE)
+    monkeypatch.setattr(validation, "consumer_commit_error", lambda step, event: ErrorCode.NONE)
 
 
 def answers_before_it_is_stored(monkeypatch):
     def store(step, draft, pending):
-        modern._take_effect(step, pending)
+        changes._take_effect(step, pending)
 
-    monkeypatch.setattr(modern, "store", store)
+    monkeypatch.setattr(changes, "store", store)
 
 
 def overlooks_new_topics(monkeypatch):
-    monkeypatch.setattr(modern, "metadata_hash", lambda topics, names: 1)
+    monkeypatch.setattr(assigning, "metadata_hash", lambda topics, names: 1)
 
 
 MUTANTS = [

@@ -2,8 +2,9 @@
 
 import pytest
 
-from headrace.broker.groups.events import Abandoned, Leaver
-from headrace.broker.groups.model import Limits, Phase
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import Abandoned, Leaver
+from headrace.broker.groups.model.limits import Limits
 from headrace.protocol.errors import ErrorCode
 from simulator.groups import GroupHarness
 

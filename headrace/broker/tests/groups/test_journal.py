@@ -7,19 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.cluster.journal_topic import partition_of
-from headrace.broker.groups.journal import decode_record, encode_record
-from headrace.broker.groups.model import (
+from headrace.broker.groups.journal.records import decode_record, encode_record
+from headrace.broker.groups.journal.replay import Replay, live_records
+from headrace.broker.groups.model.limits import Limits, Now
+from headrace.broker.groups.model.records import (
     CommittedOffset,
     DropGroup,
     DropOffset,
-    Limits,
-    Now,
     PutGroup,
     PutOffset,
     StoredGroup,
     StoredMember,
 )
-from headrace.broker.groups.replay import Replay, live_records
 from headrace.protocol.errors import DecodeError
 
 names = st.text(min_size=1, max_size=20)

@@ -5,8 +5,8 @@ import uuid
 import pytest
 
 from headrace.broker.cluster import journal_topic
-from headrace.broker.groups import journal
-from headrace.broker.groups.model import CommittedOffset, PutOffset
+from headrace.broker.groups.journal import records as journal
+from headrace.broker.groups.model.records import CommittedOffset, PutOffset
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.partition_log import AppendOrigin, PartitionLog
 from headrace.broker.partitions.partition import Partition

@@ -8,11 +8,21 @@ import struct
 import pytest
 from msgspec.structs import replace
 
-from headrace.broker.groups.consumer_protocol import read_assignment, write_assignment
-from headrace.broker.groups.events import Leaver
-from headrace.broker.groups.model import DropGroup, Limits, Phase, PutGroup
-from headrace.broker.groups.modern import model
-from headrace.broker.groups.modern.model import MemberState
+from headrace.broker.groups.classic.consumer_protocol import read_assignment, write_assignment
+from headrace.broker.groups.model.assignment import MemberState
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import Leaver
+from headrace.broker.groups.model.limits import Limits
+from headrace.broker.groups.model.records import (
+    DropCurrent,
+    DropEpoch,
+    DropGroup,
+    DropSubscription,
+    DropTarget,
+    DropTargetEpoch,
+    PutEpoch,
+    PutGroup,
+)
 from headrace.protocol.errors import ErrorCode
 from simulator.groups import GroupHarness, durable
 
@@ -355,7 +365,7 @@ class TestDowngrade:
         assert group.group.phase is Phase.STABLE
         group.crash()
         assert (group.group.consumer, group.group.phase) == (None, Phase.STABLE)
-        assert not any(isinstance(record, model.PutEpoch) for record in group.batches[-1])
+        assert not any(isinstance(record, PutEpoch) for record in group.batches[-1])
 
     def test_when_its_session_is_over(self, group):
         epoch = group.group.consumer.epoch
@@ -443,10 +453,10 @@ def test_the_journal_holds_one_protocol_at_a_time(group):
     group.consumer_heartbeat("new", -1)
     kinds = {type(record) for record in group.batches[-1]}
     assert kinds == {
-        model.DropCurrent,
-        model.DropTarget,
-        model.DropTargetEpoch,
-        model.DropSubscription,
-        model.DropEpoch,
+        DropCurrent,
+        DropTarget,
+        DropTargetEpoch,
+        DropSubscription,
+        DropEpoch,
         PutGroup,
     }

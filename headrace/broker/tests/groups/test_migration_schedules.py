@@ -22,13 +22,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.broker.groups import model, offsets
-from headrace.broker.groups.consumer_protocol import read_assignment, read_subscription, write_assignment
-from headrace.broker.groups.events import Abandoned, JoinResult, Leaver, SyncResult
-from headrace.broker.groups.model import Limits, Phase
-from headrace.broker.groups.modern import classic_members, conversion
-from headrace.broker.groups.modern import heartbeat as modern
-from headrace.broker.groups.rebalance import Rebalance
+from headrace.broker.groups.classic import members
+from headrace.broker.groups.classic.consumer_protocol import (
+    read_assignment,
+    read_subscription,
+    write_assignment,
+)
+from headrace.broker.groups.model import records
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import Abandoned, JoinResult, Leaver, SyncResult
+from headrace.broker.groups.model.limits import Limits
+from headrace.broker.groups.modern import classic_members, conversion, sessions
+from headrace.broker.groups.offsets import validation
 from headrace.broker.runtime.invariants import InvariantError
 from headrace.protocol.errors import ErrorCode
 from simulator.groups import CrashAt, CrashError, GroupHarness, durable
@@ -537,7 +542,7 @@ def believes_that_nothing_is_owned(monkeypatch):
 
 
 def leaves_the_classic_group_on_the_journal(monkeypatch):
-    monkeypatch.setattr(conversion, "DropGroup", lambda group_id: model.DropOffset(group_id, "none", 0))
+    monkeypatch.setattr(conversion, "DropGroup", lambda group_id: records.DropOffset(group_id, "none", 0))
 
 
 def leaves_the_consumer_group_on_the_journal(monkeypatch):
@@ -545,7 +550,7 @@ def leaves_the_consumer_group_on_the_journal(monkeypatch):
 
 
 def leaves_who_waits_in_an_upgrade(monkeypatch):
-    monkeypatch.setattr(Rebalance, "dismiss_waiting", lambda self: None)
+    monkeypatch.setattr(members, "dismiss_waiting", lambda step: None)
 
 
 def never_tells_of_a_rebalance(monkeypatch):
@@ -553,7 +558,7 @@ def never_tells_of_a_rebalance(monkeypatch):
 
 
 def waits_for_classic_members_for_ever(monkeypatch):
-    monkeypatch.setattr(modern, "watch", _without_sessions(modern.watch))
+    monkeypatch.setattr(sessions, "watch", _without_sessions(sessions.watch))
 
 
 def _without_sessions(original):
@@ -582,7 +587,7 @@ def loses_the_rebalance_of_a_downgrade(monkeypatch):
 
 
 def takes_commits_of_any_generation(monkeypatch):
-    monkeypatch.setattr(offsets, "modern_commit_error", lambda step, event: ErrorCode.NONE)
+    monkeypatch.setattr(validation, "consumer_commit_error", lambda step, event: ErrorCode.NONE)
 
 
 MUTANTS = [

@@ -4,8 +4,10 @@ import struct
 
 import pytest
 
-from headrace.broker.groups.events import DeleteGroup, DeleteOffsets, ExpireOffsets, ForgetTopic, Leaver
-from headrace.broker.groups.model import DropGroup, DropOffset, Limits, Phase
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import DeleteGroup, DeleteOffsets, ExpireOffsets, ForgetTopic, Leaver
+from headrace.broker.groups.model.limits import Limits
+from headrace.broker.groups.model.records import DropGroup, DropOffset
 from headrace.protocol.errors import ErrorCode
 
 T0 = ("topic", 0)

@@ -19,19 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.broker.groups import offsets, replay, state
-from headrace.broker.groups.events import Abandoned, JoinResult, Leaver, SyncResult
-from headrace.broker.groups.journal import decode_record
-from headrace.broker.groups.model import (
-    NEVER,
-    DropGroup,
-    DropOffset,
-    Limits,
-    Phase,
-    PutGroup,
-    PutOffset,
-)
-from headrace.broker.groups.rebalance import Rebalance
+from headrace.broker.groups.classic import rebalance, sessions, syncing
+from headrace.broker.groups.journal import replay
+from headrace.broker.groups.journal.records import decode_record
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import Abandoned, JoinResult, Leaver, SyncResult
+from headrace.broker.groups.model.limits import NEVER, Limits
+from headrace.broker.groups.model.records import DropGroup, DropOffset, PutGroup, PutOffset
+from headrace.broker.groups.offsets import commits, validation
 from headrace.broker.runtime.invariants import InvariantError
 from headrace.protocol.errors import ErrorCode
 from simulator.groups import CrashAt, CrashError, GroupHarness
@@ -425,41 +420,41 @@ def test_thousands_of_schedules():
 
 
 def gives_out_assignments_that_are_not_stored(monkeypatch):
-    def stored(self, pending, error, original=Rebalance.assignment_stored):
-        original(self, pending, ErrorCode.NONE)
+    def stored(step, pending, error, original=syncing.assignment_stored):
+        original(step, pending, ErrorCode.NONE)
 
-    monkeypatch.setattr(Rebalance, "assignment_stored", stored)
+    monkeypatch.setattr(syncing, "assignment_stored", stored)
 
 
 def takes_commits_of_any_generation(monkeypatch):
-    monkeypatch.setattr(offsets, "_commit_error", lambda step, event: ErrorCode.NONE)
-    monkeypatch.setattr(Rebalance, "_sync_error", _ignores_generations(Rebalance._sync_error))
+    monkeypatch.setattr(validation, "commit_error", lambda step, event: ErrorCode.NONE)
+    monkeypatch.setattr(syncing, "_sync_error", _ignores_generations(syncing._sync_error))
 
 
 def _ignores_generations(original):
-    def sync_error(self, event):
-        error = original(self, event)
+    def sync_error(step, event):
+        error = original(step, event)
         return ErrorCode.NONE if error is ErrorCode.ILLEGAL_GENERATION else error
 
     return sync_error
 
 
 def acknowledges_commits_that_are_not_stored(monkeypatch):
-    def stored(step, pending, error, original=offsets.commit_stored):
+    def stored(step, pending, error, original=commits.commit_stored):
         original(step, pending, ErrorCode.NONE)
 
-    monkeypatch.setattr(offsets, "commit_stored", stored)
+    monkeypatch.setattr(commits, "commit_stored", stored)
 
 
 def forgets_members_in_a_restart(monkeypatch):
-    def restored(group_id, stored, now, limits, original=state.restore):
+    def restored(group_id, stored, now, limits, original=replay.restore):
         return original(group_id, replace(stored, members=()) if stored else None, now, limits)
 
     monkeypatch.setattr(replay, "restore", restored)
 
 
 def begins_no_sessions_after_a_restart(monkeypatch):
-    def restored(group_id, stored, now, limits, original=state.restore):
+    def restored(group_id, stored, now, limits, original=replay.restore):
         group = original(group_id, stored, now, limits)
         for member in group.members.values():
             member.deadline = NEVER
@@ -470,35 +465,36 @@ def begins_no_sessions_after_a_restart(monkeypatch):
 
 def keeps_who_does_not_come_back(monkeypatch):
     monkeypatch.setattr(
-        Rebalance, "join_deadline_passed", lambda self: setattr(self.group, "join_deadline", NEVER)
+        rebalance, "join_deadline_passed", lambda step: setattr(step.group, "join_deadline", NEVER)
     )
 
 
 def keeps_the_dead(monkeypatch):
     monkeypatch.setattr(
-        Rebalance, "member_deadline_passed", lambda self, member: setattr(member, "deadline", NEVER)
+        sessions, "member_deadline_passed", lambda step, member: setattr(member, "deadline", NEVER)
     )
 
 
 def gives_the_leaders_part_to_everybody(monkeypatch):
-    def assignment(self, member):
-        leader = self.group.members[self.group.leader]
-        return SyncResult(ErrorCode.NONE, self.group.protocol_type, self.group.protocol, leader.assignment)
+    def assignment(step, member):
+        group = step.group
+        leader = group.members[group.leader]
+        return SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol, leader.assignment)
 
-    monkeypatch.setattr(Rebalance, "_assignment_of", assignment)
+    monkeypatch.setattr(syncing, "_assignment_of", assignment)
 
 
 def leaves_waiting_syncs_in_a_rebalance(monkeypatch):
-    def begin(self, original=Rebalance.begin):
-        waiting = {name: member.awaiting_sync for name, member in self.group.members.items()}
-        for member in self.group.members.values():
+    def begin(step, original=rebalance.begin):
+        waiting = {name: member.awaiting_sync for name, member in step.group.members.items()}
+        for member in step.group.members.values():
             member.awaiting_sync = None
-        original(self)
+        original(step)
         for name, token in waiting.items():
-            if name in self.group.members:
-                self.group.members[name].awaiting_sync = token
+            if name in step.group.members:
+                step.group.members[name].awaiting_sync = token
 
-    monkeypatch.setattr(Rebalance, "begin", begin)
+    monkeypatch.setattr(rebalance, "begin", begin)
 
 
 MUTANTS = [

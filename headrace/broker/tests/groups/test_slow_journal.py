@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.broker.groups.events import DeleteGroup, Leaver
-from headrace.broker.groups.model import Phase
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import DeleteGroup, Leaver
 from headrace.protocol.errors import ErrorCode
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.broker.groups.events import Leaver
-from headrace.broker.groups.model import Phase
+from headrace.broker.groups.model.classic import Phase
+from headrace.broker.groups.model.events import Leaver
 from headrace.protocol.errors import ErrorCode
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.broker.groups.model import CommittedOffset
-from headrace.broker.groups.transactional import TransactionalOffsets
+from headrace.broker.groups.model.records import CommittedOffset
+from headrace.broker.groups.offsets.transactional import TransactionalOffsets
 
 A, B = ("topic", 0), ("topic", 1)
 

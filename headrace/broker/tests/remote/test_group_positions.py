@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 
 from headrace.broker.configs.config_key import ConfigError
-from headrace.broker.groups.model import CommittedOffset, PutGroup, PutOffset, StoredGroup
-from headrace.broker.groups.modern.model import PutEpoch, PutTargetEpoch
-from headrace.broker.groups.positions import GroupPositions, at
+from headrace.broker.groups.model.records import (
+    CommittedOffset,
+    PutEpoch,
+    PutGroup,
+    PutOffset,
+    PutTargetEpoch,
+    StoredGroup,
+)
+from headrace.broker.groups.offsets.positions import GroupPositions, at
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.objects.files import LocalFiles
 from headrace.broker.partitions.data_dir import POSITIONS_PENDING

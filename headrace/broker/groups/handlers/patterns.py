@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from headrace.broker.groups.events import PatternsResolved
-from headrace.broker.groups.modern.model import ResolvedPattern
+from headrace.broker.groups.model.assignment import ResolvedPattern
+from headrace.broker.groups.model.events import PatternsResolved
 from headrace.broker.runtime.pattern import PatternError, matching
 from headrace.broker.security.rights import Operation, ResourceType
 

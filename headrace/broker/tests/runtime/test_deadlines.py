@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker.groups.deadlines import Deadlines
+from headrace.broker.runtime.deadlines import Deadlines
 
 
 class Timer:

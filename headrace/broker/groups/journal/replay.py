@@ -1,30 +1,34 @@
-"""From journal records to groups and back: the last record of a key wins, a tombstone removes it."""
+"""From journal records to groups and back. The last record of a key counts, and a tombstone removes the key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.model import (
+from headrace.broker.groups.classic import rebalance
+from headrace.broker.groups.classic.consumer_protocol import subscribed_topics
+from headrace.broker.groups.model.consumer import ConsumerGroup, records_of
+from headrace.broker.groups.model.group import Group
+from headrace.broker.groups.model.limits import Limits, Now
+from headrace.broker.groups.model.records import (
     CommittedOffset,
+    DropEpoch,
     DropGroup,
     DropOffset,
     JournalRecord,
-    Limits,
-    Now,
     PutGroup,
     PutOffset,
     StoredGroup,
 )
-from headrace.broker.groups.modern.model import ConsumerGroup, DropEpoch, records_of
-from headrace.broker.groups.state import restore, restore_consumer_group
-from headrace.broker.groups.transactional import InTransaction, TransactionalOffsets, TransactionEnd
+from headrace.broker.groups.model.topics import NoTopics
+from headrace.broker.groups.modern import sessions
+from headrace.broker.groups.offsets.transactional import InTransaction, TransactionalOffsets, TransactionEnd
+from headrace.broker.groups.step import Step
 
 
 class Replay:
-    """Collects records of one journal partition in order; `groups` then builds what they add up to.
+    """Collects the records of one journal partition in order; `groups` then builds the groups from them.
 
-    `transactional` is what open transactions have committed.
+    `transactional` has the offsets of transactions that are still open.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -79,8 +83,31 @@ class Replay:
         return groups
 
 
+def restore(group_id: str, stored: StoredGroup | None, now: Now, limits: Limits) -> Group:
+    """Return the group as the journal has it. `stored` is None for a group that has only offsets.
+
+    Each member begins a session. If there are more members than `group.max.size` allows now, all have to join again,
+    and the last ones are refused.
+    """
+    group = Group(group_id)
+    if stored is None:
+        return group
+    group.journalled = stored
+    group.take_members(stored, now)
+    group.subscribed_topics = subscribed_topics(group)
+    if len(group.members) > limits.group_size_max:
+        rebalance.begin(Step(group, now, limits, NoTopics()))
+    return group
+
+
+def restore_consumer_group(group: Group, consumer: ConsumerGroup, now: Now, limits: Limits) -> None:
+    """Make `group` the group of the consumer protocol that the journal has. Each member begins a session."""
+    group.consumer = consumer
+    sessions.watch_all(Step(group, now, limits, NoTopics()))
+
+
 def live_records(group: Group) -> Iterator[JournalRecord]:
-    """The records from which `Replay` builds the durable part of this group again."""
+    """Yield the records from which `Replay` builds the stored part of this group again."""
     if group.journalled is not None:
         yield PutGroup(group.journalled)
     if group.consumer is not None:

@@ -7,16 +7,10 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from headrace.broker.groups.events import ConsumerHeartbeat, ConsumerHeartbeatResult
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.modern.model import (
-    JOINING_EPOCH,
-    NOTHING,
-    Assignment,
-    ConsumerGroup,
-    ConsumerMember,
-    ResolvedPattern,
-)
+from headrace.broker.groups.model.assignment import JOINING_EPOCH, NOTHING, Assignment, ResolvedPattern
+from headrace.broker.groups.model.consumer import ConsumerGroup, ConsumerMember
+from headrace.broker.groups.model.events import ConsumerHeartbeat, ConsumerHeartbeatResult
+from headrace.broker.groups.model.group import Group
 from headrace.broker.groups.modern.reconcile import without_epochs
 from headrace.broker.requests.answers import AnswerBudget
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
@@ -42,7 +36,7 @@ from headrace.protocol.messages.consumer_group_heartbeat import (
 if TYPE_CHECKING:
     from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
-    from headrace.broker.groups.modern.patterns import PatternResolver
+    from headrace.broker.groups.handlers.patterns import PatternResolver
     from headrace.broker.runtime.ports import Entropy
 
 SUBSCRIBED_TOPICS_MAX = 10_000

@@ -1,6 +1,6 @@
-"""Records of consumer-protocol groups as Kafka writes them on `__consumer_offsets`, in both directions.
+"""The bytes of the consumer protocol's records on `__consumer_offsets`, as Kafka writes them.
 
-Key 4 (partition metadata, Kafka 4.0 only) is skipped when reading: the hash in key 3 took its place.
+Key 4 (partition metadata, Kafka 4.0 only) is skipped when reading: the hash in key 3 has replaced it.
 """
 
 from __future__ import annotations
@@ -8,27 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.broker.groups.modern.model import (
+from headrace.broker.groups.model.assignment import (
     Assignment,
     ClassicSide,
     Current,
+    MemberState,
+    PartitionEpochs,
+    ResolvedPattern,
+    Subscription,
+)
+from headrace.broker.groups.model.records import (
     DropCurrent,
     DropEpoch,
     DropPattern,
     DropSubscription,
     DropTarget,
     DropTargetEpoch,
-    MemberState,
     ModernRecord,
-    PartitionEpochs,
     PutCurrent,
     PutEpoch,
     PutPattern,
     PutSubscription,
     PutTarget,
     PutTargetEpoch,
-    ResolvedPattern,
-    Subscription,
 )
 from headrace.protocol.errors import DecodeError
 from headrace.protocol.messages.consumer_group_records import (
@@ -66,7 +68,7 @@ _KEYS: dict[int, tuple[type[Message], type[Message]]] = {
 
 
 def encode_modern(record: ModernRecord) -> tuple[bytes, bytes | None]:
-    """Key and value of a journal record; None is a tombstone. Raises EncodeError."""
+    """Return key and value of a journal record. A value of None is a tombstone. Raises EncodeError."""
     key, value = _messages(record)
     return encode_versioned(key, key.MIN_VERSION), None if value is None else encode_versioned(value, 0)
 
@@ -155,7 +157,7 @@ def _with_epochs(held: PartitionEpochs) -> list[CurrentTopicPartitions]:
 
 
 def decode_modern(key: bytes, value: bytes | None) -> ModernRecord | None:
-    """The record, or None for a kind that is not known here. Raises DecodeError if malformed."""
+    """Return the record, or None for an unknown kind. Raises DecodeError if it is malformed."""
     kinds = _KEYS.get(peek_version(key))
     if kinds is None:
         return None
@@ -227,7 +229,7 @@ def _read_current(
 
 
 def _epochs(entries: Sequence[CurrentTopicPartitions], member_epoch: int) -> PartitionEpochs:
-    """Before Kafka 4.3 partitions have no epochs of their own: then it is their member's."""
+    """Read partitions with their epochs. Before Kafka 4.3 they have none, so they get their member's."""
     held: dict[Any, dict[int, int]] = {}
     for entry in entries:
         epochs = entry.assignment_epochs

@@ -1,8 +1,8 @@
-"""What can happen to a group, and what the group wants done about it.
+"""The events that change a group, and the effects of its steps.
 
-A request carries a `token`, chosen by the shell; its answer is the `Reply` effect with the same token, now or
-in a later step. `Append` asks for records on the journal; the shell answers with the event `Appended`,
-carrying the same `pending`, once they are durable or have failed. Effects are carried out in order.
+The coordinator gives each request a `token`. Its answer is a `Reply` with the same token, in this step or a later one.
+`Append` stores records on the journal. When they are stored or have failed, the coordinator reports it by the event
+`Appended` with the same `pending`. Effects are carried out in order.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headrace.broker.groups.model import CommittedOffset, JournalRecord, Member, StoredGroup
-from headrace.broker.groups.modern.model import Assignment, ConsumerGroup, ResolvedPattern
+from headrace.broker.groups.model.assignment import Assignment, ResolvedPattern
+from headrace.broker.groups.model.classic import Member
+from headrace.broker.groups.model.consumer import ConsumerGroup
+from headrace.broker.groups.model.records import CommittedOffset, JournalRecord, StoredGroup
 from headrace.protocol.errors import ErrorCode
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -22,7 +24,7 @@ class Join(msgspec.Struct, frozen=True):
     token: int
     member_id: str
     new_member_id: str
-    """The id to use if the group has to give one; unique, made by the shell."""
+    """The member id for a new member. It is unique, and the coordinator has made it."""
     instance_id: str | None
     client_id: str
     client_host: str
@@ -31,9 +33,9 @@ class Join(msgspec.Struct, frozen=True):
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
     must_know_id: bool
-    """JoinGroup v4+: a client without a member id is given one and sent back (KIP-394)."""
+    """JoinGroup v4+: a client without a member id is given one, and has to send the request again (KIP-394)."""
     can_skip_assignment: bool
-    """JoinGroup v9+: a returning static leader is told to leave the assignment alone (KIP-814)."""
+    """JoinGroup v9+: a returning static leader is told to make no assignment (KIP-814)."""
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -64,22 +66,22 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """`generation` -1 with an empty `member_id` is a consumer that only stores its offsets here."""
+    """A commit. A consumer that only stores offsets has generation -1 and an empty member id."""
 
     token: int
     member_id: str
     instance_id: str | None
     generation: int
-    """Or the member epoch, in a group of the consumer protocol."""
+    """The generation, or the member epoch in a group of the consumer protocol."""
     offsets: Mapping[tuple[str, int], CommittedOffset]
     knows_epochs: bool = True
-    """OffsetCommit v9+: the client can be told that its epoch is stale."""
+    """OffsetCommit v9+: the client understands STALE_MEMBER_EPOCH."""
     batch: bytes | None = None
-    """What the journal shall have of it, made beforehand: then every metadata text is short enough."""
+    """The encoded journal records, if they exist already. Then the size of all metadata is checked."""
 
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True):
-    """ConsumerGroupHeartbeat (KIP-848). None, or -1, is what has not changed since the last one."""
+    """ConsumerGroupHeartbeat (KIP-848). A field that has not changed since the last one is None or -1."""
 
     token: int
     member_id: str
@@ -94,19 +96,19 @@ class ConsumerHeartbeat(msgspec.Struct, frozen=True):
     assignor: str | None
     owned: Assignment | None
     chooses_its_id: bool = True
-    """Version 1: the member brings its own id."""
+    """Version 1: the member has made its own id."""
     resolved: ResolvedPattern | None = None
     """The topics that `pattern` matches, if it is a new one."""
 
 
 class PatternsResolved(msgspec.Struct, frozen=True):
-    """Topics have changed: what the patterns of a group match now."""
+    """The topics that the group's patterns match now, after topics have changed."""
 
     patterns: Mapping[str, ResolvedPattern]
 
 
 class TransactionalCommit(msgspec.Struct, frozen=True):
-    """A commit that counts when the producer's transaction does. Old clients name no member (KIP-447)."""
+    """A commit that takes effect when the producer's transaction commits. Old clients name no member (KIP-447)."""
 
     commit: Commit
     producer_id: int
@@ -114,13 +116,13 @@ class TransactionalCommit(msgspec.Struct, frozen=True):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True):
-    """Offsets of a transaction whose marker is on the journal."""
+    """The offsets of a transaction whose commit marker is on the journal."""
 
     offsets: Mapping[tuple[str, int], CommittedOffset]
 
 
 class DeleteOffsets(msgspec.Struct, frozen=True):
-    """`in_transactions`, here and below: partitions with positions of the group in open transactions."""
+    """OffsetDelete. `in_transactions`, also below: partitions with offsets of the group in open transactions."""
 
     token: int
     partitions: tuple[tuple[str, int], ...]
@@ -133,30 +135,30 @@ class DeleteGroup(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed: whatever is due happens."""
+    """Time has passed: deadlines that are over take effect."""
 
 
 class ExpireOffsets(msgspec.Struct, frozen=True):
-    """Drop offsets beyond their retention, and the group if nothing is left of it."""
+    """Drop offsets that have passed their retention, and the group if it has none left."""
 
     in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
 class ForgetTopic(msgspec.Struct, frozen=True):
-    """The topic was deleted: its committed offsets mean nothing any more."""
+    """A topic was deleted: drop its committed offsets."""
 
     topic: str
     in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
 class Abandoned(msgspec.Struct, frozen=True):
-    """The client of a waiting request is gone; its reply would reach nobody."""
+    """The client of a waiting request has closed its connection."""
 
     token: int
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """The outcome of an `Append`: `error` NONE means that its records survive a crash."""
+    """The outcome of an `Append`. If `error` is NONE, its records survive a crash."""
 
     pending: Pending
     error: ErrorCode
@@ -170,7 +172,7 @@ class PendingAssignment(msgspec.Struct, frozen=True):
 
 
 class PendingStaticMember(msgspec.Struct, frozen=True):
-    """A static member came back under a new id; `previous` is put back if that cannot be stored."""
+    """A static member has a new member id. `previous` is put back if that cannot be stored."""
 
     stored: StoredGroup
     member_id: str
@@ -202,38 +204,38 @@ class PendingGroupDeletion(msgspec.Struct, frozen=True):
 
 
 class PendingEmpty(msgspec.Struct, frozen=True):
-    """The group became empty. If storing that fails, the last generation comes back after a crash and times out."""
+    """The group became empty. If that is not stored, a restart reads the last generation, which times out."""
 
     stored: StoredGroup
 
 
 class PendingConsumerChange(msgspec.Struct, frozen=True):
-    """`state` is the consumer group once its records are stored."""
+    """A change of a group of the consumer protocol. `state` is the group when the records are stored."""
 
     token: int | None
     state: ConsumerGroup
     result: ConsumerHeartbeatResult | JoinResult | HeartbeatResult | LeaveResult | None
     heard_of: str | None = None
-    """The member whose session begins anew."""
+    """The member whose session begins again."""
     late: tuple[str, ...] = ()
-    """Members that are removed because their time is over."""
+    """Members that are removed because a deadline has passed."""
 
 
 class PendingConversion(msgspec.Struct, frozen=True):
-    """An empty group of the consumer protocol becomes a classic one, which `join` joins."""
+    """An empty group of the consumer protocol becomes a classic one. Then `join` is applied."""
 
     join: Join
 
 
 class PendingDowngrade(msgspec.Struct, frozen=True):
-    """A group of the consumer protocol goes on as the classic group `stored`, after `change` took members out."""
+    """A group of the consumer protocol becomes the classic group `stored`, after `change` has removed members."""
 
     stored: StoredGroup
     protocols: Mapping[str, tuple[tuple[str, bytes], ...]]
-    """Member id -> all that the member offers; `stored` has only what was chosen."""
+    """Member id -> all its assignors and subscriptions. `stored` has only the chosen assignor's."""
     change: PendingConsumerChange
     join: Join | None = None
-    """Whoever took the place of the last member of the consumer protocol."""
+    """The join that replaced the last member of the consumer protocol."""
 
 
 Pending = (
@@ -279,7 +281,7 @@ class JoinResult(msgspec.Struct, frozen=True):
     protocol: str | None = None
     leader: str = ""
     members: tuple[tuple[str, str | None, bytes], ...] = ()
-    """For the leader: (member id, instance id, metadata) of everybody."""
+    """For the leader: (member id, instance id, metadata) of all members."""
     skip_assignment: bool = False
 
 
@@ -310,7 +312,7 @@ class LeaveResult(msgspec.Struct, frozen=True):
 
 
 class OffsetsResult(msgspec.Struct, frozen=True):
-    """`error` refuses everything; otherwise `errors` names the partitions that were refused."""
+    """The answer to a commit or OffsetDelete. `error` refuses all; otherwise `errors` has the refused partitions."""
 
     error: ErrorCode
     errors: Mapping[tuple[str, int], ErrorCode]
@@ -337,12 +339,12 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Put these on the journal, all or nothing, then step with `Appended(pending, ...)`."""
+    """Store these records, all or none. The event `Appended(pending, ...)` follows."""
 
     records: tuple[JournalRecord, ...]
     pending: Pending
     batch: bytes | None = None
-    """What `records` would be encoded to, if that was done before; there are none then."""
+    """The encoded records, if they exist already. Then `records` is empty."""
 
 
 Effect = Reply | Append

@@ -1,10 +1,10 @@
-"""One timer for any number of deadlines: a heap, of which only the earliest is armed on the event loop.
+"""One timer for many deadlines: a heap, of which only the earliest is scheduled on the event loop.
 
-A key has at most one deadline that counts, the earliest it was given since it last fired. Firing early is
-harmless for the groups (a tick finds nothing due), so a deadline that moved later is not taken back.
+A key has one deadline: the earliest that it was given since it last fired. A deadline that moves later is not taken
+back, so a key may fire early; its owner then finds that nothing is due.
 
-When the event loop itself was held up, the heartbeats of that time are still unread. Then everything that is due gets
-a short grace, in which they are read: a stall of the broker must not cost its clients their sessions.
+If the event loop was blocked, requests of that time are not read yet. Due deadlines then wait for a short grace period,
+in which heartbeats are read: clients must not lose their sessions because the broker stalled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Deadlines:
         return len(self._when)
 
     def wake(self, key: str, when: float) -> None:
-        """`when` is in seconds of the clock's monotonic time."""
+        """Call `due(key)` at `when`, in seconds of the clock's monotonic time, or earlier."""
         known = self._when.get(key)
         if self._closed or (known is not None and known <= when):
             return
@@ -81,7 +81,7 @@ class Deadlines:
             if self._when.get(key) == when:
                 del self._when[key]
                 due.append(key)
-        # What these put at once goes to the next turn of the loop: nobody can hold it here.
+        # Deadlines that these calls add fire in a later turn of the loop, so this loop ends.
         for key in due:
             self._due(key)
         self._arm()

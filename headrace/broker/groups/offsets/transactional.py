@@ -1,13 +1,13 @@
-"""Offsets that were committed in transactions which have not ended: on the journal, not yet in any group.
+"""Offsets committed in open transactions: they are on the journal, but not in their groups yet.
 
-They lie there as Kafka writes them: transactional batches of the producer, and then the control batch of its
-transaction, which says whether they count. In memory they wait here, one store for all groups.
+On the journal they are transactional batches of the producer, as in Kafka. The marker of the transaction, a control
+batch, decides whether they count. `TransactionalOffsets` holds them in memory for all groups.
 
 Invariants
-- What is here is what the journal has of open transactions: a restart gives the same.
-- Offsets of one transaction reach their groups together, when its marker is appended, in the order of markers.
-- What is deleted of a group is deleted here: a tombstone counts for all that precedes it.
-- A position is unstable while any transaction has one for the same partition of the same group (KIP-447).
+- It has exactly the journal's offsets of open transactions, so a restart gives the same state.
+- The offsets of a transaction reach their groups together when its marker is appended, in the order of markers.
+- Offsets that are deleted from a group are deleted here too: a tombstone counts for all records before it.
+- A position is unstable while an open transaction has one for the same partition of the same group (KIP-447).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from headrace.broker.groups.model import CommittedOffset, PutOffset
+from headrace.broker.groups.model.records import CommittedOffset, PutOffset
 
 Offsets = dict[tuple[str, int], CommittedOffset]
 
 
 class InTransaction(msgspec.Struct, frozen=True):
-    """A journal record that counts if the producer's transaction commits."""
+    """A journal record that takes effect if the producer's transaction commits."""
 
     producer_id: int
     record: PutOffset
@@ -36,7 +36,7 @@ class TransactionEnd(msgspec.Struct, frozen=True):
 
 
 class TransactionalOffsets:
-    """By journal partition, producer and group: a producer's transaction has a marker in each partition."""
+    """Offsets by journal partition, producer and group. A transaction has one marker in each partition."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], dict[str, Offsets]] = {}
@@ -48,7 +48,7 @@ class TransactionalOffsets:
     def add(
         self, index: int, producer_id: int, group_id: str, offsets: Mapping[tuple[str, int], CommittedOffset]
     ) -> None:
-        """Positions that were appended to journal partition `index`; later ones of a producer win."""
+        """Add offsets that were appended to journal partition `index`. They replace the producer's earlier ones."""
         kept = self._open.setdefault((index, producer_id), {}).setdefault(group_id, {})
         unstable = self._unstable.setdefault(group_id, {})
         for key, committed in offsets.items():
@@ -57,7 +57,7 @@ class TransactionalOffsets:
             kept[key] = committed
 
     def end(self, index: int, producer_id: int) -> dict[str, Offsets]:
-        """The transaction has ended in a journal partition: what it had committed there, by group."""
+        """End the transaction in a journal partition, and return its offsets there by group."""
         ended = self._open.pop((index, producer_id), {})
         for group_id, offsets in ended.items():
             unstable = self._unstable.get(group_id, {})
@@ -70,7 +70,7 @@ class TransactionalOffsets:
         return {group_id: offsets for group_id, offsets in ended.items() if offsets}
 
     def drop(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
-        """These positions of the group were deleted: no transaction that is open now brings them back."""
+        """Forget positions that were deleted: no transaction that is open now brings them back."""
         unstable = self._unstable.get(group_id)
         if unstable is None:
             return
@@ -82,9 +82,9 @@ class TransactionalOffsets:
             del self._unstable[group_id]
 
     def let_go(self, index: int) -> None:
-        """Forget what journal partition `index` has."""
-        for place in [place for place in self._open if place[0] == index]:
-            self.end(*place)
+        """Forget all offsets of journal partition `index`."""
+        for key in [key for key in self._open if key[0] == index]:
+            self.end(*key)
 
     def is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
         return (topic, partition) in self._unstable.get(group_id, ())
@@ -93,7 +93,7 @@ class TransactionalOffsets:
         return frozenset(self._unstable.get(group_id, ()))
 
     def groups_with(self, topic: str) -> set[str]:
-        """Groups that have positions in a topic here."""
+        """Return the groups with positions of a topic in open transactions."""
         return {
             group_id
             for group_id, unstable in self._unstable.items()
@@ -101,7 +101,7 @@ class TransactionalOffsets:
         }
 
     def take_over(self, other: TransactionalOffsets) -> None:
-        """Add what was read of other journal partitions."""
+        """Add the offsets that were read from other journal partitions."""
         for (index, producer_id), groups in other._open.items():
             for group_id, offsets in groups.items():
                 self.add(index, producer_id, group_id, offsets)

@@ -1,125 +1,45 @@
-"""What a group of the consumer protocol is: its epochs, members and assignments, and the records of these.
+"""A group of the consumer protocol: its epochs, members and assignments (KIP-848).
 
-Everything durable changes only by `apply`, which takes one journal record: the same function builds the
-state when requests come and when the journal is read at start, so a restart finds what was there. What is
-not journalled: how long sessions still run, and the deadlines of revocations and of what members of the classic
-protocol are to do next. They begin anew at start.
+`apply` is the only way to change the stored part, one journal record at a time. It builds the state both when requests
+come and when the journal is read at start, so a restart gives the same state. Sessions, the deadlines of revocations
+and those of classic members are not stored: they begin again at start.
 
-Three epochs tell how far a group is. The *group epoch* moves when members or subscriptions change; the
-*target epoch* is the group epoch that the target assignment was made for; the *member epoch* is the target
-that a member has been brought to. Sources: KIP-848, KIP-1251 (epochs of assigned partitions).
+Three epochs tell how far a group is. The *group epoch* rises when members or subscriptions change. The *target epoch*
+is the group epoch for which the target assignment was computed. The *member epoch* is the target epoch that a member
+has reached.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator
 from uuid import UUID
 
 import msgspec
 
-if TYPE_CHECKING:
-    from headrace.broker.partitions.topic import TopicImage
-
-JOINING_EPOCH = 0
-LEAVING_EPOCH = -1
-LEAVING_STATIC_EPOCH = -2
-"""Sent by a static member that will be back; it keeps its partitions until its session is over."""
-
-Assignment = Mapping[UUID, frozenset[int]]
-"""Topic id -> partitions. No topic without partitions."""
-PartitionEpochs = Mapping[UUID, Mapping[int, int]]
-"""Topic id -> partition -> the member epoch at which the member was given it."""
-
-NOTHING: Assignment = {}
-
-
-class Topics(Protocol):
-    """The topics that exist, as the broker's metadata has them. `version` moves with every change."""
-
-    @property
-    def version(self) -> int: ...
-
-    def topic(self, name: str) -> TopicImage | None: ...
-
-    def topic_by_id(self, topic_id: UUID) -> TopicImage | None: ...
-
-
-class NoTopics:
-    """For steps that do not look at topics."""
-
-    version = 0
-
-    def topic(self, name: str) -> TopicImage | None:
-        return None
-
-    def topic_by_id(self, topic_id: UUID) -> TopicImage | None:
-        return None
-
-
-class MemberState(IntEnum):
-    """How a member stands to its target; the values are those on the journal."""
-
-    STABLE = 0
-    UNREVOKED_PARTITIONS = 1
-    """It has to give partitions up before it may move on."""
-    UNRELEASED_PARTITIONS = 2
-    """It has arrived, but others have not given up yet what it is to get."""
-    UNKNOWN = 127
-    """Written by a later version: the member has to join anew."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> MemberState:
-        return cls.UNKNOWN
-
-
-class ClassicSide(msgspec.Struct, frozen=True):
-    """What a member that speaks the classic protocol brings to a group of the consumer protocol."""
-
-    session_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
-    """Names of its assignors in its order of preference, each with its subscription. Never empty."""
-
-    @property
-    def protocol(self) -> str:
-        """The one it is told that the group has chosen: here nobody assigns by it."""
-        return self.protocols[0][0]
-
-
-class Subscription(msgspec.Struct, frozen=True):
-    """What a member says about itself."""
-
-    instance_id: str | None = None
-    rack_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    topics: tuple[str, ...] = ()
-    """Sorted, without duplicates."""
-    pattern: str | None = None
-    rebalance_timeout_ms: int = -1
-    assignor: str | None = None
-    classic: ClassicSide | None = None
-    """None for a member that speaks the consumer protocol."""
-
-
-class Current(msgspec.Struct, frozen=True):
-    """What a member has. A partition stays its own until it is in neither `assigned` nor `revoking`."""
-
-    epoch: int = 0
-    previous_epoch: int = 0
-    state: MemberState = MemberState.STABLE
-    assigned: PartitionEpochs = msgspec.field(default_factory=dict)
-    revoking: PartitionEpochs = msgspec.field(default_factory=dict)
-
-
-class ResolvedPattern(msgspec.Struct, frozen=True):
-    """The topics that a regular expression matched when the metadata had `version`, at `time_ms`."""
-
-    topics: frozenset[str]
-    version: int
-    time_ms: int
+from headrace.broker.groups.model.assignment import (
+    Assignment,
+    Current,
+    MemberState,
+    ResolvedPattern,
+    Subscription,
+)
+from headrace.broker.groups.model.records import (
+    DropCurrent,
+    DropEpoch,
+    DropPattern,
+    DropSubscription,
+    DropTarget,
+    DropTargetEpoch,
+    ModernRecord,
+    PutCurrent,
+    PutEpoch,
+    PutPattern,
+    PutSubscription,
+    PutTarget,
+    PutTargetEpoch,
+)
+from headrace.broker.groups.model.topics import Topics
 
 
 class ConsumerMember(msgspec.Struct):
@@ -129,105 +49,15 @@ class ConsumerMember(msgspec.Struct):
 
     @property
     def is_classic(self) -> bool:
-        """It speaks the classic protocol: its member epoch is the generation it is told."""
+        """Whether the member uses the classic protocol. Its member epoch is the generation that it is told."""
         return self.subscription.classic is not None
 
     def is_reconciled_to(self, target_epoch: int) -> bool:
         return self.current.state is MemberState.STABLE and self.current.epoch == target_epoch
 
 
-# -- journal records -----------------------------------------------------------------------------------------
-
-
-class PutEpoch(msgspec.Struct, frozen=True):
-    group_id: str
-    epoch: int
-    metadata_hash: int
-
-
-class DropEpoch(msgspec.Struct, frozen=True):
-    """The group is gone."""
-
-    group_id: str
-
-
-class PutSubscription(msgspec.Struct, frozen=True):
-    group_id: str
-    member_id: str
-    subscription: Subscription
-
-
-class DropSubscription(msgspec.Struct, frozen=True):
-    """The member is gone."""
-
-    group_id: str
-    member_id: str
-
-
-class PutTargetEpoch(msgspec.Struct, frozen=True):
-    group_id: str
-    epoch: int
-    time_ms: int
-
-
-class DropTargetEpoch(msgspec.Struct, frozen=True):
-    group_id: str
-
-
-class PutTarget(msgspec.Struct, frozen=True):
-    group_id: str
-    member_id: str
-    assignment: Assignment
-
-
-class DropTarget(msgspec.Struct, frozen=True):
-    group_id: str
-    member_id: str
-
-
-class PutCurrent(msgspec.Struct, frozen=True):
-    group_id: str
-    member_id: str
-    current: Current
-
-
-class DropCurrent(msgspec.Struct, frozen=True):
-    group_id: str
-    member_id: str
-
-
-class PutPattern(msgspec.Struct, frozen=True):
-    group_id: str
-    pattern: str
-    resolved: ResolvedPattern
-
-
-class DropPattern(msgspec.Struct, frozen=True):
-    group_id: str
-    pattern: str
-
-
-ModernRecord = (
-    PutEpoch
-    | DropEpoch
-    | PutSubscription
-    | DropSubscription
-    | PutTargetEpoch
-    | DropTargetEpoch
-    | PutTarget
-    | DropTarget
-    | PutCurrent
-    | DropCurrent
-    | PutPattern
-    | DropPattern
-)
-
-
-# -- the state -----------------------------------------------------------------------------------------------
-
-
 class ConsumerGroup(msgspec.Struct):
-    """The consumer-protocol side of a group: its members and what they are to have."""
+    """The members of a group, their current assignments and the target assignment."""
 
     epoch: int = 0
     metadata_hash: int = 0
@@ -239,27 +69,27 @@ class ConsumerGroup(msgspec.Struct):
     target: dict[str, Assignment] = msgspec.field(default_factory=dict)
     patterns: dict[str, ResolvedPattern] = msgspec.field(default_factory=dict)
     owners: dict[UUID, dict[int, str]] = msgspec.field(default_factory=dict)
-    """Topic id -> partition -> the member that has it, or has not given it up yet."""
+    """Topic id -> partition -> its owner: the member that has it or has not given it up yet."""
     stored: bool = False
-    """Something of the group is on the journal."""
+    """Whether the journal has records of the group."""
 
     # Not journalled.
     sessions: dict[str, float] = msgspec.field(default_factory=dict)
-    """When each member is given up, unless it is heard of."""
+    """Member id -> the end of its session."""
     revocations: dict[str, tuple[float, Current]] = msgspec.field(default_factory=dict)
-    """By when a member must have given up what it was told to, and the state in which it was told."""
+    """Member id -> the deadline of its revocation, and the state in which it was told to revoke."""
     joins: dict[str, float] = msgspec.field(default_factory=dict)
-    """By when a member of the classic protocol that was told of a rebalance must have joined again."""
+    """Id of a classic member that was told of a rebalance -> its deadline to join again."""
     syncs: dict[str, float] = msgspec.field(default_factory=dict)
-    """By when one that has joined must have asked for its assignment."""
+    """Id of a classic member that has joined -> its deadline to send SyncGroup."""
     seen_version: int = -1
-    """The metadata version for which `metadata_hash` was last compared."""
+    """The metadata version at which `metadata_hash` was last compared."""
 
     # -- queries ---------------------------------------------------------------------------------------------
 
     @property
     def state_name(self) -> str:
-        """Kafka's name of the state, as clients are shown it."""
+        """Kafka's name of the state."""
         if not self.members:
             return "Empty"
         if self.epoch > self.target_epoch:
@@ -269,7 +99,7 @@ class ConsumerGroup(msgspec.Struct):
         return "Reconciling"
 
     def topics_of(self, subscription: Subscription) -> frozenset[str]:
-        """Named by the member, or matched by its pattern."""
+        """The topics that the member names and those that its pattern matches."""
         resolved = self.patterns.get(subscription.pattern) if subscription.pattern else None
         if resolved is None:
             return frozenset(subscription.topics)
@@ -281,7 +111,7 @@ class ConsumerGroup(msgspec.Struct):
         )
 
     def assignor(self, default: str) -> str:
-        """The one that most members ask for."""
+        """The assignor that most members name, or `default`."""
         votes: dict[str, int] = {}
         for member in self.members.values():
             if (name := member.subscription.assignor) is not None:
@@ -289,7 +119,7 @@ class ConsumerGroup(msgspec.Struct):
         return max(votes, key=votes.__getitem__) if votes else default
 
     def pattern_users(self) -> dict[str, int]:
-        """Each pattern and how many members subscribe by it."""
+        """Each pattern with the number of members that subscribe by it."""
         users: dict[str, int] = {}
         for member in self.members.values():
             if pattern := member.subscription.pattern:
@@ -312,7 +142,7 @@ class ConsumerGroup(msgspec.Struct):
         )
 
     def copy(self) -> ConsumerGroup:
-        """One that can be changed without this one changing; what is immutable is shared."""
+        """A copy that can be changed independently. Immutable values are shared."""
         return ConsumerGroup(
             epoch=self.epoch,
             metadata_hash=self.metadata_hash,
@@ -337,9 +167,7 @@ class ConsumerGroup(msgspec.Struct):
     # -- changes ---------------------------------------------------------------------------------------------
 
     def apply(self, record: ModernRecord) -> None:
-        """Let one record of the journal take effect. Records of a member that is not known make it known:
-        compaction may leave them in any order.
-        """
+        """Apply one journal record. A record of an unknown member creates it: compaction can change their order."""
         match record:
             case PutEpoch(_, epoch, metadata_hash):
                 self.epoch, self.metadata_hash, self.stored = epoch, metadata_hash, True
@@ -409,9 +237,9 @@ class ConsumerGroup(msgspec.Struct):
 
 
 def metadata_hash(topics: Topics, names: Iterable[str]) -> int:
-    """A number that differs when one of these topics comes, goes, is made anew or grows.
+    """Return a number that changes when one of these topics is created, deleted, recreated or gets partitions.
 
-    Kafka's own hash is another one; it compares numbers it has made itself with numbers it has made itself.
+    It differs from Kafka's own hash. Each implementation compares only its own numbers.
     """
     digest = hashlib.blake2b(digest_size=8)
     found = False
@@ -424,7 +252,7 @@ def metadata_hash(topics: Topics, names: Iterable[str]) -> int:
 
 
 def records_of(group_id: str, consumer: ConsumerGroup) -> Iterator[ModernRecord]:
-    """The records from which `apply` builds this group again."""
+    """Yield the records from which `apply` builds this group again."""
     if not consumer.stored:
         return
     for member in consumer.members.values():
@@ -440,7 +268,7 @@ def records_of(group_id: str, consumer: ConsumerGroup) -> Iterator[ModernRecord]
 
 
 def tombstones_of(group_id: str, consumer: ConsumerGroup) -> Iterator[ModernRecord]:
-    """The records that bury everything of this group, in Kafka's order."""
+    """Yield the tombstones of all records of this group, in Kafka's order."""
     for member_id in consumer.members:
         yield DropCurrent(group_id, member_id)
     for member_id in consumer.target:

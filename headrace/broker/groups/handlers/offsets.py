@@ -9,16 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.groups.events import (
-    Commit,
-    DeleteOffsets,
-    OffsetsResult,
-)
-from headrace.broker.groups.journal import encode_batch_in_slices
-from headrace.broker.groups.model import CommittedOffset, PutOffset
-from headrace.broker.groups.modern.positions import fetch_error
-from headrace.broker.groups.offsets import is_too_long
-from headrace.broker.groups.requests import after_journal, of_group, refusal
+from headrace.broker.groups.handlers.requests import after_journal, of_group, refusal
+from headrace.broker.groups.journal.records import encode_batch_in_slices
+from headrace.broker.groups.model.events import Commit, DeleteOffsets, OffsetsResult
+from headrace.broker.groups.model.records import CommittedOffset, PutOffset
+from headrace.broker.groups.offsets.commits import is_too_long
+from headrace.broker.groups.offsets.validation import fetch_error
 from headrace.broker.requests.answers import AnswerBudget
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.slices import Slices, Work

@@ -1,11 +1,8 @@
-"""What a consumer group is: the state that `step` changes.
+"""The state of a group. Only `broker.groups.state.step` changes it, and `journal.replay` when it is loaded.
 
-Nothing here waits, reads a clock or does I/O. A `Group` is changed only by `broker.groups.state.step` (and
-filled by `restore` when it is loaded from the journal); everybody else reads.
-
-What survives a crash is in `broker.groups.model`. What does not: who is waiting for a reply, pending members, a
-rebalance under way. A group that is loaded with members is Stable in the generation whose assignment was last
-acknowledged, and its members have one session timeout to show up.
+`broker.groups.model.records` has the part that survives a crash. Waiting requests, pending members and a rebalance in
+progress do not. A group that is loaded with members is Stable in the generation of its last acknowledged assignment,
+and each member begins a session.
 """
 
 from __future__ import annotations
@@ -14,17 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headrace.broker.groups.events import Event
-from headrace.broker.groups.model import (
-    CONSUMER_PROTOCOL_TYPE,
-    NEVER,
-    CommittedOffset,
-    Member,
-    Now,
-    Phase,
-    StoredGroup,
-)
-from headrace.broker.groups.modern.model import ConsumerGroup
+from headrace.broker.groups.model.classic import CONSUMER_PROTOCOL_TYPE, Member, Phase
+from headrace.broker.groups.model.consumer import ConsumerGroup
+from headrace.broker.groups.model.events import Event
+from headrace.broker.groups.model.limits import NEVER, Now
+from headrace.broker.groups.model.records import CommittedOffset, StoredGroup
 from headrace.broker.runtime.invariants import invariant
 
 _LEGAL_BEFORE: dict[Phase, frozenset[Phase]] = {
@@ -37,8 +28,10 @@ _LEGAL_BEFORE: dict[Phase, frozenset[Phase]] = {
 
 
 class Group(msgspec.Struct):
-    """A group and the offsets committed to it. `consumer` is there while it is one of the consumer protocol
-    (KIP-848); what else concerns members is about the classic protocol, and empty then.
+    """A group and the offsets committed to it.
+
+    `consumer` is set while the group uses the consumer protocol (KIP-848). All other fields about members are those of
+    the classic protocol, and are empty then.
     """
 
     group_id: str
@@ -53,30 +46,28 @@ class Group(msgspec.Struct):
     static_members: dict[str, str] = msgspec.field(default_factory=dict)
     """group.instance.id -> member id."""
     pending_members: dict[str, float] = msgspec.field(default_factory=dict)
-    """Ids given with MEMBER_ID_REQUIRED and not used yet -> when they are forgotten."""
+    """Ids that were given with MEMBER_ID_REQUIRED and are not used yet -> the time when they expire."""
     pending_sync: set[str] = msgspec.field(default_factory=set)
-    """Members that were told the generation and have not asked for their assignment yet."""
+    """Members that have got the generation and have not sent SyncGroup yet."""
     join_deadline: float = NEVER
     sync_deadline: float = NEVER
     initial_delay_ms: int = 0
     """Length of the current slice of the initial rebalance delay, 0 outside of it."""
     initial_remaining_ms: int = 0
     new_member_added: bool = False
-    """Somebody joined during the current slice of the initial delay: it will be extended."""
+    """A member has joined during the current slice of the initial delay, so the delay will be extended."""
     state_timestamp_ms: int = -1
     subscribed_topics: frozenset[str] | None = None
-    """Topics the members read, if the protocol type is `consumer` and their subscriptions can be parsed."""
+    """The topics that members read. None if the protocol type is not `consumer`, or a subscription cannot be read."""
     offsets: dict[str, dict[int, CommittedOffset]] = msgspec.field(default_factory=dict)
     journalled: StoredGroup | None = None
-    """The group's record on the journal: what a crash would bring back, and what deletion must bury."""
+    """The group's record on the journal. A restart reads it, and a deletion needs a tombstone for it."""
     consumer: ConsumerGroup | None = None
     appending: bool = False
-    """A change of `consumer` is on its way to the journal; `backlog` waits for it."""
+    """Whether a change of `consumer` is being stored. Events in `backlog` wait for it."""
     backlog: list[Event] = msgspec.field(default_factory=list)
     next_wake: float = NEVER
-    """Not after the earliest deadline. Deadlines move later without touching it: a tick that finds nothing is
-    cheap.
-    """
+    """A time not after the earliest deadline. It stays when a deadline moves later: an early tick is cheap."""
 
     # -- queries ---------------------------------------------------------------------------------------------
 
@@ -86,7 +77,7 @@ class Group(msgspec.Struct):
 
     @property
     def is_disposable(self) -> bool:
-        """Nothing would be lost by forgetting the group altogether."""
+        """Whether nothing is lost if the group is removed from memory."""
         return (
             self.phase is Phase.EMPTY
             and self.journalled is None
@@ -99,7 +90,7 @@ class Group(msgspec.Struct):
 
     @property
     def is_empty(self) -> bool:
-        """Nobody is a member or about to become one."""
+        """Whether the group has no members and no member ids that are not used yet."""
         return (
             self.phase is Phase.EMPTY
             and not self.pending_members
@@ -107,8 +98,13 @@ class Group(msgspec.Struct):
         )
 
     @property
+    def is_live(self) -> bool:
+        """Whether the group has members of the classic protocol."""
+        return self.phase in (Phase.STABLE, Phase.PREPARING_REBALANCE, Phase.COMPLETING_REBALANCE)
+
+    @property
     def state_name(self) -> str:
-        """The state as clients are shown it."""
+        """Kafka's name of the state."""
         return self.phase.value if self.consumer is None else self.consumer.state_name
 
     @property
@@ -121,7 +117,7 @@ class Group(msgspec.Struct):
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest any member asks for."""
+        """The longest rebalance timeout of the members."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
 
     def candidate_protocols(self) -> set[str]:
@@ -155,7 +151,7 @@ class Group(msgspec.Struct):
         return max(votes, key=votes.__getitem__)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Whether a member reads `topic`. If subscriptions cannot be read, a consumer group is taken to."""
+        """Whether a member reads `topic`. True for a group of consumers if a subscription cannot be read."""
         if self.consumer is not None:
             return topic in self.consumer.subscribed_topics()
         if self.subscribed_topics is not None:
@@ -163,7 +159,7 @@ class Group(msgspec.Struct):
         return self.is_consumer_protocol
 
     def stored(self, assignments: Mapping[str, bytes] | None = None) -> StoredGroup:
-        """What the journal keeps, with `assignments` in place of the members' current ones."""
+        """Return the group as the journal stores it, with `assignments` instead of the members' own if given."""
         return StoredGroup(
             group_id=self.group_id,
             protocol_type=self.protocol_type or "",
@@ -192,9 +188,9 @@ class Group(msgspec.Struct):
         self.state_timestamp_ms = now.time_ms
 
     def become_consumer_group(self) -> None:
-        """The classic group is forgotten, its members are the consumer group's by now; its offsets stay."""
+        """Clear all state of the classic protocol. The offsets stay."""
         waits = any(m.awaiting_join is not None or m.awaiting_sync is not None for m in self.members.values())
-        invariant(not waits, f"somebody waits in the classic group {self.group_id}")
+        invariant(not waits, f"requests wait in the classic group {self.group_id}")
         self.phase, self.previous_phase = Phase.EMPTY, Phase.DEAD
         self.join_deadline = self.sync_deadline = NEVER
         self.initial_delay_ms = self.initial_remaining_ms = 0
@@ -206,7 +202,7 @@ class Group(msgspec.Struct):
         self.state_timestamp_ms = -1
 
     def take_members(self, stored: StoredGroup, now: Now) -> None:
-        """Become the classic group that the journal has, stable if it has members, each with a new session."""
+        """Become the stored classic group. With members it is Stable, and each begins a session."""
         self.generation = stored.generation
         self.protocol_type = stored.protocol_type or None
         self.state_timestamp_ms = stored.state_timestamp_ms
@@ -231,7 +227,7 @@ class Group(msgspec.Struct):
             self.leader = stored.leader if stored.leader in self.members else next(iter(self.members))
 
     def wake_by(self, deadline: float) -> float:
-        """Remember that something is due at `deadline`, which is returned."""
+        """Get a tick by `deadline`, which is returned."""
         if deadline < self.next_wake:
             self.next_wake = deadline
         return deadline

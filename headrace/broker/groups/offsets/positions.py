@@ -1,7 +1,7 @@
-"""What a group has committed, without its members: what is worth something elsewhere, as journal records. Pure.
+"""The committed positions of a group as journal records, for a copy in another place. Pure.
 
-Members are not part of it: whoever was one finds that nobody knows it, and joins again. What tells one generation from
-another is, so that they go on rising. Times are left out: positions that are committed again say the same.
+Members are left out: they will join again. Generation and epoch are kept, so that they continue to rise. Times are left
+out, so that a repeated commit of the same positions gives the same records.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.model import CommittedOffset, JournalRecord, PutGroup, PutOffset, StoredGroup
-from headrace.broker.groups.modern.model import PutEpoch, PutTargetEpoch
+from headrace.broker.groups.model.group import Group
+from headrace.broker.groups.model.records import (
+    CommittedOffset,
+    JournalRecord,
+    PutEpoch,
+    PutGroup,
+    PutOffset,
+    PutTargetEpoch,
+    StoredGroup,
+)
 
 
 class GroupPositions(msgspec.Struct, frozen=True):
-    """`stored`: of a group of the classic protocol; `epoch`: of one of the consumer protocol. One that has only
-    offsets has neither. `offsets`: by topic and partition; nobody changes them.
+    """A group's positions: `offsets` by topic and partition, which must not be changed.
+
+    A classic group has `stored`, a group of the consumer protocol has `epoch`, a group with only offsets has neither.
     """
 
     group_id: str
@@ -40,7 +48,7 @@ def positions_of(group: Group) -> GroupPositions:
 
 
 def records_of(group: GroupPositions, topics: Mapping[str, object]) -> Iterator[JournalRecord]:
-    """Of its positions in these topics, in an order that is theirs alone; nothing if it has none there."""
+    """Yield the records of its positions in `topics`, in an order that depends only on them; none without positions."""
     committed = sorted(
         (name, offsets) for name, offsets in group.offsets.items() if name in topics and offsets
     )
@@ -57,7 +65,7 @@ def records_of(group: GroupPositions, topics: Mapping[str, object]) -> Iterator[
 
 
 def at(record: JournalRecord, time_ms: int) -> JournalRecord:
-    """One of these records as it is stored at a time: what is kept for some time is kept from then on."""
+    """Return one of these records with `time_ms`, from which its retention counts."""
     match record:
         case PutGroup(stored):
             return PutGroup(replace(stored, state_timestamp_ms=time_ms))

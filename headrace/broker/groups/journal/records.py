@@ -1,10 +1,10 @@
-"""The coordinator's records as Kafka writes them on `__consumer_offsets`.
+"""The bytes of the coordinator's records on `__consumer_offsets`, as Kafka writes them.
 
-Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or 1 when an explicit expiry has to be kept.
-A null value is a tombstone. The records of the consumer protocol are in `broker.groups.modern.records`. Kinds unknown
-here (share and streams groups) are skipped when reading.
+Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or version 1 for an offset with its own expiry.
+A null value is a tombstone. `consumer_records` has the records of the consumer protocol. Kinds that are unknown here
+(share and streams groups) are skipped when reading.
 
-The functions are pure except `read_partition`, which reads the log of one partition.
+The functions are pure, except `read_partition`, which reads the log of one partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.broker.cluster.journal_topic import read_batches, read_records
-from headrace.broker.groups.model import (
+from headrace.broker.groups.journal.consumer_records import decode_modern, encode_modern
+from headrace.broker.groups.model.records import (
     CommittedOffset,
     DropGroup,
     DropOffset,
@@ -24,8 +25,7 @@ from headrace.broker.groups.model import (
     StoredGroup,
     StoredMember,
 )
-from headrace.broker.groups.modern.records import decode_modern, encode_modern
-from headrace.broker.groups.transactional import InTransaction, TransactionEnd
+from headrace.broker.groups.offsets.transactional import InTransaction, TransactionEnd
 from headrace.broker.runtime.slices import Work, finish
 from headrace.protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from headrace.protocol.messages.consumer_offsets import (
@@ -52,7 +52,7 @@ _EXPIRING_VALUE_VERSION = 1
 
 
 def encode_record(record: JournalRecord) -> tuple[bytes, bytes | None]:
-    """Key and value of a journal record. Raises EncodeError for what does not fit the format."""
+    """Return key and value of a journal record. Raises EncodeError if it does not fit the format."""
     match record:
         case PutGroup(stored):
             return _group_key(stored.group_id), _group_value(stored)
@@ -71,7 +71,7 @@ def _group_key(group_id: str) -> bytes:
 
 
 def _offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    """OffsetCommitKey version 1, of which a commit can have thousands: without an object for each."""
+    """Return an OffsetCommitKey, version 1. A commit can have thousands, so none is made as an object."""
     return _offset_key_start(group_id, topic) + partition.to_bytes(4, "big", signed=True)
 
 
@@ -119,7 +119,7 @@ def _group_value(stored: StoredGroup) -> bytes:
 
 
 def decode_record(key: bytes | None, value: bytes | None) -> JournalRecord | None:
-    """The journal record, or None for a kind that is not known here. Raises DecodeError if malformed."""
+    """Return the journal record, or None for an unknown kind. Raises DecodeError if it is malformed."""
     if key is None:
         raise DecodeError("a record without a key does not belong on the journal of consumer groups")
     if peek_version(key) > _GROUP_KEY_VERSION:
@@ -157,7 +157,7 @@ def _stored_group(group_id: str, value: GroupMetadataValue) -> StoredGroup:
                 instance_id=member.group_instance_id,
                 client_id=member.client_id,
                 client_host=member.client_host,
-                # Version 0 has no rebalance timeout of its own: it was the session timeout then.
+                # Version 0 has no rebalance timeout: the session timeout was used for both.
                 rebalance_timeout_ms=member.rebalance_timeout
                 if member.rebalance_timeout >= 0
                 else member.session_timeout,
@@ -173,10 +173,10 @@ def _stored_group(group_id: str, value: GroupMetadataValue) -> StoredGroup:
 def encode_journal_batch(
     records: Sequence[JournalRecord], timestamp_ms: int, producer: tuple[int, int] | None = None
 ) -> bytes:
-    """One record batch with all of `records`: they become durable together or not at all.
+    """Return one record batch with all `records`, so that all of them are stored or none.
 
-    With a `producer` (id and epoch) they are part of its transaction; as in Kafka they have no sequence. Raises
-    KafkaError(INVALID_REQUEST) for what does not fit the format.
+    With a `producer` (id and epoch) they are part of its transaction. As in Kafka, they have no sequence. Raises
+    KafkaError(INVALID_REQUEST) if a record does not fit the format.
     """
     return finish(encode_batch_in_slices(records, timestamp_ms, producer))
 
@@ -184,7 +184,7 @@ def encode_journal_batch(
 def encode_batch_in_slices(
     records: Sequence[JournalRecord], timestamp_ms: int, producer: tuple[int, int] | None = None
 ) -> Work[bytes]:
-    """The same as work that rests between records."""
+    """As `encode_journal_batch`, as work that rests between records."""
     from headrace.protocol.records.small import Record, build_in_slices
 
     encoded = []
@@ -206,12 +206,12 @@ def encode_batch_in_slices(
 
 
 def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:
-    """The journal records of one batch, without those that cannot be read (`read_records`)."""
+    """Yield the journal records of one batch. Records that cannot be read are skipped (`read_records`)."""
     return read_records(batch, decode_record, TOPIC)
 
 
 def read_partition(partition: Partition) -> Iterator[JournalRecord | InTransaction | TransactionEnd]:
-    """Everything on the journal partition, in order. Blocking; the partition must be open."""
+    """Yield all records of the journal partition, in order. Blocking; the partition must be open."""
     from headrace.protocol.records.control import read_end_marker
 
     for header, batch in read_batches(partition):

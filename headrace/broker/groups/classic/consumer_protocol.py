@@ -1,9 +1,9 @@
-"""The consumer's own messages inside of the classic protocol: subscriptions and assignments.
+"""The consumers' own messages inside the classic protocol: subscriptions and assignments.
 
-For a classic group they are the clients' business and pass through as bytes; the coordinator reads which topics
-a subscription names, no more. Only where members of both protocols share a group (`broker.groups.modern`) they
-are read and written in full. Source: ConsumerProtocolSubscription and ConsumerProtocolAssignment, versions 0-3;
-later versions only append, so a version that is not known is read as the latest that is.
+In a classic group they pass through as bytes: the coordinator reads only the topics of a subscription. They are read
+and written in full where members of both protocols share a group (`broker.groups.modern`). Source:
+ConsumerProtocolSubscription and ConsumerProtocolAssignment, versions 0-3. Later versions only append, so an unknown
+version is read as version 3.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headrace.broker.groups.group import Group
+from headrace.broker.groups.model.group import Group
 from headrace.protocol.errors import DecodeError
 
 VERSION_MAX = 3
 BUILT_IN_ASSIGNORS = frozenset(("range", "roundrobin", "sticky", "cooperative-sticky"))
-"""Those of Kafka's clients. None of their consumers reads the user data of an assignment."""
+"""The assignors of Kafka's clients. Their consumers do not read the user data of an assignment."""
 
 TopicPartitions = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """What a consumer asks for in JoinGroup. `owned` is empty before version 1, which cannot say it."""
+    """A consumer's subscription in JoinGroup. `owned` is empty in version 0, which does not have it."""
 
     version: int
     topics: tuple[str, ...]
@@ -33,7 +33,7 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What a leader gave a consumer."""
+    """The partitions that a leader has assigned to a consumer."""
 
     partitions: TopicPartitions
     user_data: bytes = b""
@@ -50,7 +50,7 @@ class _Reader:
         return int(value)
 
     def size(self, layout: str = ">i") -> int:
-        """A length or count, which cannot be more than what remains."""
+        """Read a length or count. Raises DecodeError if it is more than the bytes that are left."""
         size = self.number(layout)
         if not 0 <= size <= len(self._data) - self._position:
             raise DecodeError(f"a length of {size} where {len(self._data) - self._position} bytes are left")
@@ -95,13 +95,13 @@ def _version(reader: _Reader) -> int:
 
 
 def read_subscription(metadata: bytes) -> Subscription:
-    """Raises DecodeError if these bytes are not one."""
+    """Read a subscription in full. Raises DecodeError."""
     reader = _Reader(metadata)
     try:
         version = _version(reader)
         topics = tuple(reader.string() for _ in range(reader.size()))
-        reader.nullable_bytes()  # the assignor's own
-        # Some clients say version 1 and stop where version 0 does.
+        reader.nullable_bytes()  # user data of the assignor
+        # Some clients write version 1 with only the fields of version 0.
         owned = reader.partitions() if version >= 1 and not reader.is_at_end else ()
         if version >= 2 and not reader.is_at_end:
             reader.number(">i")  # the generation in which these were owned
@@ -112,7 +112,7 @@ def read_subscription(metadata: bytes) -> Subscription:
 
 
 def read_assignment(data: bytes) -> Assignment:
-    """No bytes at all assign nothing. Raises DecodeError."""
+    """Read an assignment. Empty bytes assign no partition. Raises DecodeError."""
     if not data:
         return Assignment(())
     reader = _Reader(data)
@@ -124,7 +124,7 @@ def read_assignment(data: bytes) -> Assignment:
 
 
 def write_assignment(partitions: Iterable[tuple[str, Iterable[int]]], version: int) -> bytes:
-    """An assignment without user data. All versions are laid out alike."""
+    """Write an assignment without user data. All versions have the same layout."""
     parts = []
     for topic, indexes in partitions:
         name, numbers = topic.encode(), list(indexes)
@@ -133,9 +133,9 @@ def write_assignment(partitions: Iterable[tuple[str, Iterable[int]]], version: i
 
 
 def parse_subscription(metadata: bytes) -> list[str] | None:
-    """Topic names of a consumer's subscription, or None if these bytes are not one.
+    """Return the topic names of a subscription, or None if it cannot be read.
 
-    What follows the names is not looked at: all versions begin alike.
+    All versions begin with the names, so the rest is not read.
     """
     reader = _Reader(metadata)
     try:
@@ -146,7 +146,7 @@ def parse_subscription(metadata: bytes) -> list[str] | None:
 
 
 def subscribed_topics(group: Group) -> frozenset[str] | None:
-    """Topics that the members of a consumer group read; None if it cannot be known."""
+    """Return the topics that the members of a group of consumers read, or None if a subscription cannot be read."""
     if not group.is_consumer_protocol:
         return None
     topics: set[str] = set()

@@ -11,7 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.broker.cluster.endpoints import endpoint
-from headrace.broker.groups.events import (
+from headrace.broker.groups.handlers.requests import after_journal, of_group, refusal
+from headrace.broker.groups.model.classic import CONSUMER_PROTOCOL_TYPE, Phase
+from headrace.broker.groups.model.events import (
     DeleteGroup,
     Heartbeat,
     Join,
@@ -22,9 +24,7 @@ from headrace.broker.groups.events import (
     Sync,
     SyncResult,
 )
-from headrace.broker.groups.group import Group
-from headrace.broker.groups.model import CONSUMER_PROTOCOL_TYPE, Phase
-from headrace.broker.groups.requests import after_journal, of_group, refusal
+from headrace.broker.groups.model.group import Group
 from headrace.broker.requests.answers import AnswerBudget
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.slices import Slices, Work

@@ -1,0 +1,1 @@
+"""The journal `__consumer_offsets`: its records as bytes, and groups built from them."""
