@@ -59,9 +59,7 @@ from headrace.broker.context import BrokerContext
 from headrace.broker.extension import Extension
 from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.groups.group_configs import GroupConfigs
-from headrace.broker.groups.handlers.classic import GroupHandlers
-from headrace.broker.groups.handlers.consumer import ConsumerGroupHandlers
-from headrace.broker.groups.handlers.offsets import OffsetHandlers
+from headrace.broker.groups.handlers.apis import group_apis
 from headrace.broker.groups.handlers.patterns import PatternResolver
 from headrace.broker.groups.journal.records import TOPIC as OFFSETS_TOPIC
 from headrace.broker.log.config import LogConfig
@@ -733,9 +731,7 @@ class Broker:
             *BrokersApi(metadata).declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(transactions, allocate_producer_id).declarations(),
-            *GroupHandlers(groups, transactions, metadata, identity, entropy, slices).declarations(),
-            *OffsetHandlers(groups, metadata, clock, slices).declarations(),
-            *ConsumerGroupHandlers(groups, patterns, metadata, entropy).declarations(),
+            *group_apis(groups, transactions, patterns, metadata, identity, clock, entropy, slices),
             *TransactionHandlers(
                 transactions, metadata, allocate_producer_id, executor, clock, slices
             ).declarations(),

@@ -1,15 +1,15 @@
-"""The group coordinator: the thin shell around `broker.groups.state`.
+"""The group coordinator: a thin shell around the state machine (`broker.groups.state`).
 
-It owns the groups, feeds them requests and the passing of time, and carries out their effects: a reply resolves the
-request that waits for it, an append goes to the journal before anything that depends on it happens.
+It owns the groups, gives them requests and ticks, and carries out their effects. A reply resolves a waiting request. An
+append is stored on the journal before the group continues with it.
 
 Invariants
-- Nothing is acknowledged, or shown, before its journal record is stored as `JournalTopic` promises; a failed append
-  changes nothing but the answer.
+- A change is acknowledged and shown only when its journal record is stored as `JournalTopic` promises. A failed append
+  changes only the answer.
 - A group is served only after its journal partition has been read (`JournalTopic`).
-- A waiting request is an entry in `_waiting`; it goes with its answer or with its client.
+- A waiting request is an entry of `_waiting` until it is answered or its client is gone.
 
-Everything runs on the event loop; only reading the journal at start runs in the executor.
+All code runs on the event loop, except the reading of the journal at start, which runs in the executor.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ logger = logging.getLogger("headrace.groups")
 R = TypeVar("R")
 
 _FEW_RECORDS = 64
-_RECORD_BYTES_MIN = 16  # of anything in the journal
+_RECORD_BYTES_MIN = 16  # of any record on the journal
 
 
 def limits_of(config: BrokerConfig) -> Limits:
@@ -93,7 +93,7 @@ def limits_of(config: BrokerConfig) -> Limits:
 
 
 class _Waiter:
-    """A request between its arrival and its answer; `future` once it is known that others must act first."""
+    """A request that is not answered yet. It has a `future` if it must wait for other requests."""
 
     __slots__ = ("future", "group_id", "respond", "result")
 
@@ -116,7 +116,7 @@ class GroupCoordinator:
         background: BackgroundTasks,
         limits: Limits | None = None,
     ) -> None:
-        """`configs`: what groups set for themselves; loaded with the coordinator's `start`."""
+        """`configs` are the configurations of single groups; `start` loads them."""
         self.limits = limits if limits is not None else limits_of(config)
         self.configs = configs
         self.groups: dict[str, Group] = {}
@@ -132,7 +132,7 @@ class GroupCoordinator:
             background=background,
         )
         self.changes: Counter[int] = Counter()
-        """By journal partition: goes up with whatever changes what is stored of its groups."""
+        """By journal partition: a number that rises with each stored change of its groups."""
         self._storing: Counter[str] = Counter()
         self._deadlines = Deadlines(clock, self._tick)
         self.expiry = Sweep(
@@ -154,13 +154,13 @@ class GroupCoordinator:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to load the journal in the background; returns before it is loaded."""
+        """Begin to load the journal in the background. Returns before it is loaded."""
         await self.configs.load()
         self.journal.start()
         self.expiry.start()
 
     async def stop(self) -> None:
-        """Stop serving. Requests that still wait are told to find another coordinator."""
+        """Stop serving. Waiting requests get COORDINATOR_NOT_AVAILABLE."""
         self._stopped = True
         self._deadlines.close()
         self.expiry.close()
@@ -185,21 +185,22 @@ class GroupCoordinator:
         return Now(self._clock.monotonic(), self._ages.time_ms())
 
     def unavailable(self, group_id: str) -> ErrorCode:
-        """NONE, or why the group cannot be served now."""
+        """Return why the group cannot be served now, or NONE."""
         if self._stopped:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self.journal.unavailable(group_id)
 
     def knows(self, group_id: str) -> bool:
-        """A group is there as soon as a transaction has committed offsets to it, though it has not ended."""
+        """Whether the group exists. It does as soon as an open transaction has committed offsets to it."""
         return group_id in self.groups or bool(self.transactional.unstable_partitions(group_id))
 
     def submit(
         self, group_id: str, event_for: Callable[[int], Event], respond: Callable[[Any], R]
     ) -> R | asyncio.Future[R]:
-        """Let a request happen. `event_for` makes its event from a token, `respond` answers with the result.
+        """Apply a request, and return its answer, or a future if it must wait for other requests.
 
-        Gives the answer, or a future of it if others have to act first. Whoever drops that future cancels it.
+        `event_for` makes the event from a token, `respond` the answer from the result. A caller that gives up cancels
+        the future.
         """
         self._last_token += 1
         token = self._last_token
@@ -222,12 +223,12 @@ class GroupCoordinator:
             self._run(waiter.group_id, Abandoned(token))
 
     def tell(self, group_id: str, event: Event) -> None:
-        """Let something happen to a group that exists; nobody waits for an answer."""
+        """Apply an event without an answer, if the group exists."""
         if group_id in self.groups and not self._stopped:
             self._run(group_id, event)
 
     def limits_of_group(self, group_id: str) -> Limits:
-        """The broker's limits with what the group sets for itself."""
+        """Return the broker's limits with the group's own configuration."""
         if not self.configs.explicit(group_id):
             return self.limits
         return replace(
@@ -237,7 +238,7 @@ class GroupCoordinator:
         )
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: drop what was committed for it."""
+        """Drop the committed offsets of a deleted topic."""
         names = [name for name, group in self.groups.items() if topic in group.offsets]
         for group_id in {*names, *self.transactional.groups_with(topic)}:
             self._run(group_id, ForgetTopic(topic, self.transactional.unstable_partitions(group_id)))
@@ -255,7 +256,7 @@ class GroupCoordinator:
         offsets: Mapping[tuple[str, int], CommittedOffset],
         batch: bytes | None = None,
     ) -> OffsetsResult | asyncio.Future[OffsetsResult]:
-        """Commit as part of the transaction of `producer` (id and epoch)."""
+        """Commit offsets as part of the transaction of `producer` (id and epoch)."""
 
         def event(token: int) -> Event:
             commit = Commit(token, member_id, instance_id, generation, offsets, batch=batch)
@@ -266,9 +267,9 @@ class GroupCoordinator:
     def end_transaction(
         self, index: int, producer_id: int, marker: bytes, later: Later, *, commit: bool
     ) -> bool:
-        """Put the marker of a producer's transaction on journal partition `index`; then its offsets count, or not.
+        """Store the marker of a producer's transaction on journal partition `index`, and apply or drop its offsets.
 
-        True if that is done, False if `later` will be told. Raises KafkaError like `JournalTopic.append`.
+        Returns True if that is done, False if `later` will be called. Raises KafkaError as `JournalTopic.append` does.
         """
 
         def ended(error: KafkaError | None) -> None:
@@ -300,7 +301,7 @@ class GroupCoordinator:
             if isinstance(effect, Reply):
                 self._answer(effect.token, effect.result)
             elif (error := self._append(group_id, effect)) is not None:
-                # The append may have taken a while: sessions begin when their members are answered.
+                # The append may have taken a while: sessions begin when members are answered.
                 appended = Appended(effect.pending, error)
                 effects.extendleft(reversed(step(group, appended, self.now(), limits, topics)))
         if (group.phase is Phase.DEAD or group.is_disposable) and not self._storing[group_id]:
@@ -325,7 +326,7 @@ class GroupCoordinator:
     # -- the journal -----------------------------------------------------------------------------------------
 
     def _append(self, group_id: str, effect: Append) -> ErrorCode | None:
-        """The outcome, or None if it takes its time: then the group hears of it later."""
+        """Store records. Returns the outcome, or None if the event `Appended` will report it later."""
         pending, producer = effect.pending, None
         if isinstance(pending, PendingTransactionalCommit):
             producer = (pending.producer_id, pending.producer_epoch)
@@ -352,8 +353,9 @@ class GroupCoordinator:
         return None
 
     def batch_bytes_max(self, group_id: str) -> int:
-        """What the journal takes at once; it must be there. It may take more of the coordinator's own than what Kafka
-        takes of a client, `message.max.bytes`.
+        """Return the largest batch in bytes that a client may commit. The journal must exist.
+
+        The journal may accept larger batches of the coordinator itself; a client's limit is `message.max.bytes`.
         """
         partition = self.journal.partitions[self.journal.index_of(group_id)]
         client_bytes_max: int = self._config["message.max.bytes"]
@@ -379,13 +381,13 @@ class GroupCoordinator:
 
     def _failed(self, group_id: str, error: KafkaError) -> ErrorCode:
         if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
-            logger.info("group %s: another broker coordinates it now: %s", group_id, error)
+            logger.info("group %s: another broker is its coordinator now: %s", group_id, error)
         else:
-            logger.error("group %s: its change cannot be stored: %s", group_id, error)
+            logger.error("group %s: a change could not be stored: %s", group_id, error)
         return _answer_for(error.code)
 
     def read(self, index: int, partition: Partition) -> Replay:
-        """For the journal, like what follows (`broker.cluster.journal_topic.Contents`)."""
+        """Read a journal partition. This and the next methods are `broker.cluster.journal_topic.Contents`."""
         replay = Replay(index)
         replay.apply(journal.read_partition(partition))
         return replay
@@ -413,7 +415,10 @@ class GroupCoordinator:
                 del self._waiting[token]
                 if not waiter.future.done():
                     waiter.future.set_exception(
-                        KafkaError(ErrorCode.NOT_COORDINATOR, "another broker may coordinate the group now")
+                        KafkaError(
+                            ErrorCode.NOT_COORDINATOR,
+                            "the coordinator may have moved to another broker",
+                        )
                     )
 
     def _groups_of(self, index: int) -> list[Group]:
@@ -431,8 +436,9 @@ class GroupCoordinator:
         return journal.encode_journal_batch(records, self._clock.time_ms()) if records else None
 
     def positions(self, indexes: Collection[int]) -> Work[dict[int, list[GroupPositions]]]:
-        """Of the groups of these journal partitions that have any, as they are stored: of each as of one moment. As
-        work that rests between groups; what is let go of meanwhile is missing.
+        """Return the stored positions of the groups of these journal partitions, as work that rests between groups.
+
+        Each group is read at one moment. Groups that are let go of meanwhile are missing.
         """
         found: dict[int, list[GroupPositions]] = {index: [] for index in indexes}
         for group_id, group in list(self.groups.items()):
@@ -445,7 +451,7 @@ class GroupCoordinator:
     # -- expiry ----------------------------------------------------------------------------------------------
 
     def _expire(self, group_id: str) -> None:
-        """Drop its offsets whose retention is over."""
+        """Drop the group's offsets that have passed their retention."""
         if group_id in self.groups:
             unstable = self.transactional.unstable_partitions(group_id)
             self._run(group_id, ExpireOffsets(unstable), self._now_for_ages())
@@ -456,7 +462,7 @@ def _as_it_is(result: Any) -> Any:
 
 
 def _answer_for(code: ErrorCode) -> ErrorCode:
-    """What a client is told when the journal refused a record: something it retries, if that can help."""
+    """Return the client's error for an error of the journal: a retriable one if a retry can help."""
     if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
         return ErrorCode.UNKNOWN_SERVER_ERROR
     if code is ErrorCode.INVALID_REQUEST:

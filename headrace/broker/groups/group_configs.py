@@ -1,7 +1,7 @@
 """Configurations of single groups (resource type GROUP of DescribeConfigs and IncrementalAlterConfigs).
 
-They are kept in the coordination store, under `/group-configs/<group>`, whether or not the group exists, and
-hold from the next heartbeat on. What a group does not set comes from the broker's configuration.
+The coordination store has them under `/group-configs/<group>`, whether or not the group exists. They take effect with
+the next heartbeat. The broker's configuration has the values that a group does not set.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = {
             SESSION_TIMEOUT,
             ConfigType.INT,
             "45000",
-            "How long a member of the consumer protocol may be silent before it is removed.",
+            "Time without a heartbeat after which a member of the consumer protocol is removed, in milliseconds.",
             at_least(1),
         ),
         ConfigKey(
             HEARTBEAT_INTERVAL,
             ConfigType.INT,
             "5000",
-            "How often members of the consumer protocol send heartbeats.",
+            "Interval at which members of the consumer protocol send heartbeats, in milliseconds.",
             at_least(1),
         ),
     )
@@ -44,7 +44,7 @@ _ROOT = "/group-configs"
 
 
 def broker_synonym(name: str) -> str:
-    """The broker configuration that holds where the group does not set its own."""
+    """Return the broker configuration that applies if the group does not set its own."""
     return f"group.{name}"
 
 
@@ -64,18 +64,18 @@ class GroupConfigs:
         }
 
     async def run(self) -> None:
-        """Follow what is set through other brokers, until cancelled."""
+        """Follow changes by other brokers, until cancelled."""
         await follow(self._store, _ROOT, self.load)
 
     def names(self) -> list[str]:
-        """Groups that set something of their own."""
+        """Return the groups that have a configuration."""
         return sorted(self._explicit)
 
     def explicit(self, group_id: str) -> Mapping[str, str]:
         return self._explicit.get(group_id, {})
 
     def value(self, group_id: str, name: str) -> int:
-        """In milliseconds."""
+        """Return the value that applies to the group, in milliseconds."""
         text = self.explicit(group_id).get(name)
         return int(text) if text is not None else int(self._broker[broker_synonym(name)])
 
@@ -86,9 +86,9 @@ class GroupConfigs:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Set configurations (None: back to the default), all or none. `changes` is given what is set.
+        """Set configurations, all or none. A value of None removes one.
 
-        Raises KafkaError.
+        `changes` gets the group's configuration and returns the values to set. Raises KafkaError.
         """
         if not group_id:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")

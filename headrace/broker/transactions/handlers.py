@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from headrace.broker.groups.handlers.offsets import prepared
+from headrace.broker.groups.handlers.offset_commit import prepared
 from headrace.broker.groups.model.records import CommittedOffset
 from headrace.broker.requests.answers import AnswerBudget
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat (68) and ConsumerGroupDescribe (69) on the wire."""
+"""ConsumerGroupHeartbeat (68) and ConsumerGroupDescribe (69)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.ports import Entropy
 
 SUBSCRIBED_TOPICS_MAX = 10_000
-"""By one member, by name; a pattern may match any number."""
+"""Limit of topics that a member subscribes to by name. A pattern can match any number."""
 CLASSIC_MEMBER_TYPE = 0
 CONSUMER_MEMBER_TYPE = 1
 
@@ -83,7 +83,7 @@ class ConsumerGroupHandlers:
         coordinator = self._coordinator
         names = request.subscribed_topic_names
         if names is not None and len(names) > SUBSCRIBED_TOPICS_MAX:
-            problem = f"{len(names)} topics are subscribed to by name; {SUBSCRIBED_TOPICS_MAX} is the most"
+            problem = f"{len(names)} topics are subscribed to by name; the limit is {SUBSCRIBED_TOPICS_MAX}"
             return _heartbeat_response(ConsumerHeartbeatResult(ErrorCode.INVALID_REQUEST, problem))
         for name in names or ():
             yield
@@ -106,7 +106,7 @@ class ConsumerGroupHandlers:
     async def _heartbeat_later(
         self, context: RequestContext, request: ConsumerGroupHeartbeatRequest, owned: Assignment | None
     ) -> ConsumerGroupHeartbeatResponse:
-        """The first use of the journal creates it; a new pattern is matched outside of the event loop."""
+        """Create the journal, or match a new pattern outside of the event loop, and then apply the heartbeat."""
         if request.member_epoch == JOINING_EPOCH:
             await self._coordinator.journal.ensure()
         pattern, resolved = request.subscribed_topic_regex, None
@@ -154,7 +154,7 @@ class ConsumerGroupHandlers:
     def describe(
         self, context: RequestContext, request: ConsumerGroupDescribeRequest
     ) -> Work[ConsumerGroupDescribeResponse]:
-        """A group that is named again and again is described once."""
+        """Describe each group once, also if the request repeats it."""
         response = ConsumerGroupDescribeResponse(groups=[])
         budget = AnswerBudget()
         for group_id in dict.fromkeys(request.group_ids):
@@ -230,7 +230,7 @@ class ConsumerGroupHandlers:
 
 
 def _require_topics(context: RequestContext, described: DescribedGroup) -> Work[None]:
-    """Raises KafkaError when it shows a topic that may not be seen."""
+    """Raise KafkaError if the description has a topic without DESCRIBE."""
     if context.authorizer.is_open:
         return
     for member in described.members:
@@ -256,7 +256,7 @@ def _owned(topics: list[TopicPartitions]) -> Work[Assignment]:
 
 
 def _heartbeat_response(result: Any) -> ConsumerGroupHeartbeatResponse:
-    invariant(isinstance(result, ConsumerHeartbeatResult), "a heartbeat got another request's answer")
+    invariant(isinstance(result, ConsumerHeartbeatResult), "a heartbeat got the result of another request")
     assignment = result.assignment
     return ConsumerGroupHeartbeatResponse(
         error_code=result.error,

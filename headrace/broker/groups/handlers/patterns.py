@@ -1,8 +1,8 @@
-"""Which topics the patterns of consumer groups match: found out in the executor, told to the groups.
+"""The topics that the patterns of groups match. They are computed in the executor.
 
-A new pattern is resolved before its heartbeat takes effect. After topics have come or gone, a group's
-patterns are resolved again at one of its heartbeats, with so long a pause between two times that it costs
-about one percent of the processor.
+A new pattern is resolved before its heartbeat takes effect. After topics or rights have changed, a group's patterns are
+resolved again at one of its heartbeats. The pause between two times is so long that this takes about one percent of the
+processor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_FACTOR = 100.0
-_ASKED_TOGETHER = 500  # rights to topics between two rests
+_ASKED_TOGETHER = 500  # topics that are authorized between two rests
 
 
 class PatternResolver:
@@ -44,18 +44,18 @@ class PatternResolver:
         self._clock = clock
         self._background = background
         self._seen: dict[str, tuple[int, int]] = {}
-        """Group -> the versions of metadata and rights its patterns were last matched against."""
+        """Group -> the versions of metadata and rights when its patterns were last matched."""
         self._not_before: dict[str, float] = {}
         self._busy: set[str] = set()
         self._turn = asyncio.Lock()
-        """One pattern at a time: the other threads are for those who wait for disks."""
+        """One pattern at a time, so that the executor's other threads stay free for disks."""
 
     def is_known(self, group_id: str, pattern: str) -> bool:
         group = self._coordinator.groups.get(group_id)
         return group is not None and group.consumer is not None and pattern in group.consumer.patterns
 
     async def resolve(self, pattern: str, context: RequestContext) -> ResolvedPattern | None:
-        """Topics that who asks may know of. None if it is not a pattern; the group will say what is wrong with it."""
+        """Return the matching topics that the client may see. None for an invalid pattern, which the group refuses."""
         async with self._turn:
             version, now_ms = self._metadata.version, self._clock.time_ms()
             names = [image.name for image in self._metadata.topics()]
@@ -68,7 +68,7 @@ class PatternResolver:
         return ResolvedPattern(frozenset(topics), version, now_ms)
 
     def refresh(self, group_id: str, context: RequestContext) -> None:
-        """Match the group's patterns again if topics or rights have changed and it is time."""
+        """Match the group's patterns again if topics or rights have changed and the pause is over."""
         group = self._coordinator.groups.get(group_id)
         version = self._metadata.version, context.authorizer.version
         if group is None or group.consumer is None or not group.consumer.patterns:

@@ -1,23 +1,26 @@
-"""What handlers of groups do before anything else: who may, whether the group is coordinated here, the journal."""
+"""Steps that the handlers of groups share: authorization, the journal, the coordinator, and topic ids."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.requests.declaration import RequestContext
-from headrace.broker.runtime.slices import Slices
+from headrace.broker.runtime.slices import Slices, Work
 from headrace.broker.security.rights import Operation, ResourceType
 from headrace.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+
+FIRST_VERSION_WITH_IDS = 10  # of OffsetCommit and OffsetFetch
 
 
 def after_journal(
     coordinator: GroupCoordinator, slices: Slices, handler: Callable[[RequestContext, Any], Any]
 ) -> Callable[..., Any]:
-    """The journal's topic is created by the first request that needs it."""
+    """Create the journal's topic before `handler`, if it does not exist yet."""
 
     def handle(context: RequestContext, request: Any) -> Any:
         return handler(context, request) if coordinator.has_journal else first(context, request)
@@ -33,15 +36,16 @@ def after_journal(
 
 
 def refusal(coordinator: GroupCoordinator, group_id: str) -> ErrorCode:
-    """Why no member of this group can be served at all, or NONE."""
+    """Return why this broker cannot serve the group, or NONE."""
     return coordinator.unavailable(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
 
 
 def of_group(
     operation: Operation, handler: Callable[[RequestContext, Any], Any], *, again: bool = False
 ) -> Callable[..., Any]:
-    """For those who may do this to the group that the request names, and for nobody else. With `again` they have to be
-    allowed to when the answer is there, too: it is waited for and tells of others.
+    """Require `operation` on the request's group. Raises KafkaError.
+
+    With `again` it is required once more when the answer is ready: the answer has waited, and shows other members.
     """
 
     def handle(context: RequestContext, request: Any) -> Any:
@@ -52,8 +56,24 @@ def of_group(
         return answer
 
     async def checked(context: RequestContext, request: Any, answer: Awaitable[Any]) -> Any:
-        told = await answer
+        response = await answer
         context.require(operation, ResourceType.GROUP, request.group_id)
-        return told
+        return response
 
     return handle
+
+
+def name_topics(metadata: TopicManager, context: RequestContext, topics: Iterable[Any]) -> Work[None]:
+    """Set the names of topics that were given by id. The name of an unknown topic stays empty.
+
+    Without DESCRIBE, a topic is answered as an unknown one.
+    """
+    for topic in topics:
+        yield
+        image = metadata.topic_by_id(topic.topic_id)
+        if image is not None and context.may(Operation.DESCRIBE, ResourceType.TOPIC, image.name):
+            topic.name = image.name
+
+
+def as_it_is(result: Any) -> Any:
+    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import islice
 
-from headrace.broker.groups.handlers.offsets import _commit_response
+from headrace.broker.groups.handlers.offset_commit import _commit_response
 from headrace.broker.runtime.slices import finish
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.messages.offset_commit import (

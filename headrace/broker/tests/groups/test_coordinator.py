@@ -12,9 +12,7 @@ import pytest
 from headrace.broker.cluster.journal_topic import partition_of
 from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.groups.group_configs import GroupConfigs
-from headrace.broker.groups.handlers.classic import GroupHandlers
-from headrace.broker.groups.handlers.consumer import ConsumerGroupHandlers
-from headrace.broker.groups.handlers.offsets import OffsetHandlers
+from headrace.broker.groups.handlers.apis import group_apis
 from headrace.broker.groups.handlers.patterns import PatternResolver
 from headrace.broker.groups.journal.records import TOPIC
 from headrace.broker.groups.model.limits import Limits
@@ -187,12 +185,10 @@ class Site:
         )
         transactions = SimpleNamespace(journal=self.coordinator.journal, check_offered=lambda: None)
         patterns = PatternResolver(self.coordinator, metadata, executor, clock, background)
-        handlers = (
-            GroupHandlers(self.coordinator, transactions, metadata, identity, entropy, Slices()),
-            OffsetHandlers(self.coordinator, metadata, clock, Slices()),
-            ConsumerGroupHandlers(self.coordinator, patterns, metadata, entropy),
+        apis = group_apis(
+            self.coordinator, transactions, patterns, metadata, identity, clock, entropy, Slices()
         )
-        self.apis = {each.key: each for every in handlers for each in every.declarations()}
+        self.apis = {each.key: each for each in apis}
         await self.coordinator.start()
         if load:
             await self.settle()

@@ -1,0 +1,1 @@
+"""The APIs of groups: requests to events, results to responses."""
