@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from headrace.broker.cluster.journal_topic import JournalTopic, Later
-from headrace.broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfigs
+from headrace.broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfigs, limits_of
 from headrace.broker.groups.journal import records as journal
 from headrace.broker.groups.journal.replay import Replay, live_records
 from headrace.broker.groups.model.classic import Phase
@@ -72,24 +72,6 @@ R = TypeVar("R")
 
 _FEW_RECORDS = 64
 _RECORD_BYTES_MIN = 16  # of any record on the journal
-
-
-def limits_of(config: BrokerConfig) -> Limits:
-    policy = config["group.consumer.migration.policy"]
-    return Limits(
-        initial_rebalance_delay_ms=config["group.initial.rebalance.delay.ms"],
-        session_timeout_ms_min=config["group.min.session.timeout.ms"],
-        session_timeout_ms_max=config["group.max.session.timeout.ms"],
-        group_size_max=config["group.max.size"],
-        offset_metadata_size_max=config["offset.metadata.max.bytes"],
-        offsets_retention_ms=config["offsets.retention.minutes"] * 60_000,
-        consumer_session_timeout_ms=config["group.consumer.session.timeout.ms"],
-        consumer_heartbeat_interval_ms=config["group.consumer.heartbeat.interval.ms"],
-        consumer_group_size_max=config["group.consumer.max.size"],
-        allows_upgrade=policy in ("upgrade", "bidirectional"),
-        allows_downgrade=policy in ("downgrade", "bidirectional"),
-        consumer_assignors=tuple(config["group.consumer.assignors"]),
-    )
 
 
 class _Waiter:

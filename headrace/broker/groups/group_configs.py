@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from headrace.broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least, unknown_name
+from headrace.broker.groups.model.limits import Limits
 from headrace.broker.metadata.nodes import follow, modify
 from headrace.protocol.errors import ErrorCode, KafkaError
 
@@ -46,6 +47,25 @@ _ROOT = "/group-configs"
 def broker_synonym(name: str) -> str:
     """Return the broker configuration that applies if the group does not set its own."""
     return f"group.{name}"
+
+
+def limits_of(config: BrokerConfig) -> Limits:
+    """Return the limits of groups that the broker's configuration sets."""
+    policy = config["group.consumer.migration.policy"]
+    return Limits(
+        initial_rebalance_delay_ms=config["group.initial.rebalance.delay.ms"],
+        session_timeout_ms_min=config["group.min.session.timeout.ms"],
+        session_timeout_ms_max=config["group.max.session.timeout.ms"],
+        group_size_max=config["group.max.size"],
+        offset_metadata_size_max=config["offset.metadata.max.bytes"],
+        offsets_retention_ms=config["offsets.retention.minutes"] * 60_000,
+        consumer_session_timeout_ms=config["group.consumer.session.timeout.ms"],
+        consumer_heartbeat_interval_ms=config["group.consumer.heartbeat.interval.ms"],
+        consumer_group_size_max=config["group.consumer.max.size"],
+        allows_upgrade=policy in ("upgrade", "bidirectional"),
+        allows_downgrade=policy in ("downgrade", "bidirectional"),
+        consumer_assignors=tuple(config["group.consumer.assignors"]),
+    )
 
 
 class GroupConfigs:

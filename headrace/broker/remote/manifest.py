@@ -147,10 +147,6 @@ class TopicNote(msgspec.Struct, frozen=True):
     config: dict[str, str]
 
 
-def topic_folder(topic_id: UUID) -> str:
-    return str(topic_id)
-
-
 def partition_folder(topic_id: UUID, index: int) -> str:
     return f"{topic_id}/{index}"
 

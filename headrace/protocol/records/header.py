@@ -142,11 +142,6 @@ class BatchHeader(msgspec.Struct, frozen=True):
         return bool(self.attributes & LOG_APPEND_TIME_BIT)
 
     @property
-    def timestamp_type(self) -> int:
-        """0 CreateTime, 1 LogAppendTime."""
-        return (self.attributes & LOG_APPEND_TIME_BIT) >> 3
-
-    @property
     def is_transactional(self) -> bool:
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
@@ -264,14 +259,6 @@ def write_base_offset_and_epoch(
     """Stamp what the log decides. Both fields are outside the CRC, so nothing else changes."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _EPOCH.pack_into(buffer, position + EPOCH_POSITION, leader_epoch)
-
-
-def set_log_append_time(buffer: bytearray | memoryview, position: int, timestamp_ms: int) -> None:
-    """Turn a whole batch into one with log append time: attribute bit 3, max timestamp, and a new CRC."""
-    (attributes,) = ATTRIBUTES.unpack_from(buffer, position + ATTRIBUTES_POSITION)
-    ATTRIBUTES.pack_into(buffer, position + ATTRIBUTES_POSITION, attributes | LOG_APPEND_TIME_BIT)
-    TIMESTAMP.pack_into(buffer, position + MAX_TIMESTAMP_POSITION, timestamp_ms)
-    write_crc(buffer, position)
 
 
 def compute_crc(buffer: Buffer, position: int = 0) -> int:

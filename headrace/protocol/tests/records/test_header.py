@@ -11,14 +11,12 @@ from headrace.protocol.errors import DecodeError
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.protocol.records.header import (
     HEADER_SIZE,
-    LOG_APPEND_TIME_BIT,
     MAGIC_ARROW,
     MAX_SEQUENCE,
     BatchHeader,
     advance_sequence,
     iter_headers,
     read_header,
-    set_log_append_time,
     verify_crc,
     write_base_offset_and_epoch,
     write_crc,
@@ -61,7 +59,7 @@ def test_every_field_is_read_from_its_place():
     assert header.last_sequence == 5
     assert header.is_transactional
     assert not header.is_control
-    assert header.timestamp_type == 0
+    assert not header.is_log_append_time
 
 
 @st.composite
@@ -123,16 +121,12 @@ def test_an_arrow_batch_counts_its_sequences_apart_from_its_records():
     assert read_header(data).last_sequence == MAX_SEQUENCE - 1
 
 
-def test_stamping_leaves_the_crc_valid_and_append_time_renews_it():
+def test_stamping_leaves_the_crc_valid():
     data = bytearray(b"xx" + batch())
     write_base_offset_and_epoch(data, 2, 1 << 40, 12)
     assert verify_crc(data, 2)
-    set_log_append_time(data, 2, 999)
     header = read_header(data, 2)
-    assert verify_crc(data, 2)
-    assert (header.base_offset, header.partition_leader_epoch, header.max_timestamp) == (1 << 40, 12, 999)
-    assert header.attributes & LOG_APPEND_TIME_BIT
-    assert header.is_log_append_time
+    assert (header.base_offset, header.partition_leader_epoch) == (1 << 40, 12)
 
 
 def test_one_changed_bit_under_the_crc_is_noticed():
