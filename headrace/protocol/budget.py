@@ -1,4 +1,4 @@
-"""What one frame may cost in memory once it is decoded.
+"""The memory that one frame may take when it is decoded.
 
 A frame of 100 MiB can hold fifty million empty arrays, each of which is a Python object of sixty bytes.
 Bounding the frame therefore does not bound the memory: every decoder charges what it is about to allocate

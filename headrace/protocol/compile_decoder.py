@@ -5,8 +5,8 @@ The function takes (buffer, position, left) and returns (message, position, left
 budget, in bytes. It raises DecodeError for what it notices itself; running off the end of the buffer surfaces as
 `struct.error` or IndexError and bad text as UnicodeDecodeError, which the caller translates.
 
-For large frames there is a second form of it, a generator that rests every few elements, so that whoever decodes can
-let others run in between.
+For large frames there is a second form of it, a generator that rests every few elements, so that other work can run
+in between.
 
 Nothing is allocated before it is checked: a count of elements that could not fit into the rest of the
 buffer even if each were as small as it can be, or that the budget cannot pay, is refused first. What text
@@ -31,7 +31,7 @@ Decoder = Callable[[Any, int, int], tuple[Any, int, int]]
 RestingDecoder = Callable[[Any, int, int], Generator[None, None, tuple[Any, int, int]]]
 
 ELEMENTS_PER_REST = 32
-"""Of an array, between two rests of a decoder or encoder that rests."""
+"""Array elements between two rests of a resting decoder or encoder."""
 STRING_BYTES_MAX = 32_767
 """As in Kafka, though the compact encoding could say more: one string is not decoded in pieces. For Kafka's own
 messages, where a decoder rests."""

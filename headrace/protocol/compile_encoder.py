@@ -324,7 +324,7 @@ def _pack_array(letter: str, values: list[Any]) -> bytes:
 
 
 def _records_part(value: Any) -> tuple[Any, int]:
-    """What to send for a `records` value, and its size in bytes: a buffer as it is, or a region of a file."""
+    """Return the part to send for a `records` value (a buffer or a region of a file) and its size in bytes."""
     size = getattr(value, "size", None)
     if type(size) is int and not hasattr(value, "nbytes"):
         if size < 0:

@@ -209,7 +209,7 @@ _RETRIABLE = frozenset(
 
 
 class KafkaError(Exception):
-    """A request, or a part of it, is to be answered with `code`; `message` is for the person who reads it."""
+    """A request, or a part of it, must be answered with `code`. `message` is for people."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         super().__init__(code, message)

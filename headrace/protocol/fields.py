@@ -73,7 +73,7 @@ class Declared(Protocol):
 
 
 class DeclaredMessage(Declared, Protocol):
-    """What compilers know of a `protocol.schema.Message`."""
+    """The part of a `protocol.schema.Message` that the compilers use."""
 
     @classmethod
     def is_flexible(cls, version: int) -> bool:

@@ -21,7 +21,7 @@ _CORRELATION = Packer(">i")
 MAX_FRAME_SIZE = 100 * 1024 * 1024
 """Largest frame in bytes that a client accepts: Kafka's default of `socket.request.max.bytes`."""
 TAGGED_FIELDS_MAX = 1000
-"""Of a header; none is defined, and each that is sent has to be looked at to skip it."""
+"""Limit per header. None is defined, and each one that is sent must be read to skip it."""
 
 
 class RequestHeader(NamedTuple):

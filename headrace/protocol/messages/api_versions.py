@@ -2,7 +2,7 @@
 
 A version that the broker does not know is answered in version 0 with UNSUPPORTED_VERSION (KIP-511), and the header of
 the response is always version 0, because a client reads it before it knows anything. Up to version 3 a supported
-feature whose `min_version` is 0 must be left out (KIP-1022); that is the business of whoever fills the response.
+feature whose `min_version` is 0 must be left out (KIP-1022); the handler that fills the response does that.
 """
 
 from __future__ import annotations

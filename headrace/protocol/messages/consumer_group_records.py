@@ -44,7 +44,7 @@ class ClassicMemberMetadata(Struct):
 
 
 class ConsumerGroupMemberMetadataValue(Message, versions="0", flexible="0+"):
-    """What a member told about itself. `classic_member_metadata` is set while it speaks the classic protocol."""
+    """A member's subscription. `classic_member_metadata` is set while it uses the classic protocol."""
 
     instance_id: str | None = string(nullable="0+")
     rack_id: str | None = string(nullable="0+")

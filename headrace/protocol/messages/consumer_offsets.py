@@ -24,7 +24,7 @@ M = TypeVar("M", bound=Message)
 
 
 class OffsetCommitKey(Message, versions="0-1"):
-    """Whose position: of which group in which partition."""
+    """The key of a position: a group and a partition."""
 
     group: str = string()
     topic: str = string()

@@ -1,4 +1,4 @@
-"""CreateAcls, API key 30: let or forbid somebody something (KIP-140)."""
+"""CreateAcls, API key 30: allow or deny operations to principals (KIP-140)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeAcls, API key 29: who may do what (KIP-140). Patterns and filters are Kafka's numbers."""
+"""DescribeAcls, API key 29: the ACLs that a filter matches (KIP-140). Patterns and filters are Kafka's numbers."""
 
 from __future__ import annotations
 

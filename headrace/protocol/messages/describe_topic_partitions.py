@@ -12,7 +12,7 @@ class TopicRequest(Struct):
 
 
 class Cursor(Struct):
-    """Where a page starts: given back in `next_cursor`, sent again in `cursor`."""
+    """The start of a page: returned in `next_cursor` and sent again in `cursor`."""
 
     topic_name: str = string()
     partition_index: int = int32()

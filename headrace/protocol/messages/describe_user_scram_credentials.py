@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials, API key 50: who has which SCRAM credentials (KIP-554). Users None means all."""
+"""DescribeUserScramCredentials, API key 50: the SCRAM credentials of users (KIP-554). Users None means all."""
 
 from __future__ import annotations
 

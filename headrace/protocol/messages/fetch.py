@@ -128,6 +128,6 @@ class ReplicaFetchResponse(FetchResponse, key=1, kind="response", versions="4-18
     """Between our own brokers: what a leader adds for followers (`broker.replication.safe_time`). Others skip it."""
 
     is_current: bool = boolean(versions="18+", ignorable=True, tag=10000)
-    """Of the session's partitions this answer names all whose high watermark is not the one that the follower has told
-    or was told last, but those that are `doubted`; and whoever answers led them all when it did."""
+    """The answer has all of the session's partitions whose high watermark differs from the last one that the follower
+    sent or received, except those that are `doubted`. The broker led all of them when it answered."""
     doubted: list[ForgottenTopic] = array(ForgottenTopic, versions="18+", ignorable=True, tag=10001)

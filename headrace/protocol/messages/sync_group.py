@@ -1,4 +1,4 @@
-"""SyncGroup, API key 14: the leader hands in the assignment, everybody gets their part of it."""
+"""SyncGroup, API key 14: the leader sends the assignment, and each member gets its part."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Whether a batch holds the records that its header speaks of, without taking them apart.
+"""Check that a batch has the records that its header announces, without decoding them.
 
-`check_batch` reads every length and count: 1.5 us for a record, 11 ns for each further one, and the decompression.
-Whoever cannot wait gives it an `Effort`: work that would take more is not begun, or ends when that is seen, with
-`TakesTime`; then a thread does it. Costs are estimated from above, from bytes and counts, never timed.
+`check_batch` reads every length and count: 1.5 us for a record, 11 ns for each further one, and the decompression. A
+caller on the event loop gives it an `Effort`. Work that would take longer is not begun, or ends early, with
+`TakesTime`; then a thread does it. Costs are upper estimates from bytes and counts; nothing is timed.
 
-Importing this imports no numba. Until somebody has loaded the kernel (`load`: some tenths of a second, 90 MB), batches
-are checked in plain Python, 2 us a record: a few records at once, more by whoever can wait; the largest wait for it.
+Importing this does not import numba. Until the kernel is loaded (`load`: some tenths of a second, 90 MB), batches are
+checked in plain Python at 2 us a record: a few records on the event loop, more in a thread. The largest batches wait
+for the kernel.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ else:
     np = lazy_module("numpy")
 
 EFFORT_NS: Final = 1_000_000
-"""What one request may cost the event loop."""
+"""Time that one request may take on the event loop."""
 
 _STEP_NS: Final = 11
 _COLUMNS_NS: Final = 100
-"""Of a record that is decoded and looked at."""
+"""Cost of one record that is decoded and checked."""
 _FEW_HEADERS: Final = 64
 _FEW_NS: Final = 3_000
 _PLAIN_RECORDS: Final = 10_000
 """Beyond, the kernel is there sooner."""
 _INT64: Final = range(-(1 << 63), 1 << 63)
 _CODEC_NS: Final = {1: (60.0, 3.0), 2: (0.5, 1.2), 3: (2.0, 0.5), 4: (4.0, 1.5)}
-"""What a byte of each codec costs on its way in and out. Members and frames of nothing, one after another, cost twice
-as much on their way in."""
+"""Cost of one byte in each codec, compressed and decompressed. Many empty members or frames cost twice as much per
+compressed byte."""
 _LZ4: Final = 3
 _LZ4_BLOCKS_MAX: Final = 64
-"""Of 64 KiB: as producers write 4 MiB."""
+"""Maximum number of blocks, of 64 KiB each: producers write 4 MiB so."""
 _LZ4_NS: Final = (1.0, 0.2)
-"""Of one frame of few blocks. What costs most on its way in are the shortest sequences, of which nothing comes out that
-is not counted in this; what costs most on its way out is one long match."""
+"""Cost of one byte of a frame with few blocks, compressed and decompressed. The shortest sequences cost most per
+compressed byte, one long match per decompressed byte."""
 _LZ4_CHECKED_NS: Final = (1.0, 0.5)
 """... with checksums."""
 _STEPS_UNBOUNDED: Final = 1 << 40
@@ -60,7 +61,7 @@ class TakesTime(Exception):  # noqa: N818 - nothing is wrong
 
 
 class Effort:
-    """What may still be done at once, in nanoseconds of one core."""
+    """Time that is left for work on the event loop, in nanoseconds of one core."""
 
     __slots__ = ("left_ns",)
 

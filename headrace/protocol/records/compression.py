@@ -144,11 +144,11 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
 
 
 class Lz4Frame(NamedTuple):
-    """What stands around the blocks of one LZ4 frame."""
+    """The frame of the blocks of LZ4 data."""
 
     blocks: int
     has_checksums: bool
-    """Of blocks or of the content."""
+    """Checksums of blocks or of the content."""
 
 
 def lz4_frame(data: Buffer, blocks_max: int) -> Lz4Frame | None:

@@ -42,7 +42,7 @@ _VALUE: Final = Struct(">hi")
 
 
 class EndMarker(msgspec.Struct, frozen=True):
-    """What a control batch says. `commit` is None for a type that is not known here and ends nothing."""
+    """The content of a control batch. `commit` is None for an unknown type, which ends no transaction."""
 
     commit: bool | None
     coordinator_epoch: int

@@ -63,7 +63,7 @@ EPOCH_POSITION: Final = 12
 MAGIC_POSITION: Final = 16
 CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21
-"""Where the CRC begins to count, too."""
+"""Also the first byte that the CRC covers."""
 FLAGS_POSITION: Final = ATTRIBUTES_POSITION + 1
 """The low byte of the attributes, which has all of its bits that mean something."""
 LAST_OFFSET_DELTA_POSITION: Final = 23
@@ -74,7 +74,7 @@ PRODUCER_EPOCH_POSITION: Final = 51
 BASE_SEQUENCE_POSITION: Final = 53
 RECORD_COUNT_POSITION: Final = 57
 SEQUENCE_COUNT_POSITION: Final = HEADER_SIZE
-"""Of an Arrow batch."""
+"""Position of an Arrow batch's count of sequences."""
 
 _FORMAT: Final = ">qiibIhiqqqhii"
 HEADER: Final = Struct(_FORMAT)

@@ -1,7 +1,7 @@
-"""A batch made of another one: fewer records, another codec, a delete horizon; never another offset.
+"""Rewrite a batch with fewer records, another codec or a delete horizon. Offsets stay.
 
-Base offset, last offset delta, leader epoch, producer and sequence stay, so whoever counts offsets or sequence
-numbers sees no difference. Records are copied as they were encoded; no object is made of them.
+Base offset, last offset delta, leader epoch, producer and sequence stay too, so offsets and sequence numbers continue.
+Encoded records are copied; they are not made into objects.
 
 Imports numba (through the kernels). Source: Kafka's MemoryRecords.filterTo, KIP-534 (delete horizon).
 """
@@ -43,7 +43,7 @@ _ROOM_PER_RECORD: Final = 14
 
 
 def delete_horizon(header: BatchHeader) -> int | None:
-    """When the tombstones or the marker of a batch may go (ms since the epoch); None until it was cleaned once."""
+    """Return the time (ms) from which tombstones or the marker may be removed; None before the first cleaning."""
     return header.base_timestamp if header.attributes & DELETE_HORIZON_BIT else None
 
 
