@@ -112,7 +112,8 @@ def _join(step: Step, event: Join) -> None:
         classic_members.join(step, group.consumer, event)
     elif group.consumer.stored:
         group.appending = True
-        step.append(tombstones_of(group.group_id, group.consumer), PendingConversion(event))
+        tombstones = tuple(tombstones_of(group.group_id, group.consumer))
+        step.append(tombstones, PendingConversion(event))
     else:
         group.consumer = None
         joining.join(step, event)

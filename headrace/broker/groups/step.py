@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from headrace.broker.groups.model.events import Append, Effect, Pending, Reply, Result
 from headrace.broker.groups.model.group import Group
 from headrace.broker.groups.model.limits import Limits, Now
@@ -27,9 +25,11 @@ class Step:
         """Answer the request that has `token`."""
         self.effects.append(Reply(token, result))
 
-    def append(self, records: Iterable[JournalRecord], pending: Pending, batch: bytes | None = None) -> None:
+    def append(
+        self, records: tuple[JournalRecord, ...], pending: Pending, batch: bytes | None = None
+    ) -> None:
         """Store `records`, or `batch` if they are encoded already. `Appended(pending, ...)` reports the outcome."""
-        self.effects.append(Append(tuple(records), pending, batch))
+        self.effects.append(Append(records, pending, batch))
 
     def deadline(self, timeout_ms: float) -> float:
         """Return the monotonic time `timeout_ms` from now, at which the group gets a tick."""
