@@ -282,7 +282,11 @@ def test_every_kind_of_file_has_its_passages(tmp_path):
 
 
 def test_passages_begin_where_their_text_stands():
-    for path in [ROOT / "headrace" / "protocol" / "schema.py", ROOT / "broker" / "server.py", ROOT / "docs" / "kafka.md"]:
+    for path in [
+        ROOT / "headrace" / "protocol" / "schema.py",
+        ROOT / "headrace" / "broker" / "server.py",
+        ROOT / "docs" / "kafka.md",
+    ]:
         lines = path.read_text().splitlines()
         counts = Counter()
         for passage in passages_of(path):
