@@ -164,7 +164,7 @@ class ReplicatedSimulation(ClusterSimulation):
         up = [
             member.direct.context.metadata
             for member in self.world.members.values()
-            if member.is_up and member.direct is not None and member.direct.broker._loaded
+            if member.is_up and member.direct is not None and member.direct.broker.is_loaded
         ]
         return self.random.choice(up) if up else None
 
@@ -290,7 +290,7 @@ class ReplicatedSimulation(ClusterSimulation):
         for number in itertools.count():
             await asyncio.sleep(0.05)
             for member in self.world.members.values():
-                if member.direct is None or not member.direct.broker._loaded:
+                if member.direct is None or not member.direct.broker.is_loaded:
                     continue
                 for partition in member.direct.context.metadata.partitions(KEPT):
                     if partition.closed or not partition.is_open:
@@ -316,7 +316,7 @@ class ReplicatedSimulation(ClusterSimulation):
     def _check_safe_times(self) -> None:
         """S1, of all that follows."""
         for member in self.world.members.values():
-            if member.direct is None or not member.direct.broker._loaded:
+            if member.direct is None or not member.direct.broker.is_loaded:
                 continue
             for index, published in self._published.items():
                 follower = member.direct.context.metadata.follower(KEPT, index)

@@ -405,7 +405,7 @@ class World:
             task.cancel()  # a scenario that has failed
         self.loop.bury()
         for direct in self.dead:
-            direct.broker._network.close()
+            direct.broker.network.close()
         for client in self._clients.values():
             client.close()
         self.loop.close()

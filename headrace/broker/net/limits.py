@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from headrace.broker.configs.broker_config import BrokerConfig
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -68,3 +74,22 @@ class Limits(msgspec.Struct, frozen=True):
     """`sasl.server.max.receive.size`: a longer frame before authentication closes the connection."""
     drain_seconds: float = 3.0
     """How long a stopping broker waits for requests under way and for answers to leave."""
+
+
+def limits_of(config: BrokerConfig) -> Limits:
+    """The limits that the broker's configuration sets; the others keep their defaults."""
+    return Limits(
+        request_bytes_max=config["socket.request.max.bytes"],
+        idle_seconds_max=config["connections.max.idle.ms"] / 1000,
+        backlog=config["socket.listen.backlog.size"],
+        send_buffer_bytes=config["socket.send.buffer.bytes"],
+        receive_buffer_bytes=config["socket.receive.buffer.bytes"],
+        descriptors_max=_descriptors_for_connections(),
+        stranger_request_bytes_max=config["sasl.server.max.receive.size"],
+    )
+
+
+def _descriptors_for_connections() -> int:
+    """File descriptors for connections: a quarter of RLIMIT_NOFILE, at most 4096, is kept for files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft - min(soft // 4, 4096)

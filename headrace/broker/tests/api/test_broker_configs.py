@@ -177,7 +177,7 @@ async def test_lists_dry_runs_and_replacement(tmp_path):
 async def test_what_is_not_a_topics_default_is_obeyed_too(tmp_path):
     async with with_log(tmp_path) as (broker, log):
         await change(broker, "0", max_connections="3", producer_id_expiration_ms="60000")
-        assert broker.broker._network._slots.max_of_all == 3
+        assert broker.broker.network._slots.max_of_all == 3
         assert log.config.producer_id_expiration_ms == 60_000
         await change(broker, "", log_cleaner_backoff_ms="10")
         assert broker.context.config["log.cleaner.backoff.ms"] == 10

@@ -476,13 +476,13 @@ async def test_no_two_producers_have_an_id_whoever_gives_it_out(tmp_path) -> Non
 async def test_configurations_set_through_one_broker_count_on_all(tmp_path) -> None:
     async with direct_cluster(tmp_path, 2) as cluster:
         one, two = cluster.brokers.values()
-        await one.broker._configs.alter("", lambda _: {"log.retention.ms": "12345"})
+        await one.broker._storage.configs.alter("", lambda _: {"log.retention.ms": "12345"})
         await one.context.metadata.settled()
         await cluster.agreed(lambda broker: broker.context.config["log.retention.ms"] == 12345)
-        await two.broker._configs.alter("2", lambda _: {"log.retention.ms": "777"})
+        await two.broker._storage.configs.alter("2", lambda _: {"log.retention.ms": "777"})
         await cluster.agreed(lambda broker: broker.context.config["log.retention.ms"] == 777, 2)
         assert one.context.config["log.retention.ms"] == 12345
-        await two.broker._configs.alter("", lambda _: {"log.retention.ms": "54321"})
+        await two.broker._storage.configs.alter("", lambda _: {"log.retention.ms": "54321"})
         await cluster.agreed(lambda broker: broker.context.config["log.retention.ms"] == 54321, 1)
 
 

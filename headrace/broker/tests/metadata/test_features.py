@@ -31,7 +31,7 @@ def newer(monkeypatch: pytest.MonkeyPatch):
         def made(*args, **named):
             return Registration(*args, **named, levels=(1, 2) if is_newer else (1, 1))
 
-        monkeypatch.setattr("headrace.broker.server.Registration", made)
+        monkeypatch.setattr("headrace.broker.assembly.cluster.Registration", made)
 
     yield set_newer
     assert Registration.__struct_defaults__ == before

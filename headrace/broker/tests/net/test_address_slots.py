@@ -90,7 +90,7 @@ def test_who_comes_beyond_its_number_is_closed_and_others_are_served() -> None:
 
 async def test_what_is_configured_holds_at_once_and_names_have_addresses(tmp_path: Path) -> None:
     async with direct_broker(tmp_path, {PER_ADDRESS: "5", OVERRIDES: "127.0.0.9:0"}) as broker:
-        slots = broker.broker._network._per_address
+        slots = broker.broker.network._per_address
         slots.take("127.0.0.1")
         assert (slots.full("127.0.0.1"), slots.full("127.0.0.9")) == (None, 0)
         assert await alter(broker, BROKER, "0", (OVERRIDES, SET, "localhost:1")) == (0, None)

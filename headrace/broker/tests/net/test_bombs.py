@@ -179,7 +179,7 @@ def test_f8_resets_and_half_closed_connections_leave_nothing_behind(tmp_path) ->
                     await asyncio.sleep(0)
                     sock.close()
             async with asyncio.timeout(100):
-                while broker.broker._network.connection_count or len(asyncio.all_tasks()) > tasks:  # noqa: ASYNC110
+                while broker.broker.network.connection_count or len(asyncio.all_tasks()) > tasks:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
     asyncio.run(test())

@@ -119,7 +119,7 @@ async def test_what_is_configured_holds_at_once_for_all_or_one_listener(tmp_path
         "listener.name.outside.max.connection.creation.rate": "7",
     }
     async with direct_broker(tmp_path, settings) as broker:
-        rates = broker.broker._network.rates
+        rates = broker.broker.network.rates
 
         def at_once(listener: str) -> int:
             for number in range(1000):
@@ -131,7 +131,7 @@ async def test_what_is_configured_holds_at_once_for_all_or_one_listener(tmp_path
         assert (at_once("PLAINTEXT"), at_once("OUTSIDE")) == (1000, 16)  # 2.2 s of 7, and one
         assert await alter(broker, BROKER, "0", (name, SET, "3")) == (0, None)
         assert (at_once("PLAINTEXT"), at_once("OUTSIDE")) == (1000, 0)
-        rates = broker.broker._network.rates = ConnectionRates()
+        rates = broker.broker.network.rates = ConnectionRates()
         assert await alter(broker, BROKER, "", (f"listener.name.outside.{name}", SET, "20")) == (0, None)
         assert at_once("OUTSIDE") == 7  # of the broker: 2.2 s of 3, and one
         assert await alter(broker, BROKER, "0", (name, SET, "-1")) != (0, None)

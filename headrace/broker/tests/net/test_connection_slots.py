@@ -172,7 +172,7 @@ async def test_what_is_configured_holds_at_once_for_all_or_one_listener(tmp_path
         "max.connections": "3",
     }
     async with direct_broker(tmp_path, settings) as broker:
-        slots = broker.broker._network._slots
+        slots = broker.broker.network._slots
         for _ in range(2):
             slots.take("OUTSIDE")
         assert (slots.full("OUTSIDE"), slots.full("PLAINTEXT")) == (2, None)

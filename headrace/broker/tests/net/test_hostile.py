@@ -417,7 +417,7 @@ def test_f8_one_that_never_reads_costs_a_bounded_amount(tmp_path) -> None:
                 tracemalloc.stop()
             assert sent > 100 * len(ask)  # answered in full, this would be 50 MB and more
             assert peak < 12 << 20
-            assert max(each.unsent_bytes for each in broker.broker._network._connections) < 4 << 20
+            assert max(each.unsent_bytes for each in broker.broker.network._connections) < 4 << 20
             assert max(await round_trips(broker, 20)) < 1
             sock.close()
 
@@ -429,7 +429,7 @@ def test_f8_half_frames_and_silence_cost_no_memory_and_are_closed_in_the_end(tmp
 
     async def test() -> None:
         async with direct_broker(tmp_path, {"connections.max.idle.ms": "1500"}) as broker:
-            network = broker.broker._network
+            network = broker.broker.network
             clock = network.loop = Stood(network.loop)
             tracemalloc.start()
             peers = [await connect(broker) for _ in range(200)]
@@ -475,7 +475,7 @@ def test_f8_two_thousand_connections_are_served(tmp_path) -> None:
                 used, _ = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
-            assert broker.broker._network.connection_count == 2000
+            assert broker.broker.network.connection_count == 2000
             assert used < 2000 * 8192  # the sockets of this test itself among them
             for sock in socks:
                 sock.close()

@@ -15,8 +15,8 @@ from functools import partial
 
 import pytest
 
-from headrace.broker import server
 from headrace.broker.api import dispatch, produce
+from headrace.broker.net import limits
 from headrace.broker.net.frame_receiver import FrameReceiver
 from headrace.broker.net.limits import Limits
 from headrace.broker.net.listener import Network
@@ -108,7 +108,7 @@ def test_f7_a_bomb_is_opened_on_the_event_loop(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.soak
 def test_f8_answers_are_made_for_one_that_never_reads(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(server, "Limits", partial(Limits, unsent_bytes_max=64 << 20))
+    monkeypatch.setattr(limits, "Limits", partial(Limits, unsent_bytes_max=64 << 20))
     with pytest.raises(NOTICED):
         test_hostile.test_f8_one_that_never_reads_costs_a_bounded_amount(tmp_path)
 

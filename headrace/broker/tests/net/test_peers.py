@@ -23,12 +23,12 @@ from simulator.direct import direct_broker
 
 
 def peers_of(broker, address) -> Peers:
-    return Peers(broker.broker._network, lambda _: address, client_id="broker-7")
+    return Peers(broker.broker.network, lambda _: address, client_id="broker-7")
 
 
 async def test_one_connection_is_kept_until_the_broker_registers_anew(tmp_path: Path) -> None:
     async with direct_broker(tmp_path) as broker:
-        network = broker.broker._network
+        network = broker.broker.network
         address = Address("127.0.0.1", broker.broker.port, 1)
         peers = Peers(network, lambda _: address, client_id="broker-7")
         request = MetadataRequest(topics=[])
@@ -62,7 +62,7 @@ async def test_what_was_not_sent_is_told_from_what_was_not_answered(tmp_path: Pa
             with pytest.raises(PeerLostError, match="has not answered") as lost:
                 await peers.ask(3, MetadataRequest(topics=[]), MetadataResponse, seconds=1.0)
             assert lost.value.sent
-            assert not broker.broker._network._outgoing, "its answer would be taken for the next one's"
+            assert not broker.broker.network._outgoing, "its answer would be taken for the next one's"
 
 
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SSL", "SASL_SSL"])
@@ -102,7 +102,7 @@ async def test_brokers_ask_each_other_over_the_listener_that_is_theirs(
             )
             expected = ErrorCode.NONE if may else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             assert answer.error_code == expected
-            own_network = cluster.brokers[other].broker._network
+            own_network = cluster.brokers[other].broker.network
             served = [each.peer for each in own_network._connections if each.peer.session is not None]
             assert {each.listener for each in served} == {"BROKERS"}
             assert {str(each.session.principal) for each in served if each.session is not None} == {name}

@@ -64,7 +64,7 @@ async def tiered(tmp_path: Path, data: str = "data", **config: str) -> AsyncIter
 
 
 def manager(made: DirectBroker) -> RemoteLogManager:
-    found = made.broker._remote
+    found = made.broker._cluster.remote
     assert found is not None
     return found
 

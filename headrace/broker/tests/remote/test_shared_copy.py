@@ -46,7 +46,7 @@ async def cluster_of(tmp_path: Path, count: int = 3) -> AsyncIterator[DirectClus
 
 
 def manager(broker: DirectBroker) -> Any:
-    return broker.broker._remote
+    return broker.broker._cluster.remote
 
 
 def controller(cluster: DirectCluster) -> DirectBroker:

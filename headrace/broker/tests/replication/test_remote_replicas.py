@@ -46,7 +46,7 @@ async def write(cluster: DirectCluster, first: int, count: int) -> None:
 
 
 def manager(broker: DirectBroker) -> Any:
-    return broker.broker._remote
+    return broker.broker._cluster.remote
 
 
 async def tend(cluster: DirectCluster, *, followers: bool = True) -> None:

@@ -57,7 +57,7 @@ async def test_a_partition_that_cannot_be_opened_for_want_of_room_is_opened_late
 ) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
-        directory = broker.broker._directory
+        directory = broker.broker._storage.directory
         with monkeypatch.context() as full:
             full.setattr(directory, "make_partition_dir", no_space)
             refused = await broker.produce("t", [b"x"])
@@ -189,7 +189,7 @@ async def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_open
 
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
-        directory = broker.broker._directory
+        directory = broker.broker._storage.directory
         with monkeypatch.context() as out:
             out.setattr(directory, "make_partition_dir", none_left)
             refused = await broker.produce("t", [b"x"])

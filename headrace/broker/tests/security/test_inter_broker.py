@@ -85,7 +85,7 @@ async def connected(cluster: DirectCluster) -> OutgoingConnection:
     endpoints = one.context.metadata.image.brokers[2].endpoints
     host, port = next((host, port) for name, host, port in endpoints if name == "INTERNAL")
     async with asyncio.timeout(60):
-        return await one.broker._network.connect(host, port)
+        return await one.broker.network.connect(host, port)
 
 
 async def may_all(connection: OutgoingConnection) -> bool:
@@ -224,7 +224,7 @@ async def test_a_session_is_renewed_before_it_ends(tmp_path: Path, monkeypatch: 
         connection = await connected(cluster)
         port = connection._sock.getsockname()[1]
         served = next(
-            each for each in cluster.brokers[2].broker._network._connections if each.peer.port == port
+            each for each in cluster.brokers[2].broker.network._connections if each.peer.port == port
         )
         ends = set()
         async with asyncio.timeout(60):
@@ -245,7 +245,7 @@ async def test_new_certificates_count_for_the_next_connection_and_broken_ones_do
 ) -> None:
     async with direct_cluster(tmp_path, 2, config=settings(tmp_path, "SSL")) as cluster:
         (await connected(cluster)).close("enough")
-        introduction = cluster.brokers[1].broker._network.introduction
+        introduction = cluster.brokers[1].broker.network.introduction
         assert isinstance(introduction, InterBroker)
         before = introduction._context
         write(tmp_path, identity("localhost", AUTHORITY))

@@ -65,9 +65,9 @@ async def test_who_is_refused_leaves_nothing_to_the_garbage_collector(tmp_path: 
             await hung_up_on(broker.port, b"GET / HTTP/1.1\r\n\r\n", None)
             await hung_up_on(broker.port, wrong, context)
         async with asyncio.timeout(60):
-            while broker._network.connection_count:  # noqa: ASYNC110
+            while broker.network.connection_count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        assert broker._network.faults.total() == 6
+        assert broker.network.faults.total() == 6
         async with asyncio.timeout(60):  # a thread lets go of its last handshake when it comes to it
             while any(  # noqa: ASYNC110
                 isinstance(each, TlsConnection | Authentication) for each in gc.get_objects()

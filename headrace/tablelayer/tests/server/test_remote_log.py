@@ -42,7 +42,7 @@ async def filled(made: Tables) -> Table:
         await table.append(rows)
     partition = table.partition
     await partition.flush(made.broker.context.executor)
-    remote = made.broker.broker._remote
+    remote = made.broker.broker._cluster.remote
     assert remote is not None
     await remote.turn()
     partition.apply_retention(made.broker.context.clock.time_ms())
@@ -86,7 +86,7 @@ async def wide_rows(made: Tables) -> Table:
     partition.log._roll()
     await table.append([{"id": 6, "wide": b""}])
     await partition.flush(made.broker.context.executor)
-    remote = made.broker.broker._remote
+    remote = made.broker.broker._cluster.remote
     assert remote is not None
     await remote.turn()
     partition.apply_retention(made.broker.context.clock.time_ms())
@@ -95,7 +95,7 @@ async def wide_rows(made: Tables) -> Table:
 
 
 def fetched_bytes(made: Tables) -> int:
-    remote = made.broker.broker._remote
+    remote = made.broker.broker._cluster.remote
     assert remote is not None
     return remote.chunks.fetched_bytes
 
@@ -157,7 +157,7 @@ async def keyed(made: Tables, rounds: int = 12, **options: str) -> Table:
 async def tend(made: Tables, table: Table) -> None:
     partition = table.partition
     await partition.flush(made.broker.context.executor)
-    remote = made.broker.broker._remote
+    remote = made.broker.broker._cluster.remote
     assert remote is not None
     await remote.turn()
     partition.apply_retention(made.broker.context.clock.time_ms())

@@ -830,7 +830,7 @@ async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_st
         assert flushing is not None
         await flushing
         await table.partition.flush(table.broker.context.executor)
-        remote = table.broker.broker._remote
+        remote = table.broker.broker._cluster.remote
         assert remote is not None
         await remote.turn()
         table.partition.apply_retention(table.broker.context.clock.time_ms())

@@ -1,0 +1,85 @@
+"""The work that goes on beside the requests: retention, cleaning, flushing, the remote log, a watch over other brokers.
+
+Starts: one background task for each.
+Stops:  nothing here; `BackgroundTasks.cancel` ends all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace.broker.cluster.cleaner import LogCleaner
+from headrace.broker.cluster.lookout import Lookout
+from headrace.broker.cluster.retention import Retention
+
+if TYPE_CHECKING:
+    from headrace.broker.assembly.cluster import Cluster
+    from headrace.broker.assembly.coordinators import Coordinators
+    from headrace.broker.assembly.network import Listeners
+    from headrace.broker.assembly.storage import Storage
+    from headrace.broker.context import BrokerContext
+    from headrace.broker.extension import Extension
+    from headrace.broker.remote.manager import RemoteLogManager
+    from headrace.broker.runtime.slices import Slices
+
+
+def follow_the_store(context: BrokerContext, storage: Storage, coordinators: Coordinators) -> None:
+    """Keep up with what other brokers write into the store."""
+    keep = context.background.keep
+    keep(context.metadata.run, "what happens in the cluster")
+    keep(storage.configs.run, "what others set of the broker configurations")
+    keep(coordinators.groups.configs.run, "what others set of groups")
+
+
+def start_background_work(
+    cluster: Cluster,
+    storage: Storage,
+    listeners: Listeners,
+    coordinators: Coordinators,
+    extensions: Sequence[Extension],
+) -> None:
+    """Start everything that has clients to serve for."""
+    context, logs = cluster.context, cluster.logs
+    config, metadata, background = context.config, context.metadata, context.background
+    background.keep(listeners.network.reap_idle, "close idle connections")
+    background.keep(logs.deleted_files.run, "removal of deleted segments")
+    retention = Retention(
+        config, metadata, extensions, logs.deleted_files, context.ages, background, logs.removals
+    )
+    background.keep(retention.run, "retention")
+    if cluster.remote is not None:
+        _start_remote_log(context, cluster.remote, coordinators, storage.slices)
+    cleaner = LogCleaner(
+        config,
+        metadata,
+        context.data_dir,
+        context.executor,
+        context.ages,
+        background,
+        context.disk,
+        context.entropy,
+        logs.removals,
+    )
+    metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
+    background.keep(cleaner.run, "log cleaner")
+    background.keep(cluster.flushing.run, "flush logs")
+
+
+def _start_remote_log(
+    context: BrokerContext, remote: RemoteLogManager, coordinators: Coordinators, slices: Slices
+) -> None:
+    from headrace.broker.metrics.remote_log import REMOTE_METRICS, collect
+
+    context.background.keep(remote.run, "the remote log")
+    remote.follow_groups(coordinators.groups, slices)
+    context.background.keep(remote.run_positions, "the positions of consumer groups in remote storage")
+    context.metrics.add(REMOTE_METRICS, partial(collect, remote))
+
+
+def watch_other_brokers(context: BrokerContext) -> None:
+    """Notice brokers of the cluster whose processes have ended, before their sessions do."""
+    if not context.metadata.is_alone:
+        broker_id = context.identity.broker_id
+        Lookout(broker_id, context.metadata, context.peers, context.store, context.background).start()

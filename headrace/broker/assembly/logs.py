@@ -1,0 +1,66 @@
+"""The logs of this broker's partitions: how one is opened, and when its deleted segments are removed."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from headrace.broker.log.partition_log import PartitionLog
+from headrace.broker.partitions.data_dir import PARTITION_METADATA, DataDirectory
+from headrace.broker.partitions.deleted_files import DeletedFiles
+from headrace.broker.partitions.partition import Partition
+
+if TYPE_CHECKING:
+    from headrace.broker.assembly.ports import Ports
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.metadata.topic_config import TopicConfigs
+    from headrace.broker.remote.manager import RemoteLogManager
+
+
+class PartitionLogs:
+    """Opens logs in the data directory. `topics` is set before the first log is opened."""
+
+    def __init__(
+        self, directory: DataDirectory, topic_configs: TopicConfigs, executor: Executor, ports: Ports
+    ) -> None:
+        self.topics: TopicManager
+        self.remote: RemoteLogManager | None = None
+        """The remote log; None without remote storage."""
+        self.removals = asyncio.Lock()
+        """Held by work that needs all files to stay where they are."""
+        self.deleted_files = DeletedFiles(
+            executor, ports.clock, ports.disk, directory.path, self._file_delete_delay_ms, self.removals
+        )
+        self._directory = directory
+        self._topic_configs = topic_configs
+        self._executor = executor
+        self._ports = ports
+
+    def open(self, partition: Partition) -> PartitionLog:
+        """Open a partition's log; make its folder if it has none."""
+        if self.remote is not None:
+            self.remote.check_known(partition)
+        topic, index = partition.topic, partition.index
+        new = self._directory.make_partition_dir(topic, index)
+        log = PartitionLog.open(
+            new or self._directory.prepare_partition_dir(topic, index),
+            self._topic_configs.log_config(partition.topic),
+            clock=self._ports.clock,
+            disk=self._ports.disk,
+            background=self._executor.submit,
+            discard=self.deleted_files.remove_later,
+            is_new=new is not None,
+            companions=(PARTITION_METADATA,),
+        )
+        if self.remote is not None:
+            partition.remote = self.remote.of(partition, log)
+        return log
+
+    def _file_delete_delay_ms(self, topic: str, index: int) -> int | None:
+        partition = self.topics.find_partition(topic, index)
+        return (
+            None
+            if partition is None
+            else self._topic_configs.log_config(partition.topic).file_delete_delay_ms
+        )

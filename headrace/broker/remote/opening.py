@@ -1,0 +1,108 @@
+"""The remote log of a broker, opened as its configuration says, and what a restored data directory has to enter first.
+
+The modules behind it are imported only where there is remote storage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.broker.configs.config_key import ConfigError
+from headrace.broker.partitions.data_dir import FROM_REMOTE_STORAGE, POSITIONS_PENDING
+from headrace.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.partitions.data_dir import DataDirectory
+    from headrace.broker.remote.manager import RemoteLogManager
+    from headrace.broker.replication.topic_policy import TopicPolicy
+    from headrace.broker.runtime.background import BackgroundTasks
+    from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+
+logger = logging.getLogger("headrace.server")
+
+
+def open_remote_log(
+    config: BrokerConfig,
+    metadata: TopicManager,
+    policies: Sequence[TopicPolicy],
+    *,
+    store: CoordinationStore,
+    disk: Disk,
+    ages: AgeClock,
+    clock: Clock,
+    entropy: Entropy,
+    threads: Threads,
+    executor: Executor,
+    background: BackgroundTasks,
+    directory: DataDirectory,
+) -> RemoteLogManager | None:
+    """Return the remote log; None without remote storage. Raises ConfigError."""
+    if not config["remote.log.storage.system.enable"]:
+        if disk.size(directory.path / FROM_REMOTE_STORAGE) is not None:
+            raise ConfigError(
+                f"the data directory {directory.path} was restored from remote storage, and its records are "
+                "there: start it with remote.log.storage.system.enable=true and that remote.log.storage.directory"
+            )
+        return None
+    location = config["remote.log.storage.directory"]
+    if not location:
+        raise ConfigError(
+            "remote.log.storage.system.enable is true, and remote.log.storage.directory does not say where to: set "
+            "it to a directory or a URL, such as s3://bucket/path"
+        )
+    from headrace.broker.objects.files import open_files
+    from headrace.broker.remote.manager import RemoteLogManager
+
+    try:
+        files = open_files(location, disk, entropy)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"remote.log.storage.directory: {error}") from error
+    return RemoteLogManager(
+        config,
+        files,
+        location,
+        metadata,
+        policies,
+        store=store,
+        disk=disk,
+        ages=ages,
+        clock=clock,
+        entropy=entropy,
+        threads=threads,
+        executor=executor,
+        background=background,
+        directory=directory,
+    )
+
+
+async def enter_restored_positions(
+    disk: Disk,
+    data_dir: Path,
+    groups: GroupCoordinator,
+    metadata: TopicManager,
+    clock: Clock,
+    executor: Executor,
+) -> None:
+    """Enter the positions of consumer groups that a data directory restored from remote storage has; do nothing for any
+    other directory. Raises ConfigError.
+    """
+    if disk.size(data_dir / POSITIONS_PENDING) is None:
+        return
+    from headrace.broker.remote.cluster_copy import ClusterCopyError
+    from headrace.broker.remote.entering import enter
+
+    try:
+        entered = await enter(disk, data_dir, groups, metadata, clock, executor)
+    except (KafkaError, OSError, ClusterCopyError) as error:
+        raise ConfigError(
+            f"the positions of consumer groups that remote storage had cannot be entered: {error}; start again "
+            f"when that is mended, or without them: remove {data_dir / POSITIONS_PENDING}"
+        ) from error
+    logger.info("%s", entered)
