@@ -63,7 +63,7 @@ class DirectBroker:
     async def create_topic(self, name: str, partitions: int = 1, **config: str) -> TopicImage:
         """Create a topic; `_` in the names of configurations stands for `.`."""
         named = {key.replace("_", "."): value for key, value in config.items()}
-        return await self.context.metadata.create_topic(name, partitions, named)
+        return await self.context.topics.create_topic(name, partitions, named)
 
     async def produce(
         self,

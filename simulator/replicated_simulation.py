@@ -28,7 +28,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.broker.cluster.topics import Reassignment
+from headrace.broker.cluster.replica_changes import Reassignment
+from headrace.broker.context import BrokerContext
 from headrace.broker.metadata import tree
 from headrace.broker.metadata.image import BrokerImage, PartitionState
 from headrace.broker.metadata.reassignment import is_moving
@@ -125,8 +126,8 @@ class ReplicatedSimulation(ClusterSimulation):
         """Whichever broker is asked: to two or three of them, in any order, or no longer."""
         while not self._healing:
             await asyncio.sleep(self.random.uniform(0.3, 3.0))
-            metadata = self._somebodys_metadata()
-            if metadata is None or self._healing:
+            context = self._some_context()
+            if context is None or self._healing:
                 continue
             target = self.random.sample(range(BROKERS), self.random.choice((2, 3)))
             topic, index = KEPT, self.random.randrange(self.kept_partitions)
@@ -135,23 +136,23 @@ class ReplicatedSimulation(ClusterSimulation):
             move = Reassignment(topic, index, None if self.random.random() < 0.2 else target)
             with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
                 async with asyncio.timeout(MOVE_SECONDS):
-                    self.moves += await metadata.reassign([move]) == [None]
+                    self.moves += await context.replica_changes.reassign([move]) == [None]
 
     async def _administer(self) -> None:
         """Whichever broker is asked: have preferred leaders elected, or change how many have to be in sync."""
         fewest = 2 if self.mode == "lossy" else 1
         while not self._healing:
             await asyncio.sleep(self.random.uniform(0.5, 5.0))
-            metadata = self._somebodys_metadata()
-            if metadata is None or self._healing:
+            context = self._some_context()
+            if context is None or self._healing:
                 continue
             if self.random.random() < 0.5:
-                change = metadata.elect_leaders(
+                change: Coroutine[Any, Any, Any] = context.replica_changes.elect_leaders(
                     [(KEPT, self.random.randrange(self.kept_partitions))], unclean=False
                 )
             else:
                 min_isr = str(self.random.randrange(fewest, BROKERS + 1))
-                change = metadata.alter_config(KEPT, {"min.insync.replicas": min_isr})
+                change = context.topics.alter_config(KEPT, {"min.insync.replicas": min_isr})
             with contextlib.suppress(TimeoutError, KafkaError, *STORE_LOST):
                 async with asyncio.timeout(MOVE_SECONDS):
                     await change
@@ -160,9 +161,9 @@ class ReplicatedSimulation(ClusterSimulation):
         some = replicas if name == KEPT else self.random.randrange(1, BROKERS + 1)
         await super()._made(name, partitions, some, **configs)
 
-    def _somebodys_metadata(self) -> Any:
+    def _some_context(self) -> BrokerContext | None:
         up = [
-            member.direct.context.metadata
+            member.direct.context
             for member in self.world.members.values()
             if member.is_up and member.direct is not None and member.direct.broker.is_loaded
         ]
@@ -292,7 +293,7 @@ class ReplicatedSimulation(ClusterSimulation):
             for member in self.world.members.values():
                 if member.direct is None or not member.direct.broker.is_loaded:
                     continue
-                for partition in member.direct.context.metadata.partitions(KEPT):
+                for partition in member.direct.context.replicas.partitions(KEPT):
                     if partition.closed or not partition.is_open:
                         continue
                     key = (
@@ -319,7 +320,7 @@ class ReplicatedSimulation(ClusterSimulation):
             if member.direct is None or not member.direct.broker.is_loaded:
                 continue
             for index, published in self._published.items():
-                follower = member.direct.context.metadata.follower(KEPT, index)
+                follower = member.direct.context.replicas.follower(KEPT, index)
                 if follower is None or not follower.is_open:
                     continue
                 has = min(follower.high_watermark, follower.log.log_end_offset)
@@ -353,8 +354,8 @@ class ReplicatedSimulation(ClusterSimulation):
             return
         assert leader.direct is not None
         assert member.direct is not None
-        led = leader.direct.context.metadata.find_partition(KEPT, index)
-        copied = member.direct.context.metadata.follower(KEPT, index)
+        led = leader.direct.context.replicas.find_partition(KEPT, index)
+        copied = member.direct.context.replicas.follower(KEPT, index)
         if led is None or not led.is_open or led.leader_epoch != state.leader_epoch:
             return
         if copied is None or not copied.is_open:
@@ -421,10 +422,10 @@ class ReplicatedSimulation(ClusterSimulation):
         ends = self.world.loop.time() + WHOLE_SECONDS
         everybody = [Reassignment(KEPT, index, range(BROKERS)) for index in range(self.kept_partitions)]
         while self.world.loop.time() < ends:
-            metadata = self._somebodys_metadata()
-            if metadata is not None and any(_is_elsewhere(state) for state in self._states()):
+            context = self._some_context()
+            if context is not None and any(_is_elsewhere(state) for state in self._states()):
                 with contextlib.suppress(KafkaError, *STORE_LOST):
-                    await metadata.reassign(everybody)
+                    await context.replica_changes.reassign(everybody)
             states = self._states()
             if all(
                 len(state.isr) == BROKERS and state.leader >= 0 and not is_moving(state) for state in states
@@ -440,14 +441,14 @@ class ReplicatedSimulation(ClusterSimulation):
         for index, state in enumerate(self._states()):
             leader = self.world.members[state.leader].direct
             assert leader is not None
-            partition = leader.context.metadata.partition(KEPT, index)
+            partition = leader.context.replicas.partition(KEPT, index)
             expected = _content(partition.log, partition.high_watermark)
             for broker in state.replicas:
                 if broker == state.leader:
                     continue
                 direct = self.world.members[broker].direct
                 assert direct is not None
-                follower = direct.context.metadata.follower(KEPT, index)
+                follower = direct.context.replicas.follower(KEPT, index)
                 if follower is None or not follower.is_open:
                     self.problems.append(f"broker {broker} does not follow {KEPT}-{index}")
                 elif _content(follower.log, partition.high_watermark) != expected:

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.broker.backup.cut import Backups
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.brokers import ClusterBrokers
+    from headrace.broker.cluster.metadata_follower import MetadataFollower
+    from headrace.broker.cluster.replica_changes import ReplicaChanges
+    from headrace.broker.cluster.topic_changes import TopicChanges
     from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.identity import BrokerIdentity
     from headrace.broker.net.peers import Peers
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
     from headrace.broker.security.acl.store import AclStore
 
@@ -36,7 +41,18 @@ class BrokerContext(msgspec.Struct):
     disk: Disk
     threads: Threads
     executor: Executor
-    metadata: TopicManager
+    metadata: ClusterMetadata
+    """Topics, states of partitions and brokers, to read."""
+    topics: TopicChanges
+    """Creates, alters and deletes topics."""
+    replicas: LocalReplicas
+    """The partitions of this broker."""
+    replica_changes: ReplicaChanges
+    """Reassigns partitions and elects leaders."""
+    brokers: ClusterBrokers
+    """The brokers of the cluster, and what is asked of them."""
+    following: MetadataFollower
+    """Follows the coordination store."""
     identity: BrokerIdentity
     allocate_producer_id: Callable[[], Awaitable[int]]
     ages: AgeClock
@@ -54,7 +70,7 @@ class BrokerContext(msgspec.Struct):
 
     def partition(self, topic: str, index: int) -> Partition:
         """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""
-        return self.metadata.partition(topic, index)
+        return self.replicas.partition(topic, index)
 
     def extension_dir(self, name: str) -> Path:
         """The extension's own folder under the data directory, created if missing."""

@@ -215,7 +215,7 @@ class Broker:
         """Hand leadership to other brokers, answer what waits, and end every connection."""
         network = self.network
         if self._cluster.replication is not None and self.config["controlled.shutdown.enable"]:
-            await self.context.metadata.leave(LEAVING_SECONDS)
+            await self.context.brokers.leave(LEAVING_SECONDS)
         network.stop_listening()
         self._apis.fetches.stop()
         await self._coordinators.stop()

@@ -72,7 +72,7 @@ class Case:
         def is_led() -> bool:
             for each in members:
                 if self.state.leader == each.node_id and each.direct is not None:
-                    found = each.direct.context.metadata.find_partition(TOPIC, 0)
+                    found = each.direct.context.replicas.find_partition(TOPIC, 0)
                     return found is not None and found.is_open and not found.closed
             return False
 
@@ -118,7 +118,7 @@ class Case:
 
     def _shows_all(self, of: Member) -> bool:
         assert of.direct is not None
-        partition = of.direct.context.metadata.partition(TOPIC, 0)
+        partition = of.direct.context.replicas.partition(TOPIC, 0)
         return partition.high_watermark == partition.log.log_end_offset
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from headrace.broker.api.brokers import FIXED_FEATURES
-from headrace.broker.cluster.topics import TopicManager
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.features import METADATA_VERSION
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.security.requirement import public
@@ -30,7 +30,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 class ApiVersionsApi:
     """`declared` gives all declarations, this one among them; it is asked at the first request."""
 
-    def __init__(self, declared: Callable[[], Sequence[ApiDeclaration]], metadata: TopicManager) -> None:
+    def __init__(self, declared: Callable[[], Sequence[ApiDeclaration]], metadata: ClusterMetadata) -> None:
         self._declared = declared
         self._metadata = metadata
         self._responses: dict[bool, ApiVersionsResponse] = {}

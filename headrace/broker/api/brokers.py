@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.broker.cluster.topics import TopicManager
+from headrace.broker.cluster.brokers import ClusterBrokers
 from headrace.broker.metadata.features import METADATA_VERSION
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.security.requirement import whole
@@ -27,8 +27,8 @@ UPDATES_MAX: Final = 100
 
 
 class BrokersApi:
-    def __init__(self, metadata: TopicManager) -> None:
-        self._metadata = metadata
+    def __init__(self, brokers: ClusterBrokers) -> None:
+        self._brokers = brokers
 
     def declarations(self) -> list[ApiDeclaration]:
         alter = whole(Operation.ALTER)
@@ -40,7 +40,7 @@ class BrokersApi:
     async def unregister_broker(
         self, context: RequestContext, request: UnregisterBrokerRequest
     ) -> UnregisterBrokerResponse:
-        await self._metadata.forget_broker(request.broker_id)
+        await self._brokers.forget_broker(request.broker_id)
         return UnregisterBrokerResponse()
 
     async def update_features(
@@ -77,7 +77,7 @@ class BrokersApi:
         name, level = update.feature, update.max_version_level
         downgrade = update.upgrade_type != UPGRADE if context.api_version else update.allow_downgrade
         if name == METADATA_VERSION:
-            await self._metadata.set_level(level, downgrade=downgrade, validate_only=validate_only)
+            await self._brokers.set_level(level, downgrade=downgrade, validate_only=validate_only)
         elif name not in FIXED_FEATURES:
             known = ", ".join((METADATA_VERSION, *FIXED_FEATURES))
             raise KafkaError(

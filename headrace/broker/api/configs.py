@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any, Final
 
 from headrace.broker.api.broker_loggers import change_loggers, describe_loggers
-from headrace.broker.cluster.topics import TopicManager
+from headrace.broker.cluster.metadata_follower import MetadataFollower
+from headrace.broker.cluster.topic_changes import TopicChanges
 from headrace.broker.configs.broker_config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
 from headrace.broker.configs.config_key import ConfigKey, ConfigType
 from headrace.broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
 from headrace.broker.metadata.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
 from headrace.broker.metadata.topic_config import INTERNAL_DEFAULTS, TopicConfigs
 from headrace.broker.metadata.topic_names import check_topic_name, unknown_topic
@@ -79,13 +81,17 @@ class ConfigsApi:
         config: BrokerConfig,
         brokers: BrokerConfigs,
         groups: GroupConfigs,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        topics: TopicChanges,
+        following: MetadataFollower,
         identity: BrokerIdentity,
         slices: Slices,
     ) -> None:
         self._brokers = brokers
         self._groups = groups
         self._metadata = metadata
+        self._topics = topics
+        self._following = following
         self._config = config
         self._broker_id = identity.broker_id
         self._slices = slices
@@ -213,7 +219,7 @@ class ConfigsApi:
         changes: Callable[..., Wanted],
     ) -> list[AlterConfigsResourceResponse]:
         """`changes` gives what the entries of one resource ask for, before what `Changes` gets."""
-        await self._metadata.refreshed()
+        await self._following.refreshed()
         answers = []
         pace = self._slices.pace()
         for resource in request.resources:
@@ -260,7 +266,7 @@ class ConfigsApi:
                 )
                 return 0, None
             image = self._existing(resource.resource_name)
-            await self._metadata.alter_config(
+            await self._topics.alter_config(
                 image.name, partial(self._of_topic, context, image, changes), validate_only=validate_only
             )
         except KafkaError as error:

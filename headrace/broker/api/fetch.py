@@ -42,16 +42,17 @@ from headrace.broker.api.fetch_sessions import (
 )
 from headrace.broker.cluster.endpoints import current_leader, endpoint
 from headrace.broker.cluster.follower_fetches import FollowerFetches
-from headrace.broker.cluster.topics import TopicManager
 from headrace.broker.configs.broker_config import BrokerConfig
 from headrace.broker.configs.replication import RACK_AWARE
 from headrace.broker.log.errors import InRemoteStorage
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
 from headrace.broker.partitions.hooks import FetchedRecords
 from headrace.broker.partitions.partition import Partition, PartitionChanges
 from headrace.broker.replication.followed import FollowedPartition
 from headrace.broker.replication.leading import ReplicatedPartition
 from headrace.broker.replication.nearest import NOBODY, nearest_replica
+from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.requests.wakeup import Wakeup
 from headrace.broker.runtime.ports import Clock, Entropy
@@ -90,7 +91,8 @@ class FetchApi:
     def __init__(
         self,
         config: BrokerConfig,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
         identity: BrokerIdentity,
         clock: Clock,
         entropy: Entropy,
@@ -100,6 +102,7 @@ class FetchApi:
         """`followers`: where there are other brokers."""
         self._followers = followers
         self._metadata = metadata
+        self._replicas = replicas
         self._identity = identity
         self._clock = clock
         self._slices = slices
@@ -156,7 +159,7 @@ class FetchApi:
                 for asked in topic.partitions:
                     yield
                     wanted.append(_Wanted(topic, asked))
-        fetch = _Fetch(wanted, context, request, self._max_bytes, session, self._metadata.changes)
+        fetch = _Fetch(wanted, context, request, self._max_bytes, session, self._replicas.changes)
         if session is None:
             return (yield from self._begin(fetch, version))
         before = self._in_session.get(session.session_id)
@@ -238,7 +241,7 @@ class FetchApi:
         else:
             entry.name, found = topic.topic, True
         entry.partition = (
-            self._metadata.find_partition(entry.name, entry.request.partition) if found else None
+            self._replicas.find_partition(entry.name, entry.request.partition) if found else None
         )
         if fetch.reads_replicas and entry.partition is not None and entry.partition.closed:
             entry.partition = self._followed(entry.partition)
@@ -252,7 +255,7 @@ class FetchApi:
     def _followed(self, partition: Partition) -> Partition:
         """What this broker has of a partition that another one leads, if consumers may read it as it is."""
         topic, metadata = partition.topic, self._metadata
-        follower = metadata.follower(topic.name, partition.index)
+        follower = self._replicas.follower(topic.name, partition.index)
         if follower is None or metadata.topic_configs.is_extended(topic):
             return partition
         return follower.readable

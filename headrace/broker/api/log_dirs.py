@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from headrace.broker.cluster.topics import TopicManager
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.partitions.partition import Partition
+from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.ports import Disk, DiskUsage
 from headrace.broker.runtime.slices import Slices, Work
@@ -39,9 +40,16 @@ from headrace.protocol.messages.describe_log_dirs import (
 
 class LogDirsApi:
     def __init__(
-        self, metadata: TopicManager, data_dir: Path, executor: Executor, slices: Slices, disk: Disk
+        self,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
+        data_dir: Path,
+        executor: Executor,
+        slices: Slices,
+        disk: Disk,
     ) -> None:
         self._metadata = metadata
+        self._replicas = replicas
         self._executor = executor
         self._slices = slices
         self._disk = disk
@@ -83,7 +91,7 @@ class LogDirsApi:
                         code = ErrorCode.LOG_DIR_NOT_FOUND
                     else:
                         try:
-                            self._metadata.partition(topic.name, index)
+                            self._replicas.partition(topic.name, index)
                         except KafkaError as error:
                             code = error.code
                     result.partitions.append(
@@ -116,7 +124,7 @@ class LogDirsApi:
         if request.topics is None:
             for image in self._metadata.topics():
                 yield
-                here = (each for each in self._metadata.partitions(image.name) if self._is_here(each))
+                here = (each for each in self._replicas.partitions(image.name) if self._is_here(each))
                 wanted[image.name] = dict.fromkeys(here)
             return wanted
         for topic in request.topics:
@@ -124,7 +132,7 @@ class LogDirsApi:
             found = wanted.setdefault(topic.topic, {})
             for index in topic.partitions:
                 yield
-                partition = self._metadata.find_partition(topic.topic, index)
+                partition = self._replicas.find_partition(topic.topic, index)
                 if partition is not None and self._is_here(partition):
                     found[partition] = None
         return wanted
@@ -132,7 +140,7 @@ class LogDirsApi:
     def _is_here(self, partition: Partition) -> bool:
         """It is led here, or followed."""
         return (
-            not partition.closed or self._metadata.follower(partition.topic.name, partition.index) is not None
+            not partition.closed or self._replicas.follower(partition.topic.name, partition.index) is not None
         )
 
     def _look(self, unopened: list[Partition]) -> tuple[DiskUsage, dict[Partition, int]]:

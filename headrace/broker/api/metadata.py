@@ -15,9 +15,11 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
+from headrace.broker.cluster.brokers import ClusterBrokers
 from headrace.broker.cluster.endpoints import address_of, endpoints
-from headrace.broker.cluster.topics import NewTopic, TopicManager
+from headrace.broker.cluster.topic_changes import NewTopic, TopicChanges
 from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
 from headrace.broker.metadata.image import NO_LEADER, BrokerImage, TopicEntry
 from headrace.broker.metadata.topic_names import INTERNAL_TOPICS, check_topic_name
@@ -119,8 +121,17 @@ class _Bodies:
 
 
 class MetadataApi:
-    def __init__(self, config: BrokerConfig, metadata: TopicManager, identity: BrokerIdentity) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metadata: ClusterMetadata,
+        topics: TopicChanges,
+        brokers: ClusterBrokers,
+        identity: BrokerIdentity,
+    ) -> None:
         self._metadata = metadata
+        self._changes = topics
+        self._brokers = brokers
         self._identity = identity
         self._auto_create: bool = config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicEntry, frozenset[int], MetadataResponseTopic]] = {}
@@ -235,7 +246,7 @@ class MetadataApi:
     ) -> Work[MetadataResponse]:
         made: Sequence[TopicImage | KafkaError]
         try:
-            made = await self._metadata.create_topics(missing)
+            made = await self._changes.create_topics(missing)
         except STORE_LOST:
             made = [KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)] * len(missing)  # clients ask again
 
@@ -412,7 +423,7 @@ class MetadataApi:
                 rack=broker.rack,
                 is_fenced=True,
             )
-            for broker in await self._metadata.known_brokers()
+            for broker in await self._brokers.known_brokers()
             if broker.broker_id not in self._metadata.image.brokers
             for host, port in [address_of(self._identity, broker, context.listener) or ("", -1)]
         ]

@@ -13,9 +13,9 @@ from concurrent.futures import Executor
 from functools import partial
 
 from headrace.broker.api.fetch import check_leader_epoch
-from headrace.broker.cluster.topics import TopicManager
 from headrace.broker.log.time_lookup import BatchTakesTime, Opened
 from headrace.broker.partitions.partition import Partition
+from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.slices import Work
 from headrace.broker.security.requirement import within
@@ -57,8 +57,8 @@ _SINCE_VERSION = {
 
 
 class OffsetsApi:
-    def __init__(self, metadata: TopicManager, executor: Executor) -> None:
-        self._find = metadata.find_partition
+    def __init__(self, replicas: LocalReplicas, executor: Executor) -> None:
+        self._find = replicas.find_partition
         self._executor = executor
 
     def declarations(self) -> list[ApiDeclaration]:

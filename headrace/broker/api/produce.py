@@ -20,12 +20,13 @@ from functools import partial
 from typing import Any
 
 from headrace.broker.cluster.endpoints import current_leader, endpoint
-from headrace.broker.cluster.topics import TopicManager
 from headrace.broker.log.errors import RecordErrors
 from headrace.broker.log.partition_log import AppendInfo, AppendOrigin
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
 from headrace.broker.net.reply import CloseConnection
 from headrace.broker.partitions.partition import Partition
+from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.requests.declaration import ApiDeclaration, Repeat, RequestContext
 from headrace.broker.runtime.slices import Slices, Work
 from headrace.broker.security.quotas.model import Quota
@@ -88,14 +89,15 @@ class ProduceApi:
     def __init__(
         self,
         transactions: TransactionCoordinator,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
         identity: BrokerIdentity,
         executor: Executor,
         slices: Slices,
     ) -> None:
         self._transactions = transactions
         self._metadata = metadata
-        self._find = metadata.find_partition
+        self._find = replicas.find_partition
         self._identity = identity
         self._executor = executor
         self._slices = slices

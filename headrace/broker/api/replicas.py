@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.broker.cluster.topics import Reassignment, TopicManager
+from headrace.broker.cluster.metadata_follower import MetadataFollower
+from headrace.broker.cluster.replica_changes import Reassignment, ReplicaChanges
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.image import PartitionState
 from headrace.broker.metadata.reassignment import is_moving
 from headrace.broker.partitions.partition import Partition
+from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.runtime.slices import Slices, Work
 from headrace.broker.security.requirement import whole
@@ -40,8 +43,18 @@ _PREFERRED, _UNCLEAN = 0, 1  # ElectionType
 
 
 class ReplicasApi:
-    def __init__(self, metadata: TopicManager, slices: Slices) -> None:
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
+        changes: ReplicaChanges,
+        following: MetadataFollower,
+        slices: Slices,
+    ) -> None:
         self._metadata = metadata
+        self._replicas = replicas
+        self._changes = changes
+        self._following = following
         self._slices = slices
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -77,7 +90,7 @@ class ReplicasApi:
                 ErrorCode.INVALID_REQUEST,
                 f"election type {request.election_type} is unknown; 0 (preferred) and 1 (unclean) exist",
             )
-        await self._metadata.refreshed()
+        await self._following.refreshed()
         if request.topic_partitions is None:
             # For all partitions only those are told that did not have their leader already (as in Kafka).
             wanted: Iterable[tuple[str, Iterable[int]]] = (
@@ -110,7 +123,7 @@ class ReplicasApi:
         places = [(name, result.partition_id) for name, result in elected]
         failure = None
         try:
-            await self._metadata.elect_leaders(places, unclean=election_type == _UNCLEAN)
+            await self._changes.elect_leaders(places, unclean=election_type == _UNCLEAN)
         except KafkaError as error:
             failure = error
         for name, result in elected:
@@ -125,7 +138,7 @@ class ReplicasApi:
         """Why there is nothing to elect; no error where there is."""
         result = PartitionResult(partition_id=index)
         try:
-            partition = self._metadata.partition(name, index)
+            partition = self._replicas.partition(name, index)
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
             return result
@@ -169,7 +182,7 @@ class ReplicasApi:
     async def alter_reassignments(
         self, context: RequestContext, request: AlterPartitionReassignmentsRequest
     ) -> AlterPartitionReassignmentsResponse:
-        await self._metadata.refreshed()
+        await self._following.refreshed()
         response = AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change,
             error_message=None,
@@ -188,7 +201,7 @@ class ReplicasApi:
                 )
             results += answered
             response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=answered))
-        refused = await self._metadata.reassign(
+        refused = await self._changes.reassign(
             wanted, factor_may_change=request.allow_replication_factor_change
         )
         for result, error in zip(results, refused, strict=True):
@@ -201,7 +214,7 @@ class ReplicasApi:
         self, context: RequestContext, request: ListPartitionReassignmentsRequest
     ) -> ListPartitionReassignmentsResponse:
         """What is named and is not there, or is not being moved, is left out."""
-        await self._metadata.refreshed()
+        await self._following.refreshed()
         named: Iterable[tuple[str, Iterable[int]]]
         if request.topics is None:
             named = ((image.name, range(image.partition_count)) for image in self._metadata.topics())

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Container, Sequence
 
 from headrace.broker.api.configs import describe_topic, require_named_topics
-from headrace.broker.cluster.topics import NewTopic, TopicManager
+from headrace.broker.cluster.metadata_follower import MetadataFollower
+from headrace.broker.cluster.topic_changes import NewTopic, TopicChanges
 from headrace.broker.configs.broker_config import BrokerConfig
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.topic_names import (
     INTERNAL_TOPICS,
     already_exists,
@@ -51,8 +53,17 @@ _CREATE_STRICT_SINCE, _DELETE_STRICT_SINCE, _GROW_STRICT_SINCE = 6, 5, 3
 
 
 class TopicsApi:
-    def __init__(self, config: BrokerConfig, metadata: TopicManager, slices: Slices) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metadata: ClusterMetadata,
+        topics: TopicChanges,
+        following: MetadataFollower,
+        slices: Slices,
+    ) -> None:
         self._metadata = metadata
+        self._topics = topics
+        self._following = following
         self._config = config
         self._slices = slices
 
@@ -89,7 +100,7 @@ class TopicsApi:
     async def create_topics(
         self, context: RequestContext, request: CreateTopicsRequest
     ) -> CreateTopicsResponse:
-        await self._metadata.refreshed()
+        await self._following.refreshed()
         results = []
         named = Counter(topic.name for topic in request.topics)
         wanted: list[tuple[CreatableTopicResult, NewTopic]] = []
@@ -112,13 +123,13 @@ class TopicsApi:
                 result.error_code, result.error_message = error.code, error.message
         made: Sequence[TopicImage | KafkaError]
         try:
-            made = await self._metadata.create_topics(
+            made = await self._topics.create_topics(
                 [new for _, new in wanted], validate_only=request.validate_only
             )
         except STORE_LOST as error:
             made = [error] * len(wanted)
         described: dict[tuple[tuple[str, str], ...], list[CreatableTopicConfigs]] = {}
-        made_as = {new.name: self._metadata.factor_of(new) for _, new in wanted}
+        made_as = {new.name: self._topics.factor_of(new) for _, new in wanted}
         budget = AnswerBudget()
         for (result, _), image in zip(wanted, made, strict=True):
             await pace.rest()
@@ -216,7 +227,7 @@ class TopicsApi:
     async def delete_topics(
         self, context: RequestContext, request: DeleteTopicsRequest
     ) -> DeleteTopicsResponse:
-        await self._metadata.refreshed()
+        await self._following.refreshed()
         wanted = request.topics or [DeleteTopicState(name=name) for name in request.topic_names]
         response = DeleteTopicsResponse(responses=[])
         deleted: dict[uuid.UUID, tuple[DeletableTopicResult, TopicImage]] = {}
@@ -230,7 +241,7 @@ class TopicsApi:
                 deleted[image.topic_id] = result, image
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
-        outcomes = await self._metadata.delete_topics([image for _, image in deleted.values()])
+        outcomes = await self._topics.delete_topics([image for _, image in deleted.values()])
         for (result, _), outcome in zip(deleted.values(), outcomes, strict=True):
             if outcome is not None:
                 result.error_code, result.error_message = outcome.code, outcome.message
@@ -287,7 +298,7 @@ class TopicsApi:
     async def create_partitions(
         self, context: RequestContext, request: CreatePartitionsRequest
     ) -> CreatePartitionsResponse:
-        await self._metadata.refreshed()
+        await self._following.refreshed()
         response = CreatePartitionsResponse(results=[])
         named = Counter(topic.name for topic in request.topics)
         pace = self._slices.pace()
@@ -325,7 +336,7 @@ class TopicsApi:
             assignment = [each.broker_ids for each in topic.assignments]
         if not validate_only:
             context.mutates(topic.count - image.partition_count, _GROW_STRICT_SINCE)
-        await self._metadata.create_partitions(
+        await self._topics.create_partitions(
             topic.name, topic.count, assignment=assignment, validate_only=validate_only
         )
 

@@ -71,6 +71,7 @@ def assemble_apis(
     fetches = FetchApi(
         context.config,
         context.metadata,
+        context.replicas,
         context.identity,
         context.clock,
         context.entropy,
@@ -97,28 +98,32 @@ def assemble_apis(
 def _of_records(
     context: BrokerContext, storage: Storage, coordinators: Coordinators, fetches: FetchApi
 ) -> list[ApiDeclaration]:
-    metadata, identity, executor = context.metadata, context.identity, context.executor
+    metadata, replicas = context.metadata, context.replicas
+    identity, executor, transactions = context.identity, context.executor, coordinators.transactions
     return [
-        *ProduceApi(coordinators.transactions, metadata, identity, executor, storage.slices).declarations(),
+        *ProduceApi(transactions, metadata, replicas, identity, executor, storage.slices).declarations(),
         *fetches.declarations(),
-        *OffsetsApi(metadata, executor).declarations(),
-        *MetadataApi(context.config, metadata, identity).declarations(),
+        *OffsetsApi(replicas, executor).declarations(),
+        *MetadataApi(context.config, metadata, context.topics, context.brokers, identity).declarations(),
     ]
 
 
 def _of_administration(
     context: BrokerContext, storage: Storage, coordinators: Coordinators, quotas: QuotaStore
 ) -> list[ApiDeclaration]:
-    config, metadata, slices = context.config, context.metadata, storage.slices
+    config, slices, groups = context.config, storage.slices, coordinators.groups
+    metadata, replicas, topics = context.metadata, context.replicas, context.topics
+    following, executor = context.following, context.executor
+    configs = ConfigsApi(
+        config, storage.configs, groups.configs, metadata, topics, following, context.identity, slices
+    )
     return [
-        *TopicsApi(config, metadata, slices).declarations(),
-        *ConfigsApi(
-            config, storage.configs, coordinators.groups.configs, metadata, context.identity, slices
-        ).declarations(),
-        *LogDirsApi(metadata, context.data_dir, context.executor, slices, context.disk).declarations(),
-        *ReplicasApi(metadata, slices).declarations(),
+        *TopicsApi(config, metadata, topics, following, slices).declarations(),
+        *configs.declarations(),
+        *LogDirsApi(metadata, replicas, context.data_dir, executor, slices, context.disk).declarations(),
+        *ReplicasApi(metadata, replicas, context.replica_changes, following, slices).declarations(),
         *QuotasApi(quotas).declarations(),
-        *BrokersApi(metadata).declarations(),
+        *BrokersApi(context.brokers).declarations(),
         *not_offered.declarations(),
     ]
 
@@ -143,7 +148,7 @@ def _of_coordinators(
         *ProducerIdsApi(transactions, context.allocate_producer_id).declarations(),
         *group_apis(groups, transactions, patterns, metadata, context.identity, clock, entropy, slices),
         *TransactionHandlers(
-            transactions, metadata, context.allocate_producer_id, executor, clock, slices
+            transactions, metadata, context.replicas, context.allocate_producer_id, executor, clock, slices
         ).declarations(),
     ]
 
@@ -162,6 +167,7 @@ def answer(
     network.answerer = apis.dispatcher
     collector = BrokerCollector(
         context.metadata,
+        context.replicas,
         context.data_dir,
         context.disk,
         context.executor,

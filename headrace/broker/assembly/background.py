@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def follow_the_store(context: BrokerContext, storage: Storage, coordinators: Coordinators) -> None:
     """Keep up with what other brokers write into the store."""
     keep = context.background.keep
-    keep(context.metadata.run, "what happens in the cluster")
+    keep(context.following.run, "what happens in the cluster")
     keep(storage.configs.run, "what others set of the broker configurations")
     keep(coordinators.groups.configs.run, "what others set of groups")
 
@@ -46,7 +46,7 @@ def start_background_work(
     background.keep(listeners.network.reap_idle, "close idle connections")
     background.keep(logs.deleted_files.run, "removal of deleted segments")
     retention = Retention(
-        config, metadata, extensions, logs.deleted_files, context.ages, background, logs.removals
+        config, context.replicas, extensions, logs.deleted_files, context.ages, background, logs.removals
     )
     background.keep(retention.run, "retention")
     if cluster.remote is not None:
@@ -54,6 +54,7 @@ def start_background_work(
     cleaner = LogCleaner(
         config,
         metadata,
+        context.replicas,
         context.data_dir,
         context.executor,
         context.ages,

@@ -13,20 +13,27 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.assembly.logs import PartitionLogs
 from headrace.broker.backup.cut import Backups
+from headrace.broker.cluster.brokers import ClusterBrokers
 from headrace.broker.cluster.flushing import LogFlushing
 from headrace.broker.cluster.follower_fetches import FollowerFetches
+from headrace.broker.cluster.metadata_follower import MetadataFollower
+from headrace.broker.cluster.replica_changes import ReplicaChanges
 from headrace.broker.cluster.replication import Replication
-from headrace.broker.cluster.topics import TopicManager
+from headrace.broker.cluster.topic_changes import TopicChanges, TopicDefaults
+from headrace.broker.cluster.topic_files import TopicFiles
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.context import BrokerContext
 from headrace.broker.groups.journal.records import TOPIC as OFFSETS_TOPIC
 from headrace.broker.log.config import LogConfig
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
+from headrace.broker.metadata.member import Member
 from headrace.broker.metadata.membership import Registration
 from headrace.broker.metadata.producer_ids import ProducerIds
 from headrace.broker.metadata.topic_config import TopicConfigs
 from headrace.broker.partitions.fence import Fence
 from headrace.broker.remote.opening import open_remote_log
+from headrace.broker.replication.replicas import LocalReplicas
 from headrace.broker.replication.throttle import Throttle
 from headrace.broker.runtime.ports import AgeClock
 from headrace.broker.stores.embedded import EmbeddedStore
@@ -69,10 +76,39 @@ class Cluster:
         """None where the broker is alone."""
         if not storage.is_alone:
             storage.directory.note_incarnation(self._incarnation)
-        topic_configs = self._topic_configs()
-        self.logs = PartitionLogs(storage.directory, topic_configs, storage.executor, ports)
-        self.topics = self.logs.topics = self._topics(topic_configs, listeners)
-        self.flushing = LogFlushing(config, self.topics.changes, storage.executor, background)
+        broker_id, store, executor = config["node.id"], storage.store, storage.executor
+        topic_configs, registration = self._topic_configs(), self._registration(listeners)
+        fence = None if storage.is_alone else Fence(store, ports.clock)
+        member = Member(store, registration, fence)
+        self.logs = PartitionLogs(storage.directory, topic_configs, executor, ports)
+        self.metadata = ClusterMetadata(topic_configs, member, fence, levels=registration.levels)
+        files = TopicFiles(store, storage.directory, executor, broker_id, extensions)
+        self.replicas = self.logs.replicas = LocalReplicas(
+            broker_id,
+            executor=executor,
+            open_log=self.logs.open,
+            log_config=topic_configs.log_config,
+            policies=extensions,
+            fence=fence,
+            replication=self.replication,
+            remove=files.remove_replica,
+        )
+        self.following = MetadataFollower(store, self.metadata, member, self.replicas, files, broker_id)
+        self.brokers = ClusterBrokers(store, self.metadata, member, self.following, files, broker_id)
+        self.topics = TopicChanges(
+            self.metadata,
+            self.following,
+            self.brokers,
+            self.replicas,
+            defaults=self._topic_defaults(),
+            policies=extensions,
+            entropy=ports.entropy,
+            slices=storage.slices,
+        )
+        self.replica_changes = ReplicaChanges(
+            self.metadata, self.following, self.brokers, files, broker_id, storage.slices
+        )
+        self.flushing = LogFlushing(config, self.replicas.changes, storage.executor, background)
         self.context: BrokerContext
         self.backups: Backups
 
@@ -90,7 +126,7 @@ class Cluster:
     ) -> Cluster:
         """Raises ConfigError if brokers of a cluster could not reach each other."""
         cluster = cls(config, ports, storage, listeners, extensions, background)
-        undo.push_async_callback(cluster.topics.close)
+        undo.push_async_callback(cluster.following.close)
         cluster.backups = cluster._backups()
         await cluster.backups.clear()
         cluster.context = cluster._context(listeners, metrics)
@@ -104,7 +140,9 @@ class Cluster:
         context = self.context
         self.logs.remote = open_remote_log(
             self._config,
-            self.topics,
+            self.metadata,
+            self.replicas,
+            self.following,
             self._extensions,
             store=context.store,
             disk=context.disk,
@@ -125,9 +163,9 @@ class Cluster:
         """Register the broker and open its partitions; all of them after a stop that was not clean. Raises ConfigError
         if another broker is registered under this one's id.
         """
-        storage, topics = self._storage, self.topics
+        storage = self._storage
         try:
-            await topics.load(
+            await self.following.load(
                 open_all=not storage.was_clean,
                 prepare=None if self.remote is None else self.remote.make_missing,
             )
@@ -135,7 +173,7 @@ class Cluster:
             if error.code is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
                 raise
             raise ConfigError(error.message) from None
-        storage.loaded = topics
+        storage.loaded = self.replicas
         if not storage.is_alone:
             self._note_life()
         storage.configs.checks.append(self._check_defaults)
@@ -148,8 +186,12 @@ class Cluster:
         config, context, clock = self._config, self.context, self._ports.clock.monotonic
         slices = self._storage.slices
         throttle = Throttle("leader", config["node.id"], config, clock)
-        followers = FollowerFetches(self.topics, slices, throttle, context.entropy.random, clock)
-        self.replication.start(self.topics, context.peers, context.executor, followers, slices)
+        followers = FollowerFetches(
+            self.metadata, self.replicas, slices, throttle, context.entropy.random, clock
+        )
+        self.replication.start(
+            self.metadata, self.replica_changes, context.peers, context.executor, followers, slices
+        )
         return followers
 
     # -- the configuration of topics ---------------------------------------------------------------------------
@@ -161,13 +203,13 @@ class Cluster:
             LogConfig.parse(defaults)
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
-        self.topics.check_defaults(defaults)
+        self.metadata.check_defaults(defaults)
 
     async def _defaults_changed(self) -> None:
         config = self._config
         if not self._storage.is_alone:
             self._note_life()
-        await self.topics.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
+        await self.following.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 
     def _note_life(self) -> None:
         """Write down what the next start can rely on if this process is killed."""
@@ -186,44 +228,37 @@ class Cluster:
             producer_id_expiration_ms=config["producer.id.expiration.ms"],
         )
 
-    def _topics(self, topic_configs: TopicConfigs, listeners: Listeners) -> TopicManager:
-        config, ports, storage = self._config, self._ports, self._storage
-        return TopicManager(
-            store=storage.store,
-            entropy=ports.entropy,
-            executor=storage.executor,
-            directory=storage.directory,
-            open_log=self.logs.open,
-            topic_configs=topic_configs,
-            policies=self._extensions,
-            default_partitions=config["num.partitions"],
-            slices=storage.slices,
-            fence=None if storage.is_alone else Fence(storage.store, ports.clock),
-            replication=self.replication,
-            default_replication_factor=config["default.replication.factor"],
-            journals={
+    def _registration(self, listeners: Listeners) -> Registration:
+        config, storage = self._config, self._storage
+        return Registration(
+            config["node.id"],
+            self._incarnation,
+            storage.was_clean,
+            listeners.endpoints(),
+            config["broker.rack"],
+            storage.directory.was_kept,
+            storage.directory.was_synced,
+            previous=storage.directory.last_incarnations,
+        )
+
+    def _topic_defaults(self) -> TopicDefaults:
+        config = self._config
+        return TopicDefaults(
+            config["num.partitions"],
+            config["default.replication.factor"],
+            {
                 OFFSETS_TOPIC: (config["offsets.topic.replication.factor"], None),
                 TRANSACTION_TOPIC: (
                     config["transaction.state.log.replication.factor"],
                     config["transaction.state.log.min.isr"],
                 ),
             },
-            registration=Registration(
-                config["node.id"],
-                self._incarnation,
-                storage.was_clean,
-                listeners.endpoints(),
-                config["broker.rack"],
-                storage.directory.was_kept,
-                storage.directory.was_synced,
-                previous=storage.directory.last_incarnations,
-            ),
         )
 
     def _backups(self) -> Backups:
         ports, storage = self._ports, self._storage
         return Backups(
-            self.topics,
+            self.replicas,
             storage.store.copy if isinstance(storage.store, EmbeddedStore) else None,
             self._checkpoint_extensions,
             self.logs.removals,
@@ -252,12 +287,17 @@ class Cluster:
             disk=ports.disk,
             threads=ports.threads,
             executor=storage.executor,
-            metadata=self.topics,
+            metadata=self.metadata,
+            topics=self.topics,
+            replicas=self.replicas,
+            replica_changes=self.replica_changes,
+            brokers=self.brokers,
+            following=self.following,
             identity=identity,
             allocate_producer_id=ProducerIds(storage.store).allocate,
             ages=AgeClock(ports.clock),
             background=self._background,
-            peers=listeners.peers(self.topics, identity),
+            peers=listeners.peers(self.metadata, identity),
             metrics=metrics,
             backups=self.backups,
         )

@@ -36,6 +36,8 @@ async def start_coordinators(context: BrokerContext, undo: AsyncExitStack) -> Co
         context.config,
         GroupConfigs(context.store, context.config),
         context.metadata,
+        context.replicas,
+        context.topics,
         context.executor,
         context.ages,
         context.clock,
@@ -43,7 +45,13 @@ async def start_coordinators(context: BrokerContext, undo: AsyncExitStack) -> Co
     )
     undo.push_async_callback(groups.stop)
     await enter_restored_positions(
-        context.disk, context.data_dir, groups, context.metadata, context.clock, context.executor
+        context.disk,
+        context.data_dir,
+        groups,
+        context.metadata,
+        context.replicas,
+        context.clock,
+        context.executor,
     )
     await groups.start()
     context.metadata.deletion_listeners.append(lambda topic: groups.forget_topic(topic.name))
@@ -51,6 +59,9 @@ async def start_coordinators(context: BrokerContext, undo: AsyncExitStack) -> Co
         context.config,
         groups,
         context.metadata,
+        context.replicas,
+        context.topics,
+        context.following,
         context.executor,
         context.ages,
         context.clock,

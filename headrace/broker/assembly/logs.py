@@ -13,18 +13,18 @@ from headrace.broker.partitions.partition import Partition
 
 if TYPE_CHECKING:
     from headrace.broker.assembly.ports import Ports
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.metadata.topic_config import TopicConfigs
     from headrace.broker.remote.manager import RemoteLogManager
+    from headrace.broker.replication.replicas import LocalReplicas
 
 
 class PartitionLogs:
-    """Opens logs in the data directory. `topics` is set before the first log is opened."""
+    """Opens logs in the data directory. `replicas` is set before the first log is opened."""
 
     def __init__(
         self, directory: DataDirectory, topic_configs: TopicConfigs, executor: Executor, ports: Ports
     ) -> None:
-        self.topics: TopicManager
+        self.replicas: LocalReplicas
         self.remote: RemoteLogManager | None = None
         """The remote log; None without remote storage."""
         self.removals = asyncio.Lock()
@@ -58,7 +58,7 @@ class PartitionLogs:
         return log
 
     def _file_delete_delay_ms(self, topic: str, index: int) -> int | None:
-        partition = self.topics.find_partition(topic, index)
+        partition = self.replicas.find_partition(topic, index)
         return (
             None
             if partition is None

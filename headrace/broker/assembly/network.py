@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from headrace.broker.assembly.ports import Ports
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.metadata.broker_configs import BrokerConfigs
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.identity import BrokerIdentity
     from headrace.broker.net.certificates import Certificates
     from headrace.broker.runtime.background import BackgroundTasks
@@ -128,7 +128,7 @@ class Listeners:
         """Name, advertised host and advertised port of each listener."""
         return [(name, *self.advertised(name)) for name in self.by_name]
 
-    def peers(self, metadata: TopicManager, identity: BrokerIdentity) -> Peers:
+    def peers(self, metadata: ClusterMetadata, identity: BrokerIdentity) -> Peers:
         """Connections to the other brokers of the cluster. Raises ConfigError if their listener is not known."""
         listener = self._inter_broker()
 

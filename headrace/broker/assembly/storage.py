@@ -24,8 +24,8 @@ from headrace.broker.stores.embedded import EmbeddedStore
 if TYPE_CHECKING:
     from headrace.broker.assembly.network import Listeners
     from headrace.broker.assembly.ports import Ports
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.ports import CoordinationStore
 
 logger = logging.getLogger("headrace.server")
@@ -45,8 +45,8 @@ class Storage:
         self.configs: BrokerConfigs
         self.was_clean = directory.was_clean
         """Whether the last stop was clean, so that no log needs recovery."""
-        self.loaded: TopicManager | None = None
-        """The topics whose logs were loaded; None before that."""
+        self.loaded: LocalReplicas | None = None
+        """The replicas whose logs were loaded; None before that."""
 
     @classmethod
     async def open(
@@ -123,9 +123,9 @@ async def _open_store(directory: DataDirectory, ports: Ports, undo: AsyncExitSta
     return store
 
 
-def _closed_well(topics: TopicManager) -> bool:
-    failed = [partition for partition in topics.all_partitions() if partition.failure is not None]
-    for follower in topics.followers_here():
+def _closed_well(replicas: LocalReplicas) -> bool:
+    failed = [partition for partition in replicas.all_partitions() if partition.failure is not None]
+    for follower in replicas.followers():
         if follower.failure is not None:
             follower.partition.failure = follower.failure
             failed.append(follower.partition)
@@ -134,7 +134,7 @@ def _closed_well(topics: TopicManager) -> bool:
         logger.warning(
             "%d of %d partitions were not closed cleanly, first %s-%d (%s): the next start recovers them",
             len(failed),
-            len(topics.all_partitions()),
+            len(replicas.all_partitions()),
             first.topic.name,
             first.index,
             first.failure,

@@ -42,9 +42,9 @@ from headrace.broker.partitions.data_dir import PARTITION_METADATA
 from headrace.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.log.partition_log import PartitionLog
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.ports import Clock, Disk, Entropy
 
 logger = logging.getLogger("headrace.backup")
@@ -102,7 +102,7 @@ class Backups:
 
     def __init__(
         self,
-        metadata: TopicManager,
+        replicas: LocalReplicas,
         copy_store: Callable[[Path], Awaitable[None]] | None,
         extensions: Callable[[Path], Awaitable[None]],
         removals: asyncio.Lock,
@@ -116,7 +116,7 @@ class Backups:
         """`copy_store` makes a file the store as it is now; None where the store is not this broker's. `extensions`
         copies into a folder what they keep beside logs and store.
         """
-        self._metadata = metadata
+        self._replicas = replicas
         self._copy_store = copy_store
         self._extensions = extensions
         self._removals = removals
@@ -234,7 +234,7 @@ class Backups:
             opened: list[_OpenLog] = []
             closed: list[Partition] = []
             made_ms = self._clock.time_ms()
-            for partition in self._metadata.all_partitions():
+            for partition in self._replicas.all_partitions():
                 if not partition.is_open:
                     closed.append(partition)
                     continue

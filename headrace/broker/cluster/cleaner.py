@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.log.compaction_run import Cleaning
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import AgeClock, Disk, Entropy
 
@@ -52,7 +53,8 @@ class LogCleaner:
     def __init__(
         self,
         config: BrokerConfig,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
         data_dir: Path,
         executor: Executor,
         ages: AgeClock,
@@ -65,6 +67,7 @@ class LogCleaner:
         self._removals = removals or asyncio.Lock()
         self._config = config
         self._metadata = metadata
+        self._replicas = replicas
         self._executor = executor
         self._ages = ages
         self._background = background
@@ -150,12 +153,12 @@ class LogCleaner:
             for image in metadata.topics()
             if metadata.topic_configs.log_config(image).is_compacted
             and not image.internal  # their owner rewrites them
-            for partition in metadata.partitions(image.name)
+            for partition in self._replicas.partitions(image.name)
             if not partition.closed and partition.failure is None and partition.hooks is None
         ]
         followed = [
             follower.readable
-            for follower in metadata.followers_here()
+            for follower in self._replicas.followers()
             if follower.is_open
             and follower.failure is None
             and follower.hooks is None
@@ -228,9 +231,10 @@ class LogCleaner:
             return {}
 
     def _write_checkpoint(self) -> None:
-        metadata = self._metadata
         self._done = {
-            name: offset for name, offset in self._done.items() if metadata.find_partition(*name) is not None
+            name: offset
+            for name, offset in self._done.items()
+            if self._replicas.find_partition(*name) is not None
         }
         self._disk.replace(self._path, encode_checkpoint(self._done), sync=True)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.broker.cluster.topics import TopicManager
+from headrace.broker.metadata.cluster import ClusterMetadata
 from headrace.broker.metadata.identity import BrokerIdentity
 from headrace.broker.metadata.image import BrokerImage
 
 
-def current_leader(metadata: TopicManager, topic: str, index: int) -> dict[str, int] | None:
+def current_leader(metadata: ClusterMetadata, topic: str, index: int) -> dict[str, int] | None:
     """The fields of a LeaderIdAndEpoch; None if there is no such partition."""
     state = metadata.state(topic, index)
     return None if state is None else {"leader_id": state.leader, "leader_epoch": state.leader_epoch}
@@ -27,7 +27,7 @@ def address_of(identity: BrokerIdentity, broker: BrokerImage, listener: str) -> 
 
 
 def endpoint(
-    metadata: TopicManager, identity: BrokerIdentity, broker_id: int, listener: str
+    metadata: ClusterMetadata, identity: BrokerIdentity, broker_id: int, listener: str
 ) -> dict[str, Any] | None:
     """The fields of a NodeEndpoint: a broker, for clients of the listener; None if they cannot reach it."""
     broker = metadata.image.brokers.get(broker_id)
@@ -37,7 +37,7 @@ def endpoint(
     return {"node_id": broker_id, "host": address[0], "port": address[1], "rack": broker.rack}
 
 
-def endpoints(metadata: TopicManager, identity: BrokerIdentity, listener: str) -> list[dict[str, Any]]:
+def endpoints(metadata: ClusterMetadata, identity: BrokerIdentity, listener: str) -> list[dict[str, Any]]:
     """All brokers that are alive, by their ids, as clients of the listener reach them."""
     found = (endpoint(metadata, identity, each, listener) for each in sorted(metadata.image.brokers))
     return [each for each in found if each is not None]

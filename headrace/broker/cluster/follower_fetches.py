@@ -44,8 +44,9 @@ from headrace.protocol.messages.fetch import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.log.partition_log import PartitionLog
+    from headrace.broker.metadata.cluster import ClusterMetadata
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.replication.throttle import Throttle
     from headrace.broker.requests.declaration import RequestContext
     from headrace.broker.runtime.slices import Slices
@@ -65,7 +66,8 @@ class FollowerFetches:
 
     def __init__(
         self,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
         slices: Slices,
         throttle: Throttle,
         random: Callable[[], float],
@@ -73,6 +75,7 @@ class FollowerFetches:
     ) -> None:
         """`random` gives numbers below 1, which ids of sessions are drawn by; `clock` monotonic seconds."""
         self._metadata = metadata
+        self._replicas = replicas
         self._slices = slices
         self._throttle = throttle
         self._random = random
@@ -144,7 +147,7 @@ class FollowerFetches:
         fetch = session.fetch = _FollowerFetch(session, request, self._throttle)
         try:
             pace = self._slices.pace()
-            for _ in fetch.take(self._metadata):
+            for _ in fetch.take(self._metadata, self._replicas):
                 await pace.rest()
             while not fetch.is_over:
                 for _ in fetch.look_again():
@@ -413,7 +416,7 @@ class _FollowerFetch:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def take(self, metadata: TopicManager) -> Iterator[None]:
+    def take(self, metadata: ClusterMetadata, replicas: LocalReplicas) -> Iterator[None]:
         """What the follower asks otherwise than before: it says how far it is."""
         session, request = self._session, self._request
         for forgotten in request.forgotten_topics_data:
@@ -425,7 +428,7 @@ class _FollowerFetch:
         for topic in request.topics:
             image = metadata.topic_by_id(topic.topic_id)
             for asked in topic.partitions:
-                partition = None if image is None else metadata.find_partition(image.name, asked.partition)
+                partition = None if image is None else replicas.find_partition(image.name, asked.partition)
                 entry = session.name(topic.topic or topic.topic_id, asked, partition)
                 self._look(entry, is_known=image is not None)
                 yield

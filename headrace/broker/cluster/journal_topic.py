@@ -36,9 +36,11 @@ from headrace.protocol.errors import DecodeError, ErrorCode, KafkaError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.topic_changes import TopicChanges
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.image import TopicEntry
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import Clock
     from headrace.protocol.records.header import BatchHeader
@@ -95,7 +97,9 @@ class JournalTopic:
         contents: Contents[T],
         *,
         new_partition_count: int,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
+        topics: TopicChanges,
         executor: Executor,
         clock: Clock,
         background: BackgroundTasks,
@@ -108,6 +112,8 @@ class JournalTopic:
         self._new_partition_count = new_partition_count
         self._config = {**TOPIC_CONFIG, **config}
         self._metadata = metadata
+        self._replicas = replicas
+        self._topics = topics
         self._executor = executor
         self._clock = clock
         self._background = background
@@ -121,7 +127,7 @@ class JournalTopic:
         self._rewrite_at: dict[int, int] = {}
         self._rewriting: set[int] = set()
         self._held: dict[int, list[tuple[bytes, Later]]] = {}
-        metadata.followers.append(self._followed)
+        metadata.topic_listeners.append(self._followed)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -176,7 +182,7 @@ class JournalTopic:
     async def _create(self) -> None:
         if self._metadata.topic(self.name) is None:
             try:
-                await self._metadata.create_journal(self.name, self._new_partition_count, self._config)
+                await self._topics.create_journal(self.name, self._new_partition_count, self._config)
             except STORE_LOST as error:
                 raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message) from error
             except KafkaError as error:
@@ -186,7 +192,7 @@ class JournalTopic:
 
     def _look(self) -> set[int]:
         """Which partitions are led here."""
-        self.partitions = self._metadata.partitions(self.name)
+        self.partitions = self._replicas.partitions(self.name)
         return {partition.index for partition in self.partitions if not partition.closed}
 
     def _created(self, creation: asyncio.Task[None]) -> None:

@@ -19,7 +19,7 @@ from headrace.broker.net.peers import PeerLostError, Peers
 from headrace.broker.runtime.ports import STORE_LOST, CoordinationStore
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.runtime.background import BackgroundTasks
 
 logger = logging.getLogger("headrace.replication")
@@ -34,7 +34,7 @@ class Lookout:
     def __init__(
         self,
         broker_id: int,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
         peers: Peers,
         store: CoordinationStore,
         background: BackgroundTasks,

@@ -25,8 +25,9 @@ from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.follower_fetches import FollowerFetches
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.replica_changes import ReplicaChanges
     from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.controller import ChangeIsr
     from headrace.broker.metadata.image import BrokerImage
     from headrace.broker.net.peers import Peers
@@ -50,7 +51,8 @@ class Replication:
         self._config = config
         self._clock = clock
         self._background = background
-        self._metadata: TopicManager
+        self._metadata: ClusterMetadata
+        self._changes: ReplicaChanges
         self._peers: Peers | None = None
         self._executor: Executor
         self._led: dict[ReplicatedPartition, None] = {}
@@ -70,13 +72,15 @@ class Replication:
 
     def start(
         self,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        changes: ReplicaChanges,
         peers: Peers,
         executor: Executor,
         fetches: FollowerFetches,
         slices: Slices,
     ) -> None:
-        self._metadata, self._peers, self._executor, self.fetches = metadata, peers, executor, fetches
+        self._metadata, self._changes = metadata, changes
+        self._peers, self._executor, self.fetches = peers, executor, fetches
         self._slices = slices
         waiting, self._waiting = self._waiting, {}
         for follower in waiting:
@@ -150,7 +154,7 @@ class Replication:
                 if isinstance(each, ReplicatedPartition):
                     self.doubted(each)
             try:
-                await self._metadata.lose_replicas([each.place for each in failed])
+                await self._changes.lose_replicas([each.place for each in failed])
                 for replica in failed:
                     if isinstance(replica, Follower) and replica.is_damaged and not replica.ended:
                         await self._copy_anew(replica)
@@ -163,7 +167,7 @@ class Replication:
     async def _copy_anew(self, follower: Follower) -> None:
         await follower.close_failed_log(self._executor)
         try:
-            is_out_of_the_way = await self._metadata.set_aside_replica(
+            is_out_of_the_way = await self._changes.set_aside_replica(
                 follower.partition.topic, follower.partition.index
             )
         except OSError as error:
@@ -186,7 +190,7 @@ class Replication:
             if not proposals:
                 continue
             try:
-                await self._metadata.change_isrs(list(proposals.values()))
+                await self._changes.change_isrs(list(proposals.values()))
             except (*STORE_LOST, KafkaError) as error:
                 logger.info("in-sync replicas cannot be changed now: %s", error)
                 for partition, change in proposals.items():
@@ -220,7 +224,7 @@ class Replication:
             await asyncio.sleep(self._config["leader.imbalance.check.interval.seconds"])
             if self._config["auto.leader.rebalance.enable"] and self._metadata.is_controller:
                 try:
-                    await self._metadata.elect_leaders(None, unclean=False)
+                    await self._changes.elect_leaders(None, unclean=False)
                 except (*STORE_LOST, KafkaError) as error:
                     logger.info("preferred leaders cannot be elected now: %s", error)
 

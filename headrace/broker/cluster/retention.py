@@ -15,10 +15,10 @@ from headrace.broker.runtime.disk_errors import is_disk_full
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.partitions.deleted_files import DeletedFiles
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.replication.topic_policy import TopicPolicy
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import AgeClock
@@ -32,7 +32,7 @@ class Retention:
     def __init__(
         self,
         config: BrokerConfig,
-        metadata: TopicManager,
+        replicas: LocalReplicas,
         policies: Sequence[TopicPolicy],
         deleted_files: DeletedFiles,
         ages: AgeClock,
@@ -42,7 +42,7 @@ class Retention:
         """`removals`: held by whoever needs all files of segments to stay where they are."""
         self._removals = removals or asyncio.Lock()
         self._config = config
-        self._metadata = metadata
+        self._replicas = replicas
         self._policies = policies
         self._deleted_files = deleted_files
         self._ages = ages
@@ -52,7 +52,7 @@ class Retention:
         """Delete what is old for as long as the broker runs."""
         await asyncio.sleep(self._config["log.initial.task.delay.ms"] / 1000)
         while True:
-            for partition in self._metadata.all_partitions():
+            for partition in self._replicas.all_partitions():
                 if partition.closed:  # its topic was deleted meanwhile
                     continue
                 try:

@@ -60,9 +60,11 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.topic_changes import TopicChanges
     from headrace.broker.configs.broker_config import BrokerConfig
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import AgeClock, Clock
 
@@ -91,7 +93,9 @@ class GroupCoordinator:
         self,
         config: BrokerConfig,
         configs: GroupConfigs,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
+        topics: TopicChanges,
         executor: Executor,
         ages: AgeClock,
         clock: Clock,
@@ -109,6 +113,8 @@ class GroupCoordinator:
             new_partition_count=config["offsets.topic.num.partitions"],
             config={"compression.type": "producer"},
             metadata=metadata,
+            replicas=replicas,
+            topics=topics,
             executor=executor,
             clock=clock,
             background=background,

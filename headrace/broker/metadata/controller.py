@@ -69,6 +69,18 @@ Assignment = Sequence[Sequence[int]]
 """Replicas of partitions in a row, each list begins with the preferred leader."""
 
 
+class Known(msgspec.Struct, frozen=True):
+    """Facts beside the image that a decision about replicas goes by."""
+
+    absent: tuple[BrokerImage, ...] = ()
+    """Brokers that are to come back, and may be replicas meanwhile (`absent_of`)."""
+    min_isr: int = 1
+    """`min.insync.replicas` of topics that do not set it."""
+
+
+NOTHING_KNOWN: Final = Known()
+
+
 class CreateTopics(msgspec.Struct, frozen=True):
     """Topics that are checked; those that are there already under the same id are left out."""
 
@@ -105,10 +117,7 @@ class ReplaceTopic(msgspec.Struct, frozen=True):
     replication_factor: int | None = None
     assignment: Assignment | None = None
     """Of the partitions that are added."""
-    absent: tuple[BrokerImage, ...] = ()
-    """As of `CreateTopics`."""
-    min_isr: int = 1
-    """`min.insync.replicas` of topics that do not set it."""
+    known: Known = NOTHING_KNOWN
 
 
 class AdoptStates(msgspec.Struct, frozen=True):
@@ -135,13 +144,13 @@ class BrokerLeaving(msgspec.Struct, frozen=True):
 
     broker_id: int
     min_isr: int = 1
-    """As of `ReplaceTopic`."""
+    """As in `Known`."""
 
 
 class BrokerGone(msgspec.Struct, frozen=True):
     broker_id: int
     min_isr: int = 1
-    """As of `ReplaceTopic`."""
+    """As in `Known`."""
 
 
 class ElectLeaders(msgspec.Struct, frozen=True):
@@ -160,10 +169,7 @@ class Reassign(msgspec.Struct, frozen=True):
 
     targets: tuple[tuple[str, int, tuple[int, ...] | None], ...]
     factor_may_change: bool = True
-    min_isr: int = 1
-    """As of `ReplaceTopic`."""
-    absent: tuple[BrokerImage, ...] = ()
-    """Who is to come back, and may be chosen."""
+    known: Known = NOTHING_KNOWN
 
 
 class ReplicasLost(msgspec.Struct, frozen=True):
@@ -316,7 +322,7 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
             )
         case ElectLeaders():
             return _elect(image, event)
-        case Reassign(targets, factor_may_change, min_isr, absent):
+        case Reassign(targets, factor_may_change, known):
             moved = []
             for name, index, target in targets:
                 try:
@@ -326,8 +332,7 @@ def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
                         index,
                         target,
                         factor_may_change=factor_may_change,
-                        min_isr=min_isr,
-                        absent=absent,
+                        known=known,
                     )
                 except KafkaError:
                     continue
@@ -401,14 +406,14 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
     if total != before:
         check_growth(old.topic, total)
         if event.assignment is not None:
-            added = assigned(image, event.assignment, event.absent)
+            added = assigned(image, event.assignment, event.known.absent)
         else:
             factor = event.replication_factor
             if factor is None:
                 factor = len(old.state(0).replicas) - len(old.state(0).removing)
-            added = _placed(image, topic, range(before, total), factor, event.absent)
-    min_isr, alive = _min_isr(topic, event.min_isr), _staying(image)
-    is_lowered = min_isr < _min_isr(old.topic, event.min_isr)
+            added = _placed(image, topic, range(before, total), factor, event.known.absent)
+    min_isr, alive = _min_isr(topic, event.known.min_isr), _staying(image)
+    is_lowered = min_isr < _min_isr(old.topic, event.known.min_isr)
     if added or is_lowered:
         # Where the lower number is enough something may be acknowledged that those who are eligible have not, and a
         # move may end.
@@ -753,22 +758,21 @@ def reassigned(
     target: Sequence[int] | None,
     *,
     factor_may_change: bool = True,
-    min_isr: int = 1,
-    absent: Sequence[BrokerImage] = (),
+    known: Known = NOTHING_KNOWN,
 ) -> PartitionState:
-    """What becomes of a partition that is to be held by these brokers; None: by those that held it before it was moved.
-    `min_isr` as of `ReplaceTopic`, `absent` as of `Reassign`. Raises KafkaError.
+    """The state of a partition that these brokers are to hold; None: those that held it before it was moved. Raises
+    KafkaError.
     """
     entry = _entry(image, name)
     if not 0 <= index < entry.topic.partition_count:
         raise unknown_partition(name, index, entry.topic.partition_count)
     state, where, alive = entry.state(index), f"{name}-{index}", _staying(image)
-    min_isr = _min_isr(entry.topic, min_isr)
+    min_isr = _min_isr(entry.topic, known.min_isr)
     if target is None:
         unclean = entry.topic.config.get("unclean.leader.election.enable") == "true"
         back = reassignment.cancelled(state, where, unclean=unclean, min_isr=min_isr)
         return back if back.leader in back.replicas else _elected(back, alive)
-    registered = _registered(image, absent)
+    registered = _registered(image, known.absent)
     reassignment.check_target(registered, state, target, where, factor_may_change=factor_may_change)
     return _moved_on(reassignment.begun(state, target, min_isr), alive, min_isr)
 

@@ -111,10 +111,15 @@ class TopicConfigs:
         return replace(config, strict_records=self._strict, producer_id_expiration_ms=self._expiration_ms)
 
     def defaults_changed(self, broker_defaults: Mapping[str, str], producer_id_expiration_ms: int) -> None:
-        """The broker's own configuration is another from now on. Open logs are told by `TopicManager`."""
+        """Take over a change of the broker's own configuration. `MetadataFollower` tells the open logs."""
         LogConfig.parse(broker_defaults)
         self.broker_defaults = dict(broker_defaults)
         self._expiration_ms = producer_id_expiration_ms
+
+    @property
+    def min_isr(self) -> int:
+        """`min.insync.replicas` of topics that do not set it, as this broker has it now."""
+        return LogConfig.parse(self.broker_defaults).min_insync_replicas
 
     def _effective(self, config: Mapping[str, str], *, internal: bool) -> dict[str, str]:
         merged = {**self.broker_defaults, **(INTERNAL_DEFAULTS if internal else {})}

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.net.listener import Network
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import Disk
     from headrace.broker.transactions.coordinator import TransactionCoordinator
@@ -107,7 +108,8 @@ class BrokerCollector:
 
     def __init__(
         self,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
         data_dir: Path,
         disk: Disk,
         executor: Executor,
@@ -117,6 +119,7 @@ class BrokerCollector:
         transactions: TransactionCoordinator,
     ) -> None:
         self._metadata = metadata
+        self._replicas = replicas
         self._data_dir = data_dir
         self._disk = disk
         self._executor = executor
@@ -147,7 +150,7 @@ class BrokerCollector:
 
     async def _collect_topics(self, gathering: Gathering) -> None:
         metadata = self._metadata
-        partitions = [each for each in metadata.all_partitions() if not each.closed]
+        partitions = [each for each in self._replicas.all_partitions() if not each.closed]
         await self._look_at_unopened(gathering, partitions)
         gathering.put(TOPICS, metadata.topic_count)
         gathering.put(PARTITIONS, len(partitions))
@@ -189,7 +192,7 @@ class BrokerCollector:
         self._sizes = known
 
     async def _collect_groups(self, gathering: Gathering) -> None:
-        find = self._metadata.find_partition
+        find = self._replicas.find_partition
         lags: dict[tuple[str, str], int] = {}
         for group in list(self._groups.groups.values()):
             gathering.add(GROUPS, 1, group.state_name)

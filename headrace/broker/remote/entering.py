@@ -29,8 +29,9 @@ from headrace.broker.remote.group_positions import BATCH_RECORDS, decode
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.ports import Clock, Disk
 
 _NAMED_MAX: Final = 10
@@ -119,7 +120,8 @@ async def enter(
     disk: Disk,
     data_dir: Path,
     groups: GroupCoordinator,
-    metadata: TopicManager,
+    metadata: ClusterMetadata,
+    replicas: LocalReplicas,
     clock: Clock,
     executor: Executor,
 ) -> Entered:
@@ -135,7 +137,7 @@ async def enter(
         await groups.journal.ensure()
     touched = set()
     for topics, records in read:
-        fitting = fitted(records, partial(_range_of, metadata, topics), entered)
+        fitting = fitted(records, partial(_range_of, metadata, replicas, topics), entered)
         by_index: dict[int, list[JournalRecord]] = {}
         for record in fitting:
             by_index.setdefault(groups.journal.index_of(group_of(record)), []).append(at(record, now_ms))
@@ -162,8 +164,10 @@ def _read(disk: Disk, path: Path) -> list[tuple[Mapping[str, str], list[JournalR
     return found
 
 
-def _range_of(metadata: TopicManager, ids: Mapping[str, str], topic: str, index: int) -> Range | None:
-    image, partition = metadata.topic(topic), metadata.find_partition(topic, index)
+def _range_of(
+    metadata: ClusterMetadata, replicas: LocalReplicas, ids: Mapping[str, str], topic: str, index: int
+) -> Range | None:
+    image, partition = metadata.topic(topic), replicas.find_partition(topic, index)
     if image is None or partition is None or str(image.topic_id) != ids.get(topic):
         return None
     try:

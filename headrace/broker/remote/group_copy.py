@@ -33,9 +33,9 @@ from headrace.broker.remote.group_positions import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.groups.offsets.positions import GroupPositions
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.remote.cluster_copy import Place
     from headrace.broker.remote.quotas import RemoteQuota
     from headrace.broker.runtime.slices import Slices
@@ -70,7 +70,7 @@ class GroupCopy:
         self,
         place: Place,
         groups: GroupCoordinator,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
         quota: RemoteQuota,
         slices: Slices,
     ) -> None:

@@ -77,17 +77,19 @@ from headrace.broker.stores.embedded import EmbeddedStore
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.metadata_follower import MetadataFollower
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.log.partition_log import PartitionLog
     from headrace.broker.log.segment import Segment
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.image import TopicEntry
     from headrace.broker.objects.files import RemoteFiles
     from headrace.broker.partitions.data_dir import DataDirectory
     from headrace.broker.partitions.partition import Partition
     from headrace.broker.partitions.topic import TopicImage
     from headrace.broker.replication.following import Follower
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.replication.topic_policy import TopicPolicy
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
@@ -112,7 +114,9 @@ class RemoteLogManager:
         config: BrokerConfig,
         files: RemoteFiles,
         location: str,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
+        following: MetadataFollower,
         policies: Sequence[TopicPolicy],
         *,
         store: CoordinationStore,
@@ -138,6 +142,8 @@ class RemoteLogManager:
         self._location = location
         self._directory = directory
         self._metadata = metadata
+        self._replicas = replicas
+        self._following = following
         self._policies = policies
         self._store = store
         self._disk = disk
@@ -206,7 +212,7 @@ class RemoteLogManager:
         return self._clock.monotonic() - self._positions_true_at
 
     def partitions(self) -> Sequence[Partition]:
-        return self._metadata.all_partitions()
+        return self._replicas.all_partitions()
 
     def of(self, partition: Partition, log: PartitionLog) -> RemoteLog | None:
         """The remote part of a log that was just opened; None if it has none and will have none."""
@@ -352,7 +358,7 @@ class RemoteLogManager:
             return
         self._turn_ends = self._clock.monotonic() + self._config["remote.log.manager.task.interval.ms"] / 1000
         put_off, self._put_off = self._put_off, {}
-        there = self._metadata.all_partitions()
+        there = self._replicas.all_partitions()
         partitions = [*put_off, *(each for each in there if each not in put_off)]
         if not await self._keep_cluster():
             return
@@ -373,7 +379,7 @@ class RemoteLogManager:
                         remote.storage_error("take or give up segments", error)
             except Exception as error:  # noqa: BLE001 - of one partition: told
                 self._background.failed(f"the remote log of {partition!r}", error)
-        for follower in self._metadata.followers_here():
+        for follower in self._replicas.followers():
             try:
                 await self._tend_follower(follower)
             except (KafkaError, OSError) as error:
@@ -725,7 +731,9 @@ class RemoteLogManager:
             return
         nodes = OwnedNodes(self._store, NODES)
         there = await self._store.children(NODES)
-        await metadata.refreshed()  # a topic without a node cannot be among them, one that is new may be
+        await (
+            self._following.refreshed()
+        )  # a topic without a node cannot be among them, one that is new may be
         for name in there:
             topic_id = UUID(name)
             if metadata.topic_by_id(topic_id) is not None:

@@ -16,11 +16,13 @@ from headrace.broker.partitions.data_dir import FROM_REMOTE_STORAGE, POSITIONS_P
 from headrace.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.metadata_follower import MetadataFollower
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.partitions.data_dir import DataDirectory
     from headrace.broker.remote.manager import RemoteLogManager
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.replication.topic_policy import TopicPolicy
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
@@ -30,7 +32,9 @@ logger = logging.getLogger("headrace.server")
 
 def open_remote_log(
     config: BrokerConfig,
-    metadata: TopicManager,
+    metadata: ClusterMetadata,
+    replicas: LocalReplicas,
+    following: MetadataFollower,
     policies: Sequence[TopicPolicy],
     *,
     store: CoordinationStore,
@@ -69,6 +73,8 @@ def open_remote_log(
         files,
         location,
         metadata,
+        replicas,
+        following,
         policies,
         store=store,
         disk=disk,
@@ -86,7 +92,8 @@ async def enter_restored_positions(
     disk: Disk,
     data_dir: Path,
     groups: GroupCoordinator,
-    metadata: TopicManager,
+    metadata: ClusterMetadata,
+    replicas: LocalReplicas,
     clock: Clock,
     executor: Executor,
 ) -> None:
@@ -99,7 +106,7 @@ async def enter_restored_positions(
     from headrace.broker.remote.entering import enter
 
     try:
-        entered = await enter(disk, data_dir, groups, metadata, clock, executor)
+        entered = await enter(disk, data_dir, groups, metadata, replicas, clock, executor)
     except (KafkaError, OSError, ClusterCopyError) as error:
         raise ConfigError(
             f"the positions of consumer groups that remote storage had cannot be entered: {error}; start again "

@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from headrace.broker.metadata.image import PartitionState, TopicEntry
 from headrace.broker.metadata.topic_names import unknown_partition, unknown_topic
 from headrace.broker.partitions.partition import Partition, PartitionChanges
@@ -42,15 +40,6 @@ PARTITIONS_PER_TURN: Final = 32
 PARTITIONS_CLOSED_TOGETHER: Final = 8
 
 
-class Leadership(msgspec.Struct, frozen=True):
-    """This broker leads a partition under an epoch from now on, or leads it no longer since that epoch."""
-
-    topic: str
-    index: int
-    epoch: int
-    leads: bool
-
-
 class LocalReplicas:
     """On the event loop. `open_log` gives a partition its log, on its first use."""
 
@@ -64,16 +53,12 @@ class LocalReplicas:
         policies: Sequence[TopicPolicy] = (),
         fence: Fence | None = None,
         replication: Replicating | None = None,
-        tell: Callable[[Leadership], None] = lambda _: None,
         remove: Callable[[TopicImage, int], Awaitable[None]] | None = None,
     ) -> None:
-        """`replication`: where there are other brokers. `tell`: of what this broker begins and ends to lead. `remove`:
-        the files of a closed replica.
-        """
+        """`replication`: where there are other brokers. `remove`: removes the files of a closed replica."""
         self._remove = remove
         self.changes = PartitionChanges()
         self._replication = replication
-        self._tell = tell
         self._followers: dict[tuple[str, int], Follower] = {}
         self._broker_id = broker_id
         self._executor = executor
@@ -121,7 +106,6 @@ class LocalReplicas:
         """Over when new partitions are made and those with hooks have started; `open_all` opens every log now."""
         image = new.topic
         there = self._partitions.get(image.name, [])
-        begun: list[Partition] = []
         if old is not None:
             if old.topic != image:
                 # Before the states: what an ISR means depends on the configuration that it was decided by.
@@ -131,13 +115,10 @@ class LocalReplicas:
                     if config is not None:
                         partition.reconfigure(config)
                         self._reconfigure_follower(partition, config)
-            begun = await self._lead(old, new, there)
+            await self._lead(old, new, there)
         added = await self._make(new, range(len(there), image.partition_count), open_all)
         there.extend(added)
         self._partitions[image.name] = there
-        for partition in (*begun, *added):
-            if not partition.closed:
-                self._tell(Leadership(image.name, partition.index, partition.leader_epoch, leads=True))
 
     async def settled(self, name: str) -> None:
         """Wait for what a stricter durability of a topic asks for."""
@@ -164,8 +145,6 @@ class LocalReplicas:
             follower = self._no_follower(partition)
             if follower is not None:
                 await follower.drop()
-            elif not partition.closed:
-                self._tell(Leadership(name, partition.index, partition.leader_epoch, leads=False))
             await partition.drop()
 
     async def close(self) -> None:
@@ -192,8 +171,8 @@ class LocalReplicas:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> list[Partition]:
-        """What has changed of who holds and leads the partitions that are there; gives those that are led anew."""
+    async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> None:
+        """Carry out what has changed of who holds and leads the partitions that are there."""
         lost: list[Partition] = []
         gained: list[int] = []
         gone: list[int] = []
@@ -216,16 +195,10 @@ class LocalReplicas:
 
         async def close(partition: Partition) -> None:
             async with limit:
-                self._tell(
-                    Leadership(
-                        new.topic.name, partition.index, new.state(partition.index).leader_epoch, leads=False
-                    )
-                )
                 await partition.close(self._executor)
 
         await asyncio.gather(*(close(partition) for partition in lost))
-        begun = await self._make(new, gained, open_all=False)
-        for partition in begun:
+        for partition in await self._make(new, gained, open_all=False):
             there[partition.index] = partition
         for index, state in zip(range(len(there)), new.states(), strict=False):
             if state.leader != self._broker_id:
@@ -237,7 +210,6 @@ class LocalReplicas:
                 await policy.replica_removed(new.topic, index)
             if self._remove is not None:
                 await self._remove(new.topic, index)
-        return begun
 
     def _is_replicated(self, state: PartitionState) -> bool:
         return self._replication is not None and len(state.replicas) > 1
@@ -252,7 +224,6 @@ class LocalReplicas:
             partition.renew(state)
         else:
             partition.lead(state.leader_epoch)
-        self._tell(Leadership(partition.topic.name, partition.index, state.leader_epoch, leads=True))
 
     async def _follow_leader(self, partition: Partition, state: PartitionState) -> None:
         """Be the follower that the state wants, or none."""

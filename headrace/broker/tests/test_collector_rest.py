@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.broker.cluster.topics import MANY_TOPICS, NewTopic
+from headrace.broker.cluster.topic_changes import MANY_TOPICS, NewTopic
 from headrace.broker.partitions.partition import Partition
 from headrace.broker.runtime import slices
 from headrace.broker.runtime.slices import Slices
@@ -93,9 +93,7 @@ async def test_many_topics_that_are_made_at_once_are_not_looked_at_again(tmp_pat
         gc.freeze()
         try:
             before = gc.get_freeze_count()
-            await broker.broker.context.metadata.create_topics(
-                [NewTopic(f"t{n}", 1, {}) for n in range(count)]
-            )
+            await broker.broker.context.topics.create_topics([NewTopic(f"t{n}", 1, {}) for n in range(count)])
             assert (gc.get_freeze_count() > before) is is_spared
         finally:
             gc.unfreeze()
@@ -103,7 +101,7 @@ async def test_many_topics_that_are_made_at_once_are_not_looked_at_again(tmp_pat
 
 async def test_in_a_process_of_somebody_else_nothing_is_spared(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
-        await broker.broker.context.metadata.create_topics(
+        await broker.broker.context.topics.create_topics(
             [NewTopic(f"t{n}", 1, {}) for n in range(MANY_TOPICS)]
         )
         assert not gc.get_freeze_count()
@@ -111,10 +109,9 @@ async def test_in_a_process_of_somebody_else_nothing_is_spared(tmp_path) -> None
 
 async def test_topics_that_are_deleted_are_freed_without_the_collector(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
-        metadata = broker.broker.context.metadata
-        await metadata.create_topics([NewTopic("deleted", 2, {})])
+        await broker.broker.context.topics.create_topics([NewTopic("deleted", 2, {})])
         gc.disable()
-        await metadata.delete_topic("deleted")
+        await broker.broker.context.topics.delete_topic("deleted")
         await asyncio.sleep(0)
 
         def left() -> list[Partition]:

@@ -61,11 +61,14 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.metadata_follower import MetadataFollower
+    from headrace.broker.cluster.topic_changes import TopicChanges
     from headrace.broker.configs.broker_config import BrokerConfig
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.net.peers import Peers
     from headrace.broker.partitions.partition import Partition
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import AgeClock, Clock
 
@@ -109,7 +112,10 @@ class TransactionCoordinator:
         self,
         config: BrokerConfig,
         groups: GroupCoordinator,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
+        topics: TopicChanges,
+        following: MetadataFollower,
         executor: Executor,
         ages: AgeClock,
         clock: Clock,
@@ -128,13 +134,15 @@ class TransactionCoordinator:
             new_partition_count=config["transaction.state.log.num.partitions"],
             config={"compression.type": "uncompressed", "unclean.leader.election.enable": "false"},
             metadata=metadata,
+            replicas=replicas,
+            topics=topics,
             executor=executor,
             clock=clock,
             background=background,
         )
         self.guards = Guards()
-        self._others = Others(peers, metadata, broker_id, background)
-        self._metadata = metadata
+        self._others = Others(peers, metadata, following, broker_id, background)
+        self._replicas = replicas
         self._ages = ages
         self._clock = clock
         self._background = background
@@ -382,7 +390,7 @@ class TransactionCoordinator:
                     self._others.write_marker(place, marker, later)
                     on_their_way.add(place)
                     continue
-                if not write_marker(self._metadata, self.groups, *place, marker, now_ms, later, self.guards):
+                if not write_marker(self._replicas, self.groups, *place, marker, now_ms, later, self.guards):
                     on_their_way.add(place)
                     continue
             except KafkaError as error:

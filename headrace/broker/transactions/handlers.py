@@ -73,7 +73,8 @@ from headrace.protocol.messages.write_txn_markers import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.metadata.cluster import ClusterMetadata
+    from headrace.broker.replication.replicas import LocalReplicas
     from headrace.broker.runtime.ports import Clock
     from headrace.broker.transactions.coordinator import TransactionCoordinator
 
@@ -92,7 +93,8 @@ class TransactionHandlers:
     def __init__(
         self,
         coordinator: TransactionCoordinator,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
+        replicas: LocalReplicas,
         allocate_producer_id: Callable[[], Awaitable[int]],
         executor: Executor,
         clock: Clock,
@@ -101,6 +103,7 @@ class TransactionHandlers:
         self._coordinator = coordinator
         self._groups = coordinator.groups
         self._metadata = metadata
+        self._replicas = replicas
         self._allocate_producer_id = allocate_producer_id
         self._executor = executor
         self._clock = clock
@@ -256,7 +259,7 @@ class TransactionHandlers:
 
     def _cannot_join(self, topic: str, index: int) -> ErrorCode:
         """Why a partition cannot be part of a client's transaction, or NONE."""
-        partition = self._metadata.find_partition(topic, index)
+        partition = self._replicas.find_partition(topic, index)
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if partition.topic.internal:
@@ -265,7 +268,7 @@ class TransactionHandlers:
 
     def _is_table(self, topic: str, index: int) -> bool:
         """As far as this broker knows: of one that another leads that one says it when it ends the transaction."""
-        partition = self._metadata.find_partition(topic, index)
+        partition = self._replicas.find_partition(topic, index)
         return partition is not None and partition.hooks is not None
 
     async def add_offsets(
@@ -350,7 +353,7 @@ class TransactionHandlers:
                     self._coordinator,
                     request.transactional_id,
                     producer,
-                    self._metadata.partition(*place),
+                    self._replicas.partition(*place),
                     announces=announces,
                 )
             except KafkaError:  # another broker has the group now
@@ -382,7 +385,7 @@ class TransactionHandlers:
                 if not may_read:
                     errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                     continue
-                if self._metadata.find_partition(*key) is None:
+                if self._replicas.find_partition(*key) is None:
                     errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     continue
                 offsets[key] = CommittedOffset(
@@ -472,7 +475,7 @@ class TransactionHandlers:
         try:
             now_ms = self._clock.time_ms()
             if write_marker(
-                self._metadata,
+                self._replicas,
                 self._groups,
                 topic,
                 index,
@@ -514,7 +517,7 @@ class TransactionHandlers:
     def _producers(self, topic: str, index: int, budget: AnswerBudget) -> Work[PartitionResponse]:
         answer = PartitionResponse(partition_index=index)
         try:
-            log = self._metadata.partition(topic, index).log
+            log = self._replicas.partition(topic, index).log
             opened, producers = log.open_transactions(), list(log.producers().items())
             budget.charge(_PRODUCER_BYTES * len(producers))
         except KafkaError as error:

@@ -18,8 +18,8 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.protocol.records.control import build_end_marker
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.replication.replicas import LocalReplicas
 
 RAISES_EPOCH = 2
 
@@ -35,7 +35,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 def write_marker(
-    metadata: TopicManager,
+    replicas: LocalReplicas,
     groups: GroupCoordinator,
     topic: str,
     index: int,
@@ -49,7 +49,7 @@ def write_marker(
     Raises KafkaError, and `later` is not told: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the
     groups of the partition are not loaded, INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, KAFKA_STORAGE_ERROR.
     """
-    partition = metadata.partition(topic, index)
+    partition = replicas.partition(topic, index)
     if partition.hooks is not None:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION, f"{topic} takes no part in transactions, so it has none to end"

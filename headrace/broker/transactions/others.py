@@ -35,7 +35,8 @@ from headrace.protocol.messages.write_txn_markers import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.cluster.metadata_follower import MetadataFollower
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.runtime.background import BackgroundTasks
 
 MARKERS_PER_REQUEST: Final = 1000
@@ -55,10 +56,16 @@ class Others:
     """The other brokers, as far as transactions go. On the event loop."""
 
     def __init__(
-        self, peers: Peers, metadata: TopicManager, broker_id: int, background: BackgroundTasks
+        self,
+        peers: Peers,
+        metadata: ClusterMetadata,
+        following: MetadataFollower,
+        broker_id: int,
+        background: BackgroundTasks,
     ) -> None:
         self._peers = peers
         self._metadata = metadata
+        self._following = following
         self._broker_id = broker_id
         self._background = background
         self._wanted: dict[int, deque[_Wanted]] = {}
@@ -139,7 +146,7 @@ class Others:
         """Another broker may have made the topic a moment ago."""
         topic, index = place
         try:
-            await self._metadata.refreshed()
+            await self._following.refreshed()
         except Exception as error:  # noqa: BLE001 - the store is away: the marker is tried again
             later(_passing(f"whether {topic} exists is not known now: {error}"))
             return

@@ -250,7 +250,7 @@ class TableExtension:
         )
         self._services.give_staged = self._give_staged
         if not context.metadata.is_alone:
-            context.metadata.followers.append(self._followed)
+            context.metadata.topic_listeners.append(self._followed)
         services = self._services
         collector = TableCollector(
             context, self.catalog, self.lake_subjects, services.refusals, services.standbys
@@ -335,7 +335,7 @@ class TableExtension:
             return
         from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 
-        for partition in metadata.all_partitions():
+        for partition in self._services.context.replicas.all_partitions():
             bucket: object = partition.hooks
             if isinstance(bucket, KeyBucket):
                 await bucket.checkpoint(folder / str(partition.topic.topic_id) / str(partition.index))
@@ -374,7 +374,7 @@ class TableExtension:
                 for table in expiring
                 for each in (self.catalog.partitions(table) if table.is_partitioned else (table,))
             ]
-            for partition in [each for topic in topics for each in context.metadata.partitions(topic)]:
+            for partition in [each for topic in topics for each in context.replicas.partitions(topic)]:
                 bucket: object = partition.hooks
                 if not isinstance(bucket, KeyBucket) or partition.failure is not None:
                     continue

@@ -161,7 +161,7 @@ class TableCollector:
         now_ms = self._context.clock.time_ms()
         names, buckets = set(), []
         ages: dict[str, float] = {}
-        for partition in self._context.metadata.all_partitions():
+        for partition in self._context.replicas.all_partitions():
             await gathering.breathe()
             bucket: object = partition.hooks
             if not isinstance(bucket, TableBucket) or partition.failure is not None:

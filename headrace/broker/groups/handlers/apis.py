@@ -14,9 +14,9 @@ from headrace.broker.groups.handlers.offset_fetch import OffsetFetchHandlers
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.journal_topic import JournalTopic
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.groups.handlers.patterns import PatternResolver
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.identity import BrokerIdentity
     from headrace.broker.requests.declaration import ApiDeclaration
     from headrace.broker.runtime.ports import Clock, Entropy
@@ -34,7 +34,7 @@ def group_apis(
     coordinator: GroupCoordinator,
     transactions: Transactions,
     patterns: PatternResolver,
-    metadata: TopicManager,
+    metadata: ClusterMetadata,
     identity: BrokerIdentity,
     clock: Clock,
     entropy: Entropy,

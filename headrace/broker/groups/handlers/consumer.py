@@ -34,9 +34,9 @@ from headrace.protocol.messages.consumer_group_heartbeat import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.groups.handlers.patterns import PatternResolver
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.runtime.ports import Entropy
 
 SUBSCRIBED_TOPICS_MAX = 10_000
@@ -50,7 +50,7 @@ class ConsumerGroupHandlers:
         self,
         coordinator: GroupCoordinator,
         patterns: PatternResolver,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
         entropy: Entropy,
     ) -> None:
         self._coordinator = coordinator

@@ -19,7 +19,7 @@ from headrace.protocol.messages.find_coordinator import (
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.journal_topic import JournalTopic
-    from headrace.broker.cluster.topics import TopicManager
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.metadata.identity import BrokerIdentity
 
 GROUP_KEY_TYPE = 0
@@ -34,7 +34,7 @@ class FindingHandlers:
         self,
         groups: JournalTopic,
         transactions: JournalTopic,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
         identity: BrokerIdentity,
     ) -> None:
         self._journals = {GROUP_KEY_TYPE: groups, TRANSACTION_KEY_TYPE: transactions}

@@ -33,8 +33,8 @@ from headrace.protocol.messages.offset_commit import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.runtime.ports import Clock
 
 PREPARED_FROM = 64
@@ -48,7 +48,7 @@ Known = tuple[range, ErrorCode]
 
 class OffsetCommitHandlers:
     def __init__(
-        self, coordinator: GroupCoordinator, metadata: TopicManager, clock: Clock, slices: Slices
+        self, coordinator: GroupCoordinator, metadata: ClusterMetadata, clock: Clock, slices: Slices
     ) -> None:
         self._coordinator = coordinator
         self._metadata = metadata

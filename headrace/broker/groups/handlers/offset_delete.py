@@ -25,8 +25,8 @@ from headrace.protocol.messages.offset_delete import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
 
 DELETED_TOGETHER = 50
 
@@ -34,7 +34,7 @@ Errors = Mapping[tuple[str, int], ErrorCode]
 
 
 class OffsetDeleteHandlers:
-    def __init__(self, coordinator: GroupCoordinator, metadata: TopicManager, slices: Slices) -> None:
+    def __init__(self, coordinator: GroupCoordinator, metadata: ClusterMetadata, slices: Slices) -> None:
         self._coordinator = coordinator
         self._metadata = metadata
         self._slices = slices

@@ -29,8 +29,8 @@ from headrace.protocol.messages.offset_fetch import (
 )
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
 
 _NO_COMMIT = CommittedOffset(offset=-1)
 
@@ -38,7 +38,7 @@ Wanted = Iterable[tuple[str, Iterable[int]]] | None
 
 
 class OffsetFetchHandlers:
-    def __init__(self, coordinator: GroupCoordinator, metadata: TopicManager) -> None:
+    def __init__(self, coordinator: GroupCoordinator, metadata: ClusterMetadata) -> None:
         self._coordinator = coordinator
         self._metadata = metadata
 

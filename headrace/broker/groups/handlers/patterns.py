@@ -18,8 +18,8 @@ from headrace.broker.security.rights import Operation, ResourceType
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
     from headrace.broker.requests.declaration import RequestContext
     from headrace.broker.runtime.background import BackgroundTasks
     from headrace.broker.runtime.ports import Clock
@@ -33,7 +33,7 @@ class PatternResolver:
     def __init__(
         self,
         coordinator: GroupCoordinator,
-        metadata: TopicManager,
+        metadata: ClusterMetadata,
         executor: Executor,
         clock: Clock,
         background: BackgroundTasks,

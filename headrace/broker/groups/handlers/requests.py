@@ -11,8 +11,8 @@ from headrace.broker.security.rights import Operation, ResourceType
 from headrace.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from headrace.broker.cluster.topics import TopicManager
     from headrace.broker.groups.coordinator import GroupCoordinator
+    from headrace.broker.metadata.cluster import ClusterMetadata
 
 FIRST_VERSION_WITH_IDS = 10  # of OffsetCommit and OffsetFetch
 
@@ -63,7 +63,7 @@ def of_group(
     return handle
 
 
-def name_topics(metadata: TopicManager, context: RequestContext, topics: Iterable[Any]) -> Work[None]:
+def name_topics(metadata: ClusterMetadata, context: RequestContext, topics: Iterable[Any]) -> Work[None]:
     """Set the names of topics that were given by id. The name of an unknown topic stays empty.
 
     Without DESCRIBE, a topic is answered as an unknown one.

@@ -95,7 +95,7 @@ def test_thousands_of_topics_are_created_by_one_request_for_their_metadata(tmp_p
         assert [image.name for image in broker.context.metadata.topics()] == sorted(
             [*names, "topic.7", "a.b"]
         )
-        await broker.context.metadata.delete_topic("a.b")
+        await broker.context.topics.delete_topic("a.b")
         answer = await broker.send(MetadataRequest(topics=[MetadataRequestTopic(name="a_b")]), 12)
         assert answer.topics[0].error_code == 0
 

@@ -183,7 +183,7 @@ async def test_what_is_not_a_topics_default_is_obeyed_too(tmp_path):
         assert broker.context.config["log.cleaner.backoff.ms"] == 10
         internal = broker.context.metadata.topic_configs
         await change(broker, "", log_retention_ms="5")
-        await broker.context.metadata.create_topic("__consumer_offsets", 1)
+        await broker.context.topics.create_topic("__consumer_offsets", 1)
         image = broker.context.metadata.topic("__consumer_offsets")
         assert internal.log_config(image).retention_ms == -1, "journals are not cut by age"
         assert await source(broker, TOPIC, image.name, "retention.ms") == ("-1", DEFAULT)

@@ -53,7 +53,7 @@ async def test_the_brokers_own_topics_are_shown_as_kafka_shows_them(tmp_path) ->
         request = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000)
         await broker.send(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]), 4)
         assert (await broker.send(request)).error_code == ErrorCode.NONE
-        await broker.context.metadata.create_topic("plain", 1)
+        await broker.context.topics.create_topic("plain", 1)
         wanted = {
             "__consumer_offsets": {"cleanup.policy": "compact", "compression.type": "producer"},
             "__transaction_state": {
@@ -82,7 +82,7 @@ async def test_the_brokers_own_topics_are_shown_as_kafka_shows_them(tmp_path) ->
 
 async def test_an_own_topic_of_before_is_shown_as_compacted_too(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
-        await broker.context.metadata.create_topic("__consumer_offsets", 1)
+        await broker.context.topics.create_topic("__consumer_offsets", 1)
         resource = DescribeConfigsResource(
             resource_type=2, resource_name="__consumer_offsets", configuration_keys=["cleanup.policy"]
         )

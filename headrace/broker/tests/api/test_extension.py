@@ -271,7 +271,7 @@ async def test_what_hooks_cannot_remove_with_a_topic_keeps_nothing_else_from_goi
         await broker.create_topic("loud", shout="true")
         assert (await broker.produce("loud", [b"a"])).error_code == 0
         monkeypatch.setattr(Shouting, "delete", fails)
-        await broker.context.metadata.delete_topic("loud")
+        await broker.context.topics.delete_topic("loud")
         monkeypatch.undo()
         await broker.create_topic("loud")
         assert (await broker.produce("loud", [b"b"])).error_code == 0
@@ -340,10 +340,10 @@ async def test_it_validates_what_concerns_it(tmp_path) -> None:
                 await broker.create_topic(name, partitions, **config)
         await broker.create_topic("loud", shout="true")
         with pytest.raises(KafkaError, match="cannot be changed"):
-            await broker.context.metadata.alter_config("loud", {"shout": "false"})
+            await broker.context.topics.alter_config("loud", {"shout": "false"})
         with pytest.raises(KafkaError, match="loud enough"):
-            await broker.context.metadata.create_partitions("loud", 9)
-        await broker.context.metadata.create_partitions("loud", 2)
+            await broker.context.topics.create_partitions("loud", 9)
+        await broker.context.topics.create_partitions("loud", 2)
         assert (await broker.produce("loud", [b"x"], partition=1)).error_code == 0
         assert broker.context.config["shout.volume"] == 11
 
@@ -354,7 +354,7 @@ async def test_the_life_of_hooks(tmp_path) -> None:
         await broker.create_topic("kept", shout="true")
         await broker.create_topic("dropped", shout="true")
         await broker.produce("kept", [b"x"])
-        await broker.context.metadata.delete_topic("dropped")
+        await broker.context.topics.delete_topic("dropped")
         assert first.hooks["dropped", 0].events == ["start", "delete"]
         assert broker.context.extension_dir("shout").is_dir()
     assert first.hooks["kept", 0].events == ["start", "close"]

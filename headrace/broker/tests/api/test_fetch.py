@@ -207,7 +207,7 @@ async def test_a_waiting_fetch_is_woken_by_the_deletion_of_the_topic(tmp_path) -
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         task = await started(broker.fetch("t", max_wait_ms=LONG_MS))
-        await broker.context.metadata.delete_topic("t")
+        await broker.context.topics.delete_topic("t")
         async with asyncio.timeout(SOON):
             assert (await task).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert (await broker.fetch("t")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -261,7 +261,7 @@ async def test_the_id_of_a_deleted_topic_does_not_show_the_one_made_after_it(tmp
     async with direct_broker(tmp_path) as broker:
         old = await broker.create_topic("t")
         await broker.produce("t", [b"old"])
-        await broker.context.metadata.delete_topic("t")
+        await broker.context.topics.delete_topic("t")
         await broker.create_topic("t")
         fetch = request("t", [(0, 0, 1000)])
         fetch.topics[0].topic_id = old.topic_id
@@ -340,7 +340,7 @@ async def test_a_fetch_of_few_or_many_partitions_is_woken_by_each_of_them(tmp_pa
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", partitions)
         await broker.create_topic("other")
-        watchers = broker.context.metadata.changes.watchers
+        watchers = broker.context.replicas.changes.watchers
 
         async def waiting() -> asyncio.Task:
             wanted = [

@@ -426,7 +426,7 @@ async def test_a_session_by_id_notices_that_its_topic_went_and_came_again(tmp_pa
         request = both_partitions(max_wait_ms=0, session_epoch=0)
         request.topics[0].topic_id = old.topic_id
         session_id = (await broker.send(request, 13)).session_id
-        await broker.context.metadata.delete_topic("t")
+        await broker.context.topics.delete_topic("t")
         codes = []
         for epoch in (1, 2):
             answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=epoch), 13)

@@ -44,7 +44,7 @@ async def test_sizes_of_partitions_and_of_the_volume(tmp_path, version) -> None:
     async with direct_broker(tmp_path) as broker:  # nothing is open now, nor is it opened
         response = await broker.send(DescribeLogDirsRequest(topics=None), version)
         assert sizes_of(response) == sizes
-        assert not any(part.is_open for part in broker.context.metadata.partitions("t"))
+        assert not any(part.is_open for part in broker.context.replicas.partitions("t"))
 
 
 async def test_only_what_is_asked_for_and_exists(tmp_path) -> None:

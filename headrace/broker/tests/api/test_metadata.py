@@ -49,11 +49,11 @@ async def test_answers_follow_changes_although_they_are_kept(tmp_path) -> None:
 
         await broker.create_topic("a")
         assert await seen(12) == await seen(12) == {"a": 1}
-        await broker.context.metadata.create_partitions("a", 4)
+        await broker.context.topics.create_partitions("a", 4)
         assert await seen(12) == await seen(1) == {"a": 4}
         one = await broker.send(named("a"), 12)
         assert len(one.topics[0].partitions) == 4
-        await broker.context.metadata.delete_topic("a")
+        await broker.context.topics.delete_topic("a")
         assert await seen(12) == {}
         again = await broker.create_topic("a", 2)
         assert (await broker.send(named("a"), 12)).topics[0].topic_id == again.topic_id
@@ -71,9 +71,9 @@ async def test_large_answers_for_named_topics_are_kept_and_follow_changes(tmp_pa
         assert topic.topic_authorized_operations > 0
         (topic,) = (await broker.send(named("wide"), 12)).topics
         assert topic.topic_authorized_operations < 0
-        await broker.context.metadata.create_partitions("wide", 61)
+        await broker.context.topics.create_partitions("wide", 61)
         assert len((await broker.send(named("wide"), 12)).topics[0].partitions) == 61
-        await broker.context.metadata.delete_topic("wide")
+        await broker.context.topics.delete_topic("wide")
         request = named("wide")
         request.allow_auto_topic_creation = False
         assert (await broker.send(request, 12)).topics[0].error_code

@@ -95,17 +95,18 @@ async def test_a_retry_of_an_idempotent_producer_gets_the_offset_of_the_first(tm
 
 async def test_what_changes_of_the_topic_is_seen_by_the_next_request(tmp_path, monkeypatch) -> None:
     async with direct_broker(tmp_path) as broker:
-        metadata = broker.context.metadata
         await broker.create_topic("t")
         monkeypatch.setattr(type(broker.context.partition("t", 0)), "replica_count", 3)
         await repeating(broker)
-        await metadata.alter_config("t", {"min.insync.replicas": "2"})
+        await broker.context.topics.alter_config("t", {"min.insync.replicas": "2"})
         assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
-        await metadata.alter_config("t", {"min.insync.replicas": None, "max.message.bytes": "60"})
+        await broker.context.topics.alter_config(
+            "t", {"min.insync.replicas": None, "max.message.bytes": "60"}
+        )
         assert (await broker.produce("t", BATCH)).error_code == ErrorCode.MESSAGE_TOO_LARGE
-        await metadata.alter_config("t", {"max.message.bytes": None})
+        await broker.context.topics.alter_config("t", {"max.message.bytes": None})
         await repeating(broker)
-        await metadata.delete_topic("t")
+        await broker.context.topics.delete_topic("t")
         assert (await broker.produce("t", BATCH)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         await broker.create_topic("t")
         assert (await broker.produce("t", BATCH)).base_offset == 0

@@ -35,7 +35,7 @@ async def test_what_comes_after_the_instant_is_not_in_the_cut(tmp_path: Path) ->
         for name in ("open", "opened"):
             await made.create_topic(name, segment_bytes="300")
             await made.produce(name, [b"x" * 100])
-        before = made.context.metadata.partition("open", 0).log.size_bytes
+        before = made.context.replicas.partition("open", 0).log.size_bytes
         context, attempts = made.context, 0
 
         async def copy_store(target: Path) -> None:
@@ -72,20 +72,20 @@ async def test_while_a_backup_is_under_way_no_other_begins_and_no_file_goes(tmp_
         backup = await backups.begin()
         for _ in range(4):
             await made.produce("t", [b"x" * 200])
-        count = made.context.metadata.partition("t", 0).log.segment_count
+        count = made.context.replicas.partition("t", 0).log.segment_count
         with pytest.raises(KafkaError, match="is under way"):
             await backups.begin()
         with pytest.raises(KafkaError, match="not under way any more") as told:
             await backups.end("0" * 32)
         assert told.value.code is ErrorCode.INVALID_REQUEST
         backups.renew(backup.id)
-        log = made.context.metadata.partition("t", 0).log
+        log = made.context.replicas.partition("t", 0).log
         await asyncio.sleep(0.2)
         assert log.segment_count == count == 4
         assert log.log_start_offset == 0
         await backups.end(backup.id)
         moved = asyncio.Event()
-        partition = made.context.metadata.partition("t", 0)
+        partition = made.context.replicas.partition("t", 0)
         partition.add_waiter(moved.set)
         async with asyncio.timeout(60):
             while log.log_start_offset == 0:
@@ -101,7 +101,7 @@ async def test_while_a_backup_is_under_way_no_other_begins_and_no_file_goes(tmp_
 def _backups(made: DirectBroker, copy_store: Callable[[Path], Awaitable[None]]) -> Backups:
     context = made.context
     return Backups(
-        context.metadata,
+        context.replicas,
         copy_store,
         _nothing,
         asyncio.Lock(),

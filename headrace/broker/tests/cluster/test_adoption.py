@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.broker.cluster.adoption import NODE_BYTES_MAX, Adopted, adopt
-from headrace.broker.cluster.topics import Reassignment
+from headrace.broker.cluster.replica_changes import Reassignment
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.log.disk import SystemDisk
 from headrace.broker.metadata import tree
@@ -95,7 +95,7 @@ async def filled(folder: Path) -> dict[str, bytes]:
             name="ann", mechanism=1, iterations=4096, salt=b"salt", salted_password=b"p" * 32
         )
         await broker.send(AlterUserScramCredentialsRequest(deletions=[], upsertions=[user]))
-        await broker.context.metadata.delete_topic("gone")
+        await broker.context.topics.delete_topic("gone")
     return await kept(folder)
 
 
@@ -171,7 +171,7 @@ async def test_a_broker_alone_is_the_first_of_a_cluster_with_all_that_it_had(tmp
             Reassignment("__consumer_offsets", 0, (1, 2)),
             Reassignment("__consumer_offsets", 1, (1, 2)),
         ]
-        assert await two.context.metadata.reassign(moves) == [None] * 3
+        assert await two.context.replica_changes.reassign(moves) == [None] * 3
         await cluster.agreed(lambda broker: all(_isr(broker, *move[:2]) == {1, 2} for move in moves))
         await cluster.stop(1)
         await cluster.agreed(lambda broker: _isr(broker, "t", 101) == {2}, 2)

@@ -27,6 +27,7 @@ def cleaner_of(broker: DirectBroker) -> LogCleaner:
     return LogCleaner(
         parts.config,
         parts.metadata,
+        parts.replicas,
         parts.data_dir,
         parts.executor,
         parts.ages,
@@ -86,7 +87,7 @@ async def test_c1_the_dirtiest_is_compacted_first_and_what_was_done_is_kept(tmp_
 async def test_the_brokers_own_topics_are_left_to_their_owners(tmp_path) -> None:
     async with cleaned_broker(tmp_path) as (broker, cleaner):
         config = {"cleanup.policy": "compact", "segment.bytes": "100", "min.cleanable.dirty.ratio": "0.01"}
-        await broker.context.metadata.create_topic("__consumer_offsets", 1, config)
+        await broker.context.topics.create_topic("__consumer_offsets", 1, config)
         write(broker, "__consumer_offsets", "xxxy")
         assert not await cleaner.clean_one()
         assert keys(broker, "__consumer_offsets") == "xxxy"
@@ -108,7 +109,7 @@ async def test_a_topic_that_is_made_again_is_dirty_from_its_beginning(tmp_path) 
         await compacted(broker, "a")
         write(broker, "a", "xxxy")
         assert await cleaner.clean_one()
-        await broker.context.metadata.delete_topic("a")
+        await broker.context.topics.delete_topic("a")
         cleaner.forget_topic("a")
         await compacted(broker, "a")
         write(broker, "a", "xxyz")
@@ -156,7 +157,7 @@ async def test_a_partition_that_is_deleted_meanwhile_is_left_and_no_error(tmp_pa
         while not cleaning.done() and broker.context.metadata.topic("a") is not None:
             await asyncio.sleep(0)
             if list(tmp_path.glob("a-0/*.cleaned")):
-                await broker.context.metadata.delete_topic("a")
+                await broker.context.topics.delete_topic("a")
         assert not await cleaning
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
@@ -184,11 +185,11 @@ async def test_each_replica_compacts_what_it_has_and_goes_on_copying(tmp_path: P
     async with direct_cluster(tmp_path, 2, config=CONFIG) as cluster:
         metadata = cluster.brokers[1].context.metadata
         compacted = {"cleanup.policy": "compact", "segment.bytes": "1024", "min.cleanable.dirty.ratio": "0.1"}
-        await metadata.create_topic("t", 1, compacted, replication_factor=2)
+        await cluster.brokers[1].context.topics.create_topic("t", 1, compacted, replication_factor=2)
         leader = metadata.leader("t", 0)
         assert leader is not None
         leads, follows = cluster.brokers[leader.broker_id], cluster.brokers[3 - leader.broker_id]
-        partition = leads.context.metadata.partition("t", 0)
+        partition = leads.context.replicas.partition("t", 0)
 
         async def write(first: int) -> None:
             for number in range(first, first + 40):
@@ -196,7 +197,7 @@ async def test_each_replica_compacts_what_it_has_and_goes_on_copying(tmp_path: P
                 assert (await leads.produce("t", batch)).error_code == 0
 
         def follower() -> Follower | None:
-            found = follows.context.metadata.follower("t", 0)
+            found = follows.context.replicas.follower("t", 0)
             return found if found is not None and found.is_open else None
 
         await write(0)
@@ -213,6 +214,6 @@ async def test_each_replica_compacts_what_it_has_and_goes_on_copying(tmp_path: P
         assert await cleaner_of(leads).clean_one()
         assert await cleaner_of(follows).clean_one()
         await cluster.stop(leader.broker_id)
-        await cluster.agreed(lambda broker: not broker.context.metadata.partition("t", 0).closed)
-        found = records_of(follows.context.metadata.partition("t", 0).log)
+        await cluster.agreed(lambda broker: not broker.context.replicas.partition("t", 0).closed)
+        found = records_of(follows.context.replicas.partition("t", 0).log)
         assert {record[2]: record for record in found} == newest

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.cluster.topics import NewTopic, Reassignment
+from headrace.broker.cluster.replica_changes import Reassignment
+from headrace.broker.cluster.topic_changes import NewTopic
 from headrace.broker.configs.config_key import ConfigError
 from headrace.broker.metadata import tree
 from headrace.broker.metadata.image import NO_LEADER
@@ -124,15 +125,15 @@ async def test_topics_made_through_any_broker_are_spread_and_served_by_their_lea
         described = (await metadata_of(three, "t")).topics[0].partitions
         assert [each.leader_id for each in described] == leaders(one, "t")
         assert all(each.replica_nodes == each.isr_nodes == [each.leader_id] for each in described)
-        await three.context.metadata.alter_config("t", {"retention.ms": "77"})
-        await one.context.metadata.create_partitions("t", 7)
+        await three.context.topics.alter_config("t", {"retention.ms": "77"})
+        await one.context.topics.create_partitions("t", 7)
         await cluster.agreed(
             lambda broker: (
                 broker.context.metadata.topic("t").config.get("retention.ms") == "77"
                 and len(leaders(broker, "t")) == 7
             )
         )
-        await two.context.metadata.delete_topic("t")
+        await two.context.topics.delete_topic("t")
         await cluster.agreed(lambda broker: broker.context.metadata.topic("t") is None)
         await cluster.agreed(lambda _: not any(tmp_path.glob("*/t-*")))
         store = cluster.stores[1]
@@ -147,7 +148,7 @@ async def test_what_two_brokers_decide_at_once_is_decided_one_after_the_other(tm
 
         async def make(broker: DirectBroker) -> list[str]:
             new = [NewTopic(name, 2, {}) for name in names]
-            made = await broker.context.metadata.create_topics(new)
+            made = await broker.context.topics.create_topics(new)
             return [each.name for each in made if isinstance(each, TopicImage)]
 
         made = await asyncio.gather(*(make(broker) for broker in cluster.brokers.values()))
@@ -156,7 +157,7 @@ async def test_what_two_brokers_decide_at_once_is_decided_one_after_the_other(tm
             await all_know(cluster, name)
         await asyncio.gather(
             *(
-                broker.context.metadata.alter_config("t0", {key: "9000"})
+                broker.context.topics.alter_config("t0", {key: "9000"})
                 for broker, key in zip(
                     cluster.brokers.values(), ("retention.ms", "segment.ms", "flush.ms"), strict=True
                 )
@@ -194,9 +195,8 @@ async def test_replicas_that_somebody_has_chosen_are_taken_and_others_refused(tm
         assert (await create("w", [2, 1])).replication_factor == 2
         assert leaders(one, "w") == [1]
         assert (await create("later", [1])).error_code == 0
-        metadata = one.context.metadata
-        await metadata.create_partitions("later", 2, assignment=[[1]])
-        assert await metadata.reassign([Reassignment("later", 0, [2, 1])]) == [None]
+        await one.context.topics.create_partitions("later", 2, assignment=[[1]])
+        assert await one.context.replica_changes.reassign([Reassignment("later", 0, [2, 1])]) == [None]
         await cluster.start(2)
         await cluster.agreed(
             lambda broker: all(
@@ -421,7 +421,7 @@ async def test_positions_of_groups_are_held_by_as_many_in_sync_as_topics_without
             request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a"])
             (found,) = (await cluster.brokers[1].send(request, 4)).coordinators
             assert found.error_code == 0, found.error_message
-            partitions = cluster.brokers[found.node_id].context.metadata.partitions(journal)
+            partitions = cluster.brokers[found.node_id].context.replicas.partitions(journal)
             led = next(each for each in partitions if not each.closed)
             least.append(led.log.config.min_insync_replicas)
         assert least == [2, 3]
@@ -477,7 +477,7 @@ async def test_configurations_set_through_one_broker_count_on_all(tmp_path) -> N
     async with direct_cluster(tmp_path, 2) as cluster:
         one, two = cluster.brokers.values()
         await one.broker._storage.configs.alter("", lambda _: {"log.retention.ms": "12345"})
-        await one.context.metadata.settled()
+        await one.context.following.settled()
         await cluster.agreed(lambda broker: broker.context.config["log.retention.ms"] == 12345)
         await two.broker._storage.configs.alter("2", lambda _: {"log.retention.ms": "777"})
         await cluster.agreed(lambda broker: broker.context.config["log.retention.ms"] == 777, 2)
@@ -510,7 +510,7 @@ async def test_a_directory_goes_with_its_cluster(tmp_path) -> None:
 
 
 async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("headrace.broker.cluster.topics.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("headrace.broker.cluster.joining.WAIT_SECONDS", 0.2)
     monkeypatch.setattr(
         "headrace.broker.metadata.membership.check_free.__kwdefaults__", {"wait_seconds": 0.2}
     )
@@ -545,7 +545,7 @@ async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> No
         cluster.ensemble.cut(cluster.stores[2])
         for number in range(60):
             await one.create_topic(f"t{number}")
-        await one.context.metadata.delete_topic("gone")
+        await one.context.topics.delete_topic("gone")
         with pytest.raises(KafkaError):
             two.context.partition("t0", 0)
         cluster.ensemble.heal(cluster.stores[2])
@@ -584,7 +584,7 @@ async def test_a_change_is_answered_when_the_others_know_of_it(tmp_path) -> None
     async with direct_cluster(tmp_path, 2) as cluster:
         one, two = cluster.brokers.values()
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
-        async with two.context.metadata._change:  # it is busy with something else
+        async with two.context.following.change:  # it is busy with something else
             made = asyncio.ensure_future(one.create_topic("t"))
             await cluster.agreed(lambda broker: broker.context.metadata.topic("t") is not None, 1)
             for _ in range(20):

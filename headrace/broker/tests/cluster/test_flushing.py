@@ -94,14 +94,14 @@ async def test_a_shorter_time_counts_for_what_is_waiting_already(tmp_path, flush
         await broker.produce("t", [b"x"])
         await asyncio.sleep(SOON)
         assert flushes.names == []
-        await broker.context.metadata.alter_config("t", {"flush.ms": "1"})
+        await broker.context.topics.alter_config("t", {"flush.ms": "1"})
         await flushes.comes("t-0")
 
 
 async def test_what_a_crash_left_is_flushed_after_the_next_start(tmp_path, flushes) -> None:
     async with broker_with(tmp_path / "first", 3_600_000) as broker:
         await broker.create_topic("t", flush_ms="20")
-        broker.context.metadata.changes.unflushed = lambda _: None
+        broker.context.replicas.changes.unflushed = lambda _: None
         await broker.produce("t", [b"x"])
         copy_as_killed(tmp_path / "first", tmp_path / "second")
     flushes.names.clear()

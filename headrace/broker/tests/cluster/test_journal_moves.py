@@ -71,19 +71,21 @@ class Moving:
         self.partitions = [self._partition(closed=True)]
         self.epoch = 0
         metadata: Any = SimpleNamespace(
-            followers=[], topic=lambda _: self.image, partitions=lambda _: self.partitions
+            topic_listeners=[], topic=lambda _: self.image, partitions=lambda _: self.partitions
         )
         self.journal = JournalTopic(
             NAME,
             self.contents,
             new_partition_count=1,
             metadata=metadata,
+            replicas=metadata,
+            topics=metadata,
             executor=self.executor,
             clock=SystemClock(),
             background=BackgroundTasks(),
         )
         self.journal.start()
-        (self._followed,) = metadata.followers
+        (self._followed,) = metadata.topic_listeners
         self._entry = self._of(2)
 
     def _partition(self, *, closed: bool) -> Any:

@@ -48,7 +48,7 @@ async def test_partitions_have_no_files_until_they_are_used(tmp_path) -> None:
         await broker.produce("t", [b"x"], partition=7)
         assert folders(tmp_path) == ["t-7"]
     async with direct_broker(tmp_path) as broker:
-        assert not any(partition.is_open for partition in broker.context.metadata.partitions("t"))
+        assert not any(partition.is_open for partition in broker.context.replicas.partitions("t"))
 
 
 async def test_folders_without_a_topic_are_set_aside_and_topics_without_folders_are_empty(tmp_path) -> None:
@@ -144,7 +144,7 @@ async def test_a_broker_that_cannot_start_leaves_the_directory_as_it_was(tmp_pat
 async def test_a_topics_id_is_its_own_for_ever(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         first = await broker.create_topic("t")
-        await broker.context.metadata.delete_topic("t")
+        await broker.context.topics.delete_topic("t")
         second = await broker.create_topic("t")
         assert first.topic_id != second.topic_id
         assert uuid.UUID(int=0) not in (first.topic_id, second.topic_id)
@@ -160,14 +160,14 @@ def test_a_topic_deleted_while_retention_is_at_work_is_no_error(tmp_path, caplog
             for number in range(20):
                 await broker.create_topic(f"t{number}", 3)
                 await broker.produce(f"t{number}", [b"x"])
-            partitions = [*broker.context.metadata.all_partitions()]
-            broker.context.metadata.all_partitions = lambda: (
+            partitions = [*broker.context.replicas.all_partitions()]
+            broker.context.replicas.all_partitions = lambda: (
                 partitions
             )  # what retention took before the deletion
             for number in range(20):
-                await broker.context.metadata.delete_topic(f"t{number}")
+                await broker.context.topics.delete_topic(f"t{number}")
             await asyncio.sleep(0.05)
-            del broker.context.metadata.all_partitions
+            del broker.context.replicas.all_partitions
 
     asyncio.run(test())
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -130,7 +130,7 @@ def test_d5_commits_wait_for_an_fsync_that_they_share_and_that_is_not_on_the_eve
         assert await commit(broker, "first", 1) is ErrorCode.NONE
         power.close(*JOURNALS)
         before = sum(power.commits.values())
-        journal = broker.context.metadata.partitions("__consumer_offsets")
+        journal = broker.context.replicas.partitions("__consumer_offsets")
 
         def end() -> int:
             return sum(partition.log.log_end_offset for partition in journal)
@@ -447,7 +447,7 @@ def test_a_rewritten_journal_is_on_disk_before_what_it_replaces_goes(power, tmp_
     async def first(broker):
         nonlocal survivor
         assert await commit(broker, "old", 7) is ErrorCode.NONE
-        (journal,) = broker.context.metadata.partitions("__consumer_offsets")
+        (journal,) = broker.context.replicas.partitions("__consumer_offsets")
         await journal.flush(broker.context.executor)
         for offset in range(40):
             assert await commit(broker, "busy", offset) is ErrorCode.NONE

@@ -112,7 +112,7 @@ class Metadata:
         self.images = {"topic": SimpleNamespace(name="topic", topic_id=uuid.uuid4(), partition_count=3)}
         self.journal = []
         self.created = set()
-        self.followers = []
+        self.topic_listeners = []
         self.image = SimpleNamespace(brokers={BROKER.broker_id: BROKER})
 
     def topic(self, name):
@@ -176,6 +176,8 @@ class Site:
         self.coordinator = GroupCoordinator(
             config,
             GroupConfigs(Store(), config),
+            metadata,
+            metadata,
             metadata,
             executor,
             AgeClock(clock),
@@ -501,7 +503,7 @@ def test_failure_to_create_the_journal_is_told():
         async def refuse(name, partitions, config):
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
 
-        site.metadata.create_journal = refuse
+        site.topics.create_journal = refuse
         for request, version in [
             (commit_request({("topic", 0): 1}), 9),
             (FindCoordinatorRequest(key="a"), 0),

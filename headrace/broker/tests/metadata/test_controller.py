@@ -25,6 +25,7 @@ from headrace.broker.metadata.controller import (
     DeleteTopic,
     ElectLeaders,
     Event,
+    Known,
     Reassign,
     ReplaceTopic,
     ReplicasLost,
@@ -349,7 +350,9 @@ def test_absent_brokers_are_replicas_where_too_few_are_alive_and_never_lead_or_a
     controller.carry_out(CreateTopics((topic("all", 1),), 5, absent=absent))
     assert set(controller.image.topics["all"].state(0).replicas) == set(range(5))
     entry = controller.image.topics["t"]
-    controller.carry_out(ReplaceTopic(replace(entry.topic, partition_count=9), entry.version, absent=absent))
+    controller.carry_out(
+        ReplaceTopic(replace(entry.topic, partition_count=9), entry.version, known=Known(absent))
+    )
     assert len(controller.image.topics["t"].state(8).replicas) == 3
     with pytest.raises(KafkaError, match="only 5 broker") as refused:
         controller.carry_out(CreateTopics((topic("six", 1),), 6, absent=absent))
@@ -381,11 +384,11 @@ def test_absent_brokers_may_be_chosen_beside_somebody_who_is_alive() -> None:
         ((0, 3), 0, (0,)),
     ]
     grown = ReplaceTopic(
-        replace(entry.topic, partition_count=3), entry.version, assignment=[[3, 0]], absent=absent
+        replace(entry.topic, partition_count=3), entry.version, assignment=[[3, 0]], known=Known(absent)
     )
     controller.carry_out(grown)
     assert controller.image.topics["t"].state(2).isr == (0,)
-    controller.carry_out(Reassign((("t", 0, (3, 1)),), absent=absent))
+    controller.carry_out(Reassign((("t", 0, (3, 1)),), known=Known(absent)))
     state = state_of(controller)
     assert (state.replicas, state.adding, state.removing) == ((3, 1, 2), (3,), (2,))
     for wanted, words in (
@@ -501,10 +504,10 @@ def test_what_topics_do_not_say_is_what_all_have() -> None:
     assert state_of(controller, "own").elr == ()
     entry = controller.image.topics["t"]
     same = replace(entry.topic, config={"min.insync.replicas": "2"})
-    controller.carry_out(ReplaceTopic(same, entry.version, min_isr=2))
+    controller.carry_out(ReplaceTopic(same, entry.version, known=Known(min_isr=2)))
     assert state_of(controller).elr == (other,), "it is as many as before"
     entry = controller.image.topics["t"]
-    controller.carry_out(ReplaceTopic(replace(entry.topic, config={}), entry.version, min_isr=1))
+    controller.carry_out(ReplaceTopic(replace(entry.topic, config={}), entry.version, known=Known(min_isr=1)))
     assert state_of(controller).elr == ()
 
 

@@ -90,7 +90,7 @@ async def test_a_level_is_raised_when_all_know_it_and_then_who_does_not_starts_n
         ):
             await cluster.start(2)
         assert 2 not in {
-            broker.broker_id for broker in await one.context.metadata.known_brokers() if broker.epoch > 0
+            broker.broker_id for broker in await one.context.brokers.known_brokers() if broker.epoch > 0
         }
         code, message = await update(one, 1)
         assert (code, "say that it is to be a downgrade" in message) == (
@@ -132,8 +132,8 @@ async def test_a_broker_that_is_gone_is_told_of_until_it_is_forgotten(tmp_path: 
     async with direct_cluster(tmp_path, 3) as cluster:
         one = cluster.brokers[1]
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
-        await one.context.metadata.create_topic("t", 3, replication_factor=3)
-        await one.context.metadata.create_topic("dropped", 3, replication_factor=3)
+        await one.context.topics.create_topic("t", 3, replication_factor=3)
+        await one.context.topics.create_topic("dropped", 3, replication_factor=3)
 
         async def told() -> dict[int, tuple[bool, bool]]:
             answer = await one.send(DescribeClusterRequest(include_fenced_brokers=True), 2)
@@ -148,7 +148,7 @@ async def test_a_broker_that_is_gone_is_told_of_until_it_is_forgotten(tmp_path: 
         await cluster.stop(3)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         assert await told() == {1: (False, True), 2: (False, True), 3: (True, True)}
-        await one.context.metadata.delete_topic("dropped")
+        await one.context.topics.delete_topic("dropped")
         store = cluster.stores[1]
         await _eventually_of(cluster, [3])
         assert await forget(3) == 0

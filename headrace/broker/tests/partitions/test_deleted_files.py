@@ -168,7 +168,7 @@ async def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is
     async with direct_broker(tmp_path, config) as broker:
         assert (await broker.produce("t", [b"y"])).error_code == 0
         assert len(waiting()) == 2
-        await broker.context.metadata.alter_config("t", {"file.delete.delay.ms": "0"})
+        await broker.context.topics.alter_config("t", {"file.delete.delay.ms": "0"})
     async with direct_broker(tmp_path, config) as broker:
         await gone()
         assert broker.context.partition("t", 0).log.log_start_offset == 2

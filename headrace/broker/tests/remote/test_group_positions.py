@@ -207,7 +207,7 @@ async def test_only_what_has_changed_is_copied(tmp_path: Path) -> None:
         second = objects(tmp_path)
         assert len(second) == 2
         assert len(set(first) & set(second)) == 1
-        await made.context.metadata.delete_topic("t")
+        await made.context.topics.delete_topic("t")
         await manager(made).turn()
         await manager(made).copy_positions()
     assert restored(tmp_path).positions == Entered()
@@ -448,7 +448,7 @@ async def test_positions_of_a_topic_that_was_made_anew_are_not_its(tmp_path: Pat
         await commit(made, {("t", 0): 5, ("other", 0): 0})
         await copy(made)
         there = objects(tmp_path)
-        await made.context.metadata.delete_topic("t")
+        await made.context.topics.delete_topic("t")
         await made.create_topic("t", **TOPIC)
         await tend(made)
         assert objects(tmp_path) == there, "they were copied by the turn, and nothing is shown"

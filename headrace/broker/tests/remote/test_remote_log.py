@@ -70,7 +70,7 @@ def manager(made: DirectBroker) -> RemoteLogManager:
 
 
 def partition_of(made: DirectBroker) -> Partition:
-    return made.context.metadata.partition("t", 0)
+    return made.context.replicas.partition("t", 0)
 
 
 async def tend(made: DirectBroker) -> None:
@@ -182,12 +182,12 @@ async def test_retention_of_all_that_is_kept_and_deleted_records(tmp_path: Path)
         assert len(stored(tmp_path)) < count
         assert await read_all(made, 10) == list(enumerate(values()))[10:]
         assert (await made.fetch("t", 9)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-        await made.context.metadata.alter_config("t", {"retention.bytes": "2000"})
+        await made.context.topics.alter_config("t", {"retention.bytes": "2000"})
         await tend(made)
         start = await offset_at(made, EARLIEST)
         assert 10 < start < partition_of(made).log.local_start_offset
         assert await read_all(made, start) == list(enumerate(values()))[start:]
-        await made.context.metadata.alter_config("t", {"retention.ms": "1000"})
+        await made.context.topics.alter_config("t", {"retention.ms": "1000"})
         await tend(made)
         assert stored(tmp_path) == []
         assert await offset_at(made, EARLIEST) == partition_of(made).log.segments[-1].base_offset
@@ -199,7 +199,7 @@ async def test_a_deleted_topic_leaves_nothing_and_others_stay(tmp_path: Path) ->
         await tend(made)
         foreign = LocalFiles(tmp_path / "remote")
         foreign.put("6d0fdb73-6f2c-4dd2-b8d3-6a9b8ab9a3f1/0/x.segment", b"of another cluster")
-        await made.context.metadata.delete_topic("t")
+        await made.context.topics.delete_topic("t")
         await manager(made).turn()
         left = [name for name in foreign.names("") if not name.startswith(f"{cluster_copy.FOLDER}/")]
         assert left == ["6d0fdb73-6f2c-4dd2-b8d3-6a9b8ab9a3f1/0/x.segment"]
@@ -255,7 +255,7 @@ async def test_copying_stops_and_switching_off_deletes_only_when_that_is_said(tm
         await filled(made)
         await tend(made)
         count = len(stored(tmp_path))
-        alter = made.context.metadata.alter_config
+        alter = made.context.topics.alter_config
         await alter("t", {"remote.log.copy.disable": "true"})
         for _ in range(8):
             await made.produce("t", [b"x" * 100])
@@ -283,7 +283,7 @@ async def test_what_may_not_be_is_refused(tmp_path: Path) -> None:
             ({"retention.bytes": "10", "local.retention.bytes": "-1"}, "local.retention.bytes is -1"),
         ):
             with pytest.raises(KafkaError, match=complaint):
-                await made.context.metadata.create_topic("t", 1, {"remote.storage.enable": "true", **config})
+                await made.context.topics.create_topic("t", 1, {"remote.storage.enable": "true", **config})
 
 
 async def test_a_restored_directory_reads_and_leaves_everything_as_it_is(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ async def test_a_restored_directory_reads_and_leaves_everything_as_it_is(tmp_pat
     (tmp_path / "data" / RESTORED_NAME).write_text("x")
     async with tiered(tmp_path) as made:
         assert await read_all(made) == list(enumerate(values()))
-        await made.context.metadata.alter_config("t", {"retention.ms": "1000"})
+        await made.context.topics.alter_config("t", {"retention.ms": "1000"})
         for _ in range(8):
             await made.produce("t", [b"x" * 100])
         await tend(made)
@@ -658,13 +658,13 @@ async def test_what_is_copied_read_and_removed_is_measured(tmp_path: Path) -> No
         assert found["store_reads_total"] > 0
         assert found["store_read_bytes_total"] > 4000
         assert found["reads_waiting"] == 0
-        await made.context.metadata.alter_config("t", {"retention.ms": "1000"})
+        await made.context.topics.alter_config("t", {"retention.ms": "1000"})
         for _ in range(8):
             await made.produce("t", [b"x" * 100])
         await manager(made).turn()
         found = await measured(made)
         assert found["delete_requests_total"] >= count
-        await made.context.metadata.delete_topic("t")
+        await made.context.topics.delete_topic("t")
         assert "copy_requests_total" not in await measured(made)
 
 

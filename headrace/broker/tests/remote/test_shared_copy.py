@@ -106,7 +106,7 @@ async def test_a_single_machine_goes_on_with_what_a_cluster_had(tmp_path: Path) 
         assert await group_tests.committed(made, "g") == {(TOPIC, 0): 17}
         assert await group_tests.committed(made, "far") == {(TOPIC, 0): end}
         assert (await made.produce(TOPIC, [b"more"])).base_offset == end
-        assert made.context.metadata.partition(TOPIC, 0).log.last_epoch > epoch
+        assert made.context.replicas.partition(TOPIC, 0).log.last_epoch > epoch
         await manager(made).turn()
     assert (
         ClusterImage.decode("n", files_of(tmp_path).read(there(tmp_path)[-1])).version == cluster_copy.OF_ONE
@@ -140,7 +140,7 @@ async def test_the_controller_writes_and_only_what_has_changed(tmp_path: Path) -
         assert read_newest(files_of(tmp_path), id_of(cluster)) == image, (
             "written though only an ISR has changed"
         )
-        await writer.context.metadata.alter_config(
+        await writer.context.topics.alter_config(
             TOPIC, {**writer.context.metadata.topic(TOPIC).config, "retention.ms": "7"}
         )
         await manager(writer).turn()
@@ -165,7 +165,7 @@ async def test_the_next_controller_goes_on_and_an_earlier_one_does_not(tmp_path:
         )
         new = max(cluster.brokers.values(), key=lambda each: each.context.metadata.image.controller_epoch)
         metadata = new.context.metadata
-        await metadata.alter_config(TOPIC, {**metadata.topic(TOPIC).config, "retention.ms": "7"})
+        await new.context.topics.alter_config(TOPIC, {**metadata.topic(TOPIC).config, "retention.ms": "7"})
         await manager(new).turn()
         written = read_newest(files_of(tmp_path), id_of(cluster))
         assert written.controller_epoch > epoch
@@ -232,7 +232,7 @@ async def test_a_store_that_fails_is_written_to_again(tmp_path: Path, modes: lis
         manager(broker)._files = files
         group_tests.put_into(manager(broker)._cluster, files)
         for number in range(6):
-            await broker.context.metadata.create_topic(f"t{number}", 1, {})
+            await broker.context.topics.create_topic(f"t{number}", 1, {})
             await manager(broker).turn()
         assert not modes
         image = read_newest(files_of(tmp_path), id_of(cluster))
@@ -244,7 +244,7 @@ async def test_a_store_that_fails_is_written_to_again(tmp_path: Path, modes: lis
 
 async def test_a_claim_leaves_what_was_there_until_there_is_more(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, 1) as cluster:
-        await cluster.brokers[1].context.metadata.create_topic("t", 1, {})
+        await cluster.brokers[1].context.topics.create_topic("t", 1, {})
         copy = manager(cluster.brokers[1])._cluster
         before = ClusterImage(id_of(cluster), 0, "before", 1, StoreImage((), ()))
         files_of(tmp_path).put(cluster_copy.name_of(id_of(cluster), 4), before.encode())
@@ -281,7 +281,7 @@ async def test_who_is_not_the_controller_any_more_reads_nothing(tmp_path: Path) 
         await manager(broker).turn()
         names = there(tmp_path)
         metadata, copy = broker.context.metadata, manager(broker)._cluster
-        await metadata.create_topic("t", 1, {})
+        await broker.context.topics.create_topic("t", 1, {})
         other = metadata.image.controller_epoch + 1
         copy._image = lambda: replace(metadata.image, controller_epoch=other)
         await copy.keep()
@@ -294,7 +294,7 @@ async def test_what_could_not_be_written_follows_without_a_change(tmp_path: Path
         await manager(broker).turn()
         copy = manager(broker)._cluster
         group_tests.put_into(copy, Failing(tmp_path / "remote", ["fails"]))
-        await broker.context.metadata.create_topic("t", 1, {})
+        await broker.context.topics.create_topic("t", 1, {})
         for _ in range(3):
             await manager(broker).turn()
         image = read_newest(files_of(tmp_path), id_of(cluster))
@@ -338,7 +338,7 @@ async def test_a_topic_that_is_heard_of_late_is_copied(tmp_path: Path) -> None:
         broker = cluster.brokers[1]
         copy = manager(broker)._cluster
         before = broker.context.metadata.image
-        await broker.context.metadata.create_topic("t", 1, {})
+        await broker.context.topics.create_topic("t", 1, {})
         image = copy._image
         copy._image = lambda: before
         await copy.keep()
@@ -395,7 +395,7 @@ async def test_a_new_cluster_goes_on_whatever_the_epochs_of_the_old_one_are(tmp_
         await manager(broker).turn()
         assert manager(broker)._cluster.claim == 2
         files_of(tmp_path).put(cluster_copy.name_of(id_of(cluster), 3), old.encode())
-        await broker.context.metadata.create_topic("t", 1, {})
+        await broker.context.topics.create_topic("t", 1, {})
         await manager(broker).turn()
         image = read_newest(files_of(tmp_path), id_of(cluster))
         assert "/topics/t" in {path for path, _, _ in image.store.nodes}

@@ -169,7 +169,7 @@ async def test_a_leader_that_reads_what_is_damaged_leads_no_longer_and_copies_it
         leader = await led(cluster, {1, 2, 3})
         assert leader is cluster.brokers[number]
         assert (await leader.fetch(TOPIC, 0)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        await until(lambda: leader.context.metadata.follower(TOPIC, 0) is not None)
+        await until(lambda: leader.context.replicas.follower(TOPIC, 0) is not None)
         await all_have_the_same(cluster)
 
 
@@ -193,7 +193,9 @@ async def test_what_one_replica_alone_has_is_left_as_it_is_when_it_is_damaged(tm
         (part,) = await described(back)
         assert (part.leader_id, part.isr_nodes) == (alone, [alone])
         metadata = back.context.metadata
-        assert not await metadata.set_aside_replica(metadata.topic(TOPIC), 0), "nor when it is asked to"
+        assert not await back.context.replica_changes.set_aside_replica(metadata.topic(TOPIC), 0), (
+            "nor when it is asked to"
+        )
         (segment,) = folder_of(tmp_path, alone).glob("*.log")
         assert segment.read_bytes() == damaged
 
@@ -213,13 +215,20 @@ async def test_others_lead_when_the_disk_of_the_leader_fails(
 
         flush = PartitionLog.flush
         monkeypatch.setattr(PartitionLog, "flush", failing)
-        partition = cluster.brokers[number].context.metadata.partition(TOPIC, 0)
+        partition = cluster.brokers[number].context.replicas.partition(TOPIC, 0)
         await partition.flush(cluster.brokers[number].context.executor)
         leader = await led(cluster, {1, 2, 3} - {number})
         assert leader is not cluster.brokers[number]
         assert (await produce(leader, [b"after"], acks=-1)).error_code == 0
-        metadata = cluster.brokers[number].context.metadata
-        await until(lambda: "fsync" in (getattr(metadata.follower(TOPIC, 0), "failure", None) or ""))
+        await until(
+            lambda: (
+                "fsync"
+                in (
+                    getattr(cluster.brokers[number].context.replicas.follower(TOPIC, 0), "failure", None)
+                    or ""
+                )
+            )
+        )
         await cluster.stop(number)
         monkeypatch.undo()
         await cluster.start(number, STARTED)

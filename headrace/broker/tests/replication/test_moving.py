@@ -142,7 +142,7 @@ async def test_a_follower_that_is_the_only_one_from_now_on_has_one_log(tmp_path:
         assert (await produce(leader, [b"0"])).error_code == 0
         assert (await move(leader, [only])).error_code == 0
         alone = await moved(cluster, only)
-        assert alone.context.metadata.follower(TOPIC, 0) is None
+        assert alone.context.replicas.follower(TOPIC, 0) is None
         assert (await produce(alone, [b"1"])).error_code == 0
         assert (await move(alone, [other])).error_code == 0
         assert (await produce(await moved(cluster, other), [b"2"])).error_code == 0

@@ -88,12 +88,12 @@ async def test_a_consumer_is_sent_to_the_replica_on_its_rack_and_reads_there_wha
         assert stale.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
         waiting = asyncio.ensure_future(follower.fetch(TOPIC, 3, rack_id=rack, max_wait_ms=20_000))
         await asyncio.sleep(0.05)
-        await leader.context.metadata.reassign([_away(near, own)])
+        await leader.context.replica_changes.reassign([_away(near, own)])
         assert (await waiting).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER, "it holds nothing any more"
 
 
 def _away(near: int, own: int) -> Any:
-    from headrace.broker.cluster.topics import Reassignment
+    from headrace.broker.cluster.replica_changes import Reassignment
 
     return Reassignment(TOPIC, 0, [own, *({1, 2, 3} - {near, own})])
 

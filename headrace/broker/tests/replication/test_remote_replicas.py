@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.broker.cluster.topics import Reassignment
+from headrace.broker.cluster.replica_changes import Reassignment
 from headrace.broker.objects.files import LocalFiles
 from headrace.broker.tests.replication.test_replication import TOPIC, create, led, log_of, produce, until
 from headrace.protocol.errors import ErrorCode
@@ -52,13 +52,13 @@ def manager(broker: DirectBroker) -> Any:
 async def tend(cluster: DirectCluster, *, followers: bool = True) -> None:
     """The leader's turn and its retention, then that of its followers."""
     leader = await led(cluster)
-    partition = leader.context.metadata.partition(TOPIC, 0)
+    partition = leader.context.replicas.partition(TOPIC, 0)
     await partition.flush(leader.context.executor)
     await manager(leader).turn()
     partition.apply_retention(leader.context.clock.time_ms())
     for broker in cluster.brokers.values():
         if followers and broker is not leader:
-            follower = broker.context.metadata.follower(TOPIC, 0)
+            follower = broker.context.replicas.follower(TOPIC, 0)
             assert follower is not None
             await until(lambda follower=follower: follower.high_watermark >= partition.high_watermark)
             await manager(broker).turn()
@@ -83,7 +83,7 @@ async def numbers(broker: DirectBroker, count: int) -> list[int]:
 
 
 def is_following(broker: DirectBroker) -> bool:
-    follower = broker.context.metadata.follower(TOPIC, 0)
+    follower = broker.context.replicas.follower(TOPIC, 0)
     return follower is not None and follower.is_open
 
 
@@ -113,7 +113,7 @@ async def test_only_the_leader_copies_and_the_next_one_finds_it(tmp_path: Path) 
             "what the leader before had copied was copied again, or is gone"
         )
         assert await numbers(second, 60) == list(range(60))
-        remote = second.context.metadata.partition(TOPIC, 0).remote
+        remote = second.context.replicas.partition(TOPIC, 0).remote
         assert remote is not None
         assert len(remote.manifest.segments) == len(objects(tmp_path))
         assert log_of(second).local_start_offset > 50
@@ -158,8 +158,7 @@ async def test_a_partition_moves_and_its_remote_part_stays_where_it_is(tmp_path:
         there = objects(tmp_path)
         before = await led(cluster)
         target = next(number for number, each in cluster.brokers.items() if each is not before)
-        metadata = before.context.metadata
-        assert await metadata.reassign([Reassignment(TOPIC, 0, (target,))]) == [None]
+        assert await before.context.replica_changes.reassign([Reassignment(TOPIC, 0, (target,))]) == [None]
         after = await led(cluster, {target})
         assert after is cluster.brokers[target]
         assert await numbers(after, 30) == list(range(30))
@@ -177,7 +176,7 @@ async def test_a_deleted_topic_leaves_nothing(tmp_path: Path) -> None:
         await write(cluster, 0, 20)
         await tend(cluster)
         assert objects(tmp_path)
-        await cluster.brokers[1].context.metadata.delete_topic(TOPIC)
+        await cluster.brokers[1].context.topics.delete_topic(TOPIC)
         for broker in cluster.brokers.values():
             await manager(broker).turn()
         names = LocalFiles(tmp_path / "remote").names("")

@@ -71,9 +71,8 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def log_of(broker: DirectBroker, index: int = 0) -> Any:
-    metadata = broker.context.metadata
-    follower = metadata.follower(TOPIC, index)
-    return metadata.partition(TOPIC, index).log if follower is None else follower.log
+    follower = broker.context.replicas.follower(TOPIC, index)
+    return broker.context.replicas.partition(TOPIC, index).log if follower is None else follower.log
 
 
 async def test_what_all_acknowledge_is_on_all_replicas_and_survives_the_leader(tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ async def test_a_follower_counts_only_with_the_present_epoch_and_incarnation(tmp
     async with direct_cluster(tmp_path, 3) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
-        image, partition = leader.context.metadata.image, leader.context.metadata.partition(TOPIC, 0)
+        image, partition = leader.context.metadata.image, leader.context.replicas.partition(TOPIC, 0)
         other = next(iter(partition.progress.replicas))
         epoch = image.brokers[other].epoch
 
@@ -194,7 +193,7 @@ async def test_a_new_leader_says_where_it_ends_when_its_epoch_is_replicated(tmp_
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
         await produce(leader, [b"1", b"2"])
-        partition = leader.context.metadata.partition(TOPIC, 0)
+        partition = leader.context.replicas.partition(TOPIC, 0)
 
         async def latest(version: int) -> Any:
             wanted = ListOffsetsPartition(partition_index=0, timestamp=-1)

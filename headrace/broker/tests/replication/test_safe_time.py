@@ -290,7 +290,7 @@ async def test_what_was_taken_back_is_forgotten() -> None:
 
 
 def follower_at(cluster: DirectCluster, node_id: int) -> Follower:
-    found = cluster.brokers[node_id].context.metadata.follower(TOPIC, 0)
+    found = cluster.brokers[node_id].context.replicas.follower(TOPIC, 0)
     assert isinstance(found, Follower)
     return found
 
@@ -302,7 +302,7 @@ async def test_a_leader_vouches_for_those_in_sync_with_it_while_it_leads(
         await create(cluster.brokers[1])
         broker = await led(cluster, {1, 2, 3})
         metadata = broker.context.metadata
-        partition: Any = metadata.partition(TOPIC, 0)
+        partition: Any = broker.context.replicas.partition(TOPIC, 0)
         assert isinstance(partition, ReplicatedPartition)
         one, other = sorted({1, 2, 3} - {partition.state.leader})
         fetches = partition._leading.fetches
@@ -359,7 +359,7 @@ async def test_who_is_no_replica_any_more_is_not_vouched_for_though_it_asks(tmp_
     async with direct_cluster(tmp_path, 3, config=OFTEN) as cluster:
         await create(cluster.brokers[1])
         broker = await led(cluster, {1, 2, 3})
-        partition: Any = broker.context.metadata.partition(TOPIC, 0)
+        partition: Any = broker.context.replicas.partition(TOPIC, 0)
         state = partition.state
         one, other = sorted({1, 2, 3} - {state.leader})
         sessions_of = partition._leading.fetches._kept

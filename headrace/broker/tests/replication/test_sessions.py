@@ -121,7 +121,7 @@ async def test_followers_name_what_has_changed_alone(tmp_path: Path, monkeypatch
     async with direct_cluster(tmp_path, 3, config=config) as cluster:
         await create(cluster.brokers[1], partitions=PARTITIONS, min_insync_replicas="2")
         leader = await led(cluster, {1, 2, 3})
-        partition = leader.context.metadata.partition(TOPIC, 0)
+        partition = leader.context.replicas.partition(TOPIC, 0)
         await produce(leader, [b"1"])
         await until(lambda: all(each.end_offset == 1 for each in partition.progress.replicas.values()))
         seen = watched(cluster, monkeypatch)
@@ -132,7 +132,7 @@ async def test_followers_name_what_has_changed_alone(tmp_path: Path, monkeypatch
         assert {index for _, named in seen for index in named} == {0}
         assert not any(begins for begins, _ in seen)
         for other in partition.progress.replicas:
-            follower = cluster.brokers[other].context.metadata.follower(TOPIC, 0)
+            follower = cluster.brokers[other].context.replicas.follower(TOPIC, 0)
             await until(lambda follower=follower: follower.high_watermark == 2)  # type: ignore[misc]
 
 
@@ -140,7 +140,7 @@ async def test_who_may_have_given_its_replica_up_is_known_by_what_it_says_anew(t
     async with direct_cluster(tmp_path, 3, config={"replica.fetch.wait.max.ms": "20"}) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
-        partition = leader.context.metadata.partition(TOPIC, 0)
+        partition = leader.context.replicas.partition(TOPIC, 0)
         await produce(leader, [b"1"])
         replicas = partition.progress.replicas
         await until(lambda: all(each.end_offset == 1 for each in replicas.values()))
@@ -155,7 +155,7 @@ async def test_a_follower_that_had_everything_until_now_keeps_up(tmp_path: Path)
     async with direct_cluster(tmp_path, 3, config={"replica.lag.time.max.ms": "60000"}) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
-        partition = leader.context.metadata.partition(TOPIC, 0)
+        partition = leader.context.replicas.partition(TOPIC, 0)
         await produce(leader, [b"1"])
         replicas = partition.progress.replicas
         await until(lambda: all(each.end_offset == 1 for each in replicas.values()))
@@ -219,7 +219,7 @@ async def test_what_was_answered_and_has_not_come_is_told_again(tmp_path: Path) 
         await cluster.stop(other)
         await led(cluster, {1, 2, 3} - {other})
         await produce(leader, [b"1"])
-        partition = leader.context.metadata.partition(TOPIC, 0)
+        partition = leader.context.replicas.partition(TOPIC, 0)
         stranger = Stranger(leader, other, partition)
         assert told_by(await stranger.fetch(0, 0)) == [(0, [b"1"], 1)]
         assert told_by(await stranger.fetch(1)) == [(0, [b"1"], 1)], "it does not say that it has it"

@@ -87,7 +87,7 @@ async def test_leaders_are_told_of_brokers_that_are_gone_a_few_at_a_time() -> No
     metadata: Any = SimpleNamespace(broker_listeners=listeners, is_controller=False)
     replication = Replication(1, BrokerConfig({}), SystemClock(), background)
     nobody: Any = None
-    replication.start(metadata, nobody, nobody, nobody, Slices(clock.monotonic))
+    replication.start(metadata, nobody, nobody, nobody, nobody, Slices(clock.monotonic))
     told: list[int] = []
 
     class Led:
@@ -127,8 +127,7 @@ async def test_a_broker_that_leads_nothing_any_more_is_not_asked_and_is_again_wh
         await cluster.start(first)
         leader = await led(cluster, {1, 2, 3})
         await produce(leader, [b"1"])
-        metadata = leader.context.metadata
-        await metadata.elect_leaders([(TOPIC, 0)], unclean=False)
+        await leader.context.replica_changes.elect_leaders([(TOPIC, 0)], unclean=False)
         back = await led(cluster, {1, 2, 3})
         assert (await described(back))[0].leader_id == first
         await until(lambda: all(asks(other) for other in others))

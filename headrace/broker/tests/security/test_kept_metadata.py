@@ -60,7 +60,7 @@ async def test_a_kept_answer_carries_no_right_past_its_acl(tmp_path: Path, encod
         assert await shown(client(admin, "ann", "10.0.0.8")) == ["a"]
         await admin.create_topic("b")
         assert await shown(admin) == ["a", "b"]
-        await admin.context.metadata.delete_topic("a")
+        await admin.context.topics.delete_topic("a")
         assert await shown(client(admin, "ann", "10.0.0.8")) == []
         assert await shown(admin) == ["b"]
 

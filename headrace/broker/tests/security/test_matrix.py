@@ -548,7 +548,7 @@ async def snapshot(broker: DirectBroker) -> list[Any]:
     )
     logs = [
         (partition.topic.name, partition.index, partition.log.log_start_offset, partition.log.log_end_offset)
-        for partition in context.metadata.all_partitions()
+        for partition in context.replicas.all_partitions()
     ]
     return [rows, logs, sorted(members(broker))]
 

@@ -25,7 +25,7 @@ BATCH = build_batch([Record(None, b"v", (), 1_750_000_000_000)])
 
 
 def end_of(admin: DirectBroker, topic: str) -> int:
-    return admin.context.metadata.partition(topic, 0).log.log_end_offset
+    return admin.context.replicas.partition(topic, 0).log.log_end_offset
 
 
 # -- produce -----------------------------------------------------------------------------------------------

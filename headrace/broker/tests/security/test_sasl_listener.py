@@ -252,7 +252,7 @@ async def test_a_session_ends_in_time(tmp_path: Path) -> None:
         told = await client.plain("ann", PLAIN)
         assert told.session_lifetime_ms == 600_000
         assert await client.is_served()
-        (connection,) = one._network._connections
+        (connection,) = one.network._connections
         session = connection.peer.authentication.session
         assert session.expires - session.since == pytest.approx(600)
         connection.peer.authentication.session = replace(session, expires=session.since)

@@ -280,7 +280,7 @@ async def test_what_cannot_be_read_before_a_change_is_said_of_each_that_was_name
         async def refreshed() -> None:
             raise StoreUnavailableError("the store is lost")
 
-        monkeypatch.setattr(broker.context.metadata, "refreshed", refreshed)
+        monkeypatch.setattr(broker.context.following, "refreshed", refreshed)
         assert list(codes(await admin.send(CHANGES[name]()))) == [ErrorCode.NOT_CONTROLLER]
 
 

@@ -49,7 +49,7 @@ async def stored(store: CoordinationStore, name: str) -> list[PartitionState]:
 
 
 def epochs(broker: Any, name: str) -> list[int]:
-    return [partition.leader_epoch for partition in broker.context.metadata.partitions(name)]
+    return [partition.leader_epoch for partition in broker.context.replicas.partitions(name)]
 
 
 async def test_each_partition_has_its_own_epoch_which_is_stored_before_it_is_used(tmp_path) -> None:
@@ -126,8 +126,8 @@ async def test_a_data_directory_of_the_layout_before_opens_and_its_epochs_go_on(
         assert (await broker.produce("t", [b"y"], partition=110)).base_offset == 1
         assert await broker.context.store.get("/leader_epoch") is None
         assert "version=2" in (tmp_path / "meta.properties").read_text()
-        await broker.context.metadata.create_partitions("t", 121)
-        await broker.context.metadata.delete_topic("u")
+        await broker.context.topics.create_partitions("t", 121)
+        await broker.context.topics.delete_topic("u")
     async with direct_broker(tmp_path) as broker:
         assert epochs(broker, "t") == [expected] * 120 + [0]
 
@@ -171,18 +171,18 @@ async def set_by_another(store: CoordinationStore, name: str, **config: str) -> 
 
 async def test_a_change_is_made_on_the_topic_that_another_writer_has_changed(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
-        metadata, store = broker.context.metadata, broker.context.store
+        store = broker.context.store
         await broker.create_topic("t", 2)
         await broker.produce("t", [b"x"])
         await set_by_another(store, "t", **{"retention.ms": "77"})
-        image = await metadata.alter_config("t", {"retention.bytes": "88"})
+        image = await broker.context.topics.alter_config("t", {"retention.bytes": "88"})
         assert image.config == {"retention.ms": "77", "retention.bytes": "88"}
-        assert metadata.partition("t", 0).log.config.retention_ms == 77
+        assert broker.context.replicas.partition("t", 0).log.config.retention_ms == 77
         await set_by_another(store, "t", **{"retention.ms": "99"})
-        assert (await metadata.create_partitions("t", 3)).config["retention.ms"] == "99"
-        assert len(metadata.partitions("t")) == len(await stored(store, "t")) == 3
+        assert (await broker.context.topics.create_partitions("t", 3)).config["retention.ms"] == "99"
+        assert len(broker.context.replicas.partitions("t")) == len(await stored(store, "t")) == 3
         await set_by_another(store, "t", **{"retention.ms": "11"})
-        await metadata.delete_topic("t")
+        await broker.context.topics.delete_topic("t")
         assert await store.children(tree.TOPICS) == []
 
 
@@ -204,16 +204,16 @@ async def test_a_topic_that_another_writer_has_made_or_deleted_is_followed(tmp_p
         assert chunk is not None
         await store.transact(tree.deletion(TopicEntry(gone, 0, (tree.decode_chunk(chunk),))))
         with pytest.raises(KafkaError) as refused:
-            await metadata.alter_config("gone", {"retention.ms": "1"})
+            await broker.context.topics.alter_config("gone", {"retention.ms": "1"})
         assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert metadata.topic("gone") is None
-        assert metadata.find_partition("gone", 0) is None
+        assert broker.context.replicas.find_partition("gone", 0) is None
         assert (await broker.produce("gone", [b"x"])).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_a_broker_that_is_no_longer_the_controller_decides_nothing_about_brokers(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
-        metadata, store = broker.context.metadata, broker.context.store
+        store = broker.context.store
         await broker.create_topic("t")
         await store.transact([SetNode(tree.CONTROLLER_EPOCH, b"2", 0)])
         before = await stored(store, "t")
@@ -222,7 +222,7 @@ async def test_a_broker_that_is_no_longer_the_controller_decides_nothing_about_b
             return BrokerGone(0)
 
         with pytest.raises(KafkaError, match="another broker is the controller, epoch 2") as refused:
-            await metadata._carry_out(gone)
+            await broker.context.following.carry_out(gone)
         assert refused.value.code is ErrorCode.NOT_CONTROLLER
         assert await stored(store, "t") == before
         await broker.create_topic("u")
@@ -233,7 +233,7 @@ async def test_a_broker_that_is_no_longer_the_controller_decides_nothing_about_b
 @pytest.mark.parametrize("carried_out", [True, False])
 async def test_a_change_under_which_the_store_was_lost_is_made_once(tmp_path, carried_out) -> None:
     async with direct_broker(tmp_path) as broker:
-        metadata, store = broker.context.metadata, broker.context.store
+        store = broker.context.store
         transact, lost = store.transact, []
 
         async def loses(operations) -> list[str]:
@@ -245,14 +245,16 @@ async def test_a_change_under_which_the_store_was_lost_is_made_once(tmp_path, ca
             return await transact(operations)
 
         store.transact = loses
-        image = await metadata.create_topic("t", 2)
+        image = await broker.context.topics.create_topic("t", 2)
         assert await store.children(tree.TOPICS) == ["t"]
         lost.clear()
-        assert (await metadata.create_partitions("t", 4)).partition_count == 4
+        assert (await broker.context.topics.create_partitions("t", 4)).partition_count == 4
         lost.clear()
-        assert (await metadata.alter_config("t", {"retention.ms": "5"})).config == {"retention.ms": "5"}
+        assert (await broker.context.topics.alter_config("t", {"retention.ms": "5"})).config == {
+            "retention.ms": "5"
+        }
         lost.clear()
-        await metadata.delete_topic("t")
+        await broker.context.topics.delete_topic("t")
         assert await store.children(tree.TOPICS) == []
         assert image.partition_count == 2
 
@@ -267,14 +269,14 @@ async def test_partitions_are_led_and_given_up_as_the_image_says(tmp_path) -> No
         for index in range(3):
             await broker.produce("t", [b"x"], partition=index)
         before = metadata.image.topics["t"]
-        led, lost, kept = metadata.partitions("t")
+        led, lost, kept = broker.context.replicas.partitions("t")
         waiting = asyncio.ensure_future(lost.wait_for_high_watermark(9, 10_000))
         await asyncio.sleep(0)
         states = [
             PartitionState((0, 1), leader, epoch, (leader,)) for leader, epoch in ((0, 4), (1, 2), (0, 0))
         ]
         after = TopicEntry(before.topic, before.version, chunks_of(states))
-        await metadata._replicas.follow(before, after)
+        await broker.context.replicas.follow(before, after)
         assert led.log.epoch_end_offset(4) == (4, 1), (
             "a new epoch begins where it is led, not with the next append"
         )
@@ -283,15 +285,15 @@ async def test_partitions_are_led_and_given_up_as_the_image_says(tmp_path) -> No
         assert told.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert (await broker.produce("t", [b"y"], partition=1)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert (await broker.produce("t", [b"y"], partition=0)).base_offset == 1
-        assert metadata.partitions("t")[0] is led
+        assert broker.context.replicas.partitions("t")[0] is led
         assert led.log.epoch_end_offset(0) == (0, 1)
         assert led.log.epoch_end_offset(4) == (4, 2)
         assert kept.leader_epoch == 0
-        await metadata._replicas.follow(after, TopicEntry(before.topic, before.version, chunks_of(
+        await broker.context.replicas.follow(after, TopicEntry(before.topic, before.version, chunks_of(
             [PartitionState((0, 1), 0, epoch, (0,)) for epoch in (4, 3, 0)]
         )))  # fmt: skip
         assert (await broker.produce("t", [b"y"], partition=1)).base_offset == 1
-        assert metadata.partition("t", 1).log.epoch_end_offset(3) == (3, 2)
+        assert broker.context.replicas.partition("t", 1).log.epoch_end_offset(3) == (3, 2)
 
 
 async def test_who_fetches_with_the_epoch_before_is_told(tmp_path) -> None:

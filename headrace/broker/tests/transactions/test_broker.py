@@ -326,7 +326,7 @@ async def test_t6_what_is_deleted_no_open_transaction_brings_back(tmp_path, what
             assert deleted.error_code == 0
             assert [part.error_code for part in deleted.topics[0].partitions] == [0, 0]
         else:
-            await broker.context.metadata.delete_topic("a")
+            await broker.context.topics.delete_topic("a")
         assert await position(broker, stable=True) == -1
         if not restarts:
             assert await client.end(True) is ErrorCode.NONE
@@ -416,7 +416,7 @@ async def test_e7_a_partition_that_was_deleted_meanwhile_does_not_keep_a_transac
         await begin(client, ("a", 0), ("gone", 0))
         await client.send([b"x"])
         await client.send([b"y"], "gone")
-        await broker.context.metadata.delete_topic("gone")
+        await broker.context.topics.delete_topic("gone")
         assert await client.end(True) is ErrorCode.NONE
         assert await committed_values(broker) == [b"x"]
         await begin(client, ("a", 0))
@@ -677,7 +677,7 @@ async def test_a_long_journal_is_rewritten_and_says_the_same(tmp_path, version, 
             assert await client.end(commit) is ErrorCode.NONE
             await asyncio.sleep(0)
         for topic in ("__transaction_state", "__consumer_offsets"):
-            partitions = broker.context.metadata.partitions(topic)
+            partitions = broker.context.replicas.partitions(topic)
 
             async def was_rewritten(partitions=partitions) -> bool:
                 return any(partition.log.log_start_offset for partition in partitions)

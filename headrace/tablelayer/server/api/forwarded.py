@@ -38,7 +38,7 @@ class ForwardedHandlers:
     async def prepare(self, context: RequestContext, request: m.PrepareRowsRequest) -> m.PrepareRowsResponse:
         bucket = self._bucket(request.topic, request.bucket)
         if request.schema_id not in bucket.versions():
-            await self._services.context.metadata.refreshed()  # the table was altered a moment ago
+            await self._services.context.following.refreshed()  # the table was altered a moment ago
         schema = bucket.versions().get(request.schema_id)
         rows = await self._services.run(rows_of, request, schema)
         writer = Writer(

@@ -449,10 +449,10 @@ class TableBucket:
         metadata = self.services.context.metadata
         leader = metadata.leader(topic, bucket)
         if leader is not None and leader.broker_id != self.services.context.identity.broker_id:
-            there = metadata.partition(topic, bucket)
+            there = self.services.context.replicas.partition(topic, bucket)
             remote = RemoteBucket(self.services, there, leader.broker_id, definition, rows, writer)
             return Part(remote, made_for(definition, rows), writer, rows.rows.nbytes)
-        other: object = metadata.partition(topic, bucket).hooks
+        other: object = self.services.context.replicas.partition(topic, bucket).hooks
         if not isinstance(other, TableBucket):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
         return Part(other, made_for(definition, rows), writer, rows.rows.nbytes)

@@ -31,7 +31,7 @@ async def write_dead_letters(
     metadata = context.metadata
     if metadata.topic(topic) is None:
         try:
-            await metadata.create_topic(topic, 1, {"max.message.bytes": str(_MESSAGE_BYTES_MAX)})
+            await context.topics.create_topic(topic, 1, {"max.message.bytes": str(_MESSAGE_BYTES_MAX)})
         except KafkaError as error:
             if error.code is ErrorCode.INVALID_REPLICATION_FACTOR:  # as long as a broker is missing
                 raise KafkaError(

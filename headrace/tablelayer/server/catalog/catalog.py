@@ -135,7 +135,7 @@ class Catalog:
         if metadata.is_alone:
             return False
         await self._read_databases()
-        await metadata.refreshed()
+        await self.context.following.refreshed()
         return True
 
     async def _read_databases(self) -> None:
@@ -248,7 +248,7 @@ class Catalog:
             database = self._databases.pop(name)  # no table can be created in it from here on
             self._dropping.add(name)
             try:
-                await self.context.metadata.settled()  # those that were being created are seen now
+                await self.context.following.settled()  # those that were being created are seen now
                 if not cascade:
                     self._check_empty(name)
                 for table in self.tables(name):
@@ -382,7 +382,7 @@ class Catalog:
                 f"{path} is a partition: add it with ALTER TABLE {path.whole} ADD PARTITION",
             )
         try:
-            topic = await self.context.metadata.create_topic(path.topic, buckets, config)
+            topic = await self.context.topics.create_topic(path.topic, buckets, config)
         except KafkaError as error:
             if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                 existing = self.context.metadata.topic(path.topic)
@@ -446,7 +446,7 @@ class Catalog:
                 return before
             check(changed)
             try:
-                await self.context.metadata.alter_config(path.topic, changed)
+                await self.context.topics.alter_config(path.topic, changed)
             except KafkaError as error:
                 if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} does not exist") from None
@@ -472,7 +472,7 @@ class Catalog:
             return
         self._definitions.pop(topic.topic_id, None)
         try:
-            await self.context.metadata.delete_topic(path.topic)
+            await self.context.topics.delete_topic(path.topic)
         except KafkaError as error:
             if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
@@ -521,7 +521,7 @@ class Catalog:
         if existing is None:
             self.check_room(definition)
             try:
-                topic = await self.context.metadata.create_topic(
+                topic = await self.context.topics.create_topic(
                     path.topic, definition.bucket_count, definition.to_partition_config()
                 )
             except KafkaError as error:
@@ -563,7 +563,7 @@ class Catalog:
         if topic is not None and is_partition(topic.config):
             self._definitions.pop(topic.topic_id, None)
             try:
-                await self.context.metadata.delete_topic(path.topic, only_while)
+                await self.context.topics.delete_topic(path.topic, only_while)
             except KafkaError as error:
                 if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
@@ -587,7 +587,7 @@ class Catalog:
                 if topic.config.get(name) != wanted.get(name)
             }
             try:
-                await self.context.metadata.alter_config(partition.path.topic, changed)
+                await self.context.topics.alter_config(partition.path.topic, changed)
             except KafkaError as error:
                 if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
@@ -602,7 +602,7 @@ class Catalog:
             except TableError:
                 self._definitions.pop(topic.topic_id, None)
                 try:
-                    await self.context.metadata.delete_topic(topic.name)
+                    await self.context.topics.delete_topic(topic.name)
                 except KafkaError as error:
                     if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                         raise

@@ -161,7 +161,7 @@ class LakeSubjects:
         """What another broker asks by `ends`. A new leader says nothing before it knows what was published."""
         seconds = min(hold_seconds, _HOLD_SECONDS)
         for each in wanted:
-            partition = self._catalog.context.metadata.find_partition(each.topic, each.partition)
+            partition = self._catalog.context.replicas.find_partition(each.topic, each.partition)
             if partition is None or partition.closed:
                 yield m.FoundEnd()
                 continue
@@ -200,10 +200,9 @@ class LakeSubjects:
 
     def places(self, subject: Subject) -> Iterator[tuple[Place, Partition]]:
         """Where the subject's records are now."""
-        metadata = self._catalog.context.metadata
         definition = subject.definition
         if definition is None or not definition.is_partitioned:
-            for partition in metadata.partitions(
+            for partition in self._catalog.context.replicas.partitions(
                 subject.name if definition is None else definition.path.topic
             ):
                 yield partition.index, partition
@@ -211,7 +210,7 @@ class LakeSubjects:
         for each in self._catalog.partitions(definition):
             assert each.table_id is not None
             assert each.path.partition is not None
-            for partition in metadata.partitions(each.path.topic):
+            for partition in self._catalog.context.replicas.partitions(each.path.topic):
                 yield PartitionBucket(each.path.partition, each.table_id, partition.index), partition
 
     def progress(self, subject: Subject, others: Ends | None = None) -> LakeProgress:

@@ -117,7 +117,7 @@ class _Scan:
 
     def watch(self) -> None:
         for wanted in self._request.buckets:
-            partition = self._services.context.metadata.find_partition(self._topic, wanted.bucket)
+            partition = self._services.context.replicas.find_partition(self._topic, wanted.bucket)
             if partition is not None:
                 partition.add_waiter(self._moved.set)
                 self._watched.append(partition)

@@ -166,7 +166,7 @@ async def test_a_table_in_a_missing_database_is_refused(tmp_path: Path) -> None:
 
 async def test_kafka_admins_create_tables_with_a_schema_config(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
-        create = all_tables.broker.context.metadata.create_topic
+        create = all_tables.broker.context.topics.create_topic
         await create("default.orders", 2, {"table.schema": "id BIGINT, v STRING", "table.primary-key": "id"})
         table = await all_tables.open("orders")
         assert table.definition.schema.primary_key == ("id",)
@@ -192,16 +192,19 @@ async def test_kafka_admins_create_tables_with_a_schema_config(tmp_path: Path) -
 async def test_what_places_rows_cannot_be_altered(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED", buckets=2)
-        metadata = all_tables.broker.context.metadata
         with pytest.raises(KafkaError, match="2 buckets"):
-            await metadata.create_partitions("default.t", 4)
+            await all_tables.broker.context.topics.create_partitions("default.t", 4)
         with pytest.raises(KafkaError, match="schema"):
-            await metadata.alter_config("default.t", {"table.schema": "id INT, v BIGINT, PRIMARY KEY (id)"})
-        await metadata.alter_config("default.t", {"table.kafka.unknown-fields": "fail"})
+            await all_tables.broker.context.topics.alter_config(
+                "default.t", {"table.schema": "id INT, v BIGINT, PRIMARY KEY (id)"}
+            )
+        await all_tables.broker.context.topics.alter_config(
+            "default.t", {"table.kafka.unknown-fields": "fail"}
+        )
         assert table.partition.hooks.definition.settings.kafka_unknown_fields == "fail"
-        await metadata.create_topic("plain", 1, {})
+        await all_tables.broker.context.topics.create_topic("plain", 1, {})
         with pytest.raises(KafkaError, match="cannot become a table"):
-            await metadata.alter_config("plain", {"table.schema": "id INT"})
+            await all_tables.broker.context.topics.alter_config("plain", {"table.schema": "id INT"})
 
 
 LAKE = {"datalake.iceberg.warehouse": "/tmp/somewhere"}

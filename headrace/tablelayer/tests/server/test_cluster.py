@@ -43,7 +43,7 @@ def tables_at(cluster: DirectCluster, node_id: int) -> Tables:
 
 
 def own_buckets(broker: DirectBroker, topic: str) -> list[int]:
-    return [each.index for each in broker.context.metadata.partitions(topic) if not each.closed]
+    return [each.index for each in broker.context.replicas.partitions(topic) if not each.closed]
 
 
 async def created(cluster: DirectCluster, columns: str, **options: str) -> dict[int, Table]:
@@ -487,7 +487,7 @@ async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(
         assert not subjects.has_more(subject, await subjects.ends([subject])), "the lake has all of it"
 
         def floors(broker: DirectBroker) -> dict[int, int | None]:
-            partitions = broker.context.metadata.partitions("default.t")
+            partitions = broker.context.replicas.partitions("default.t")
             return {each.index: each.hooks.retention_floor() for each in partitions if each.hooks is not None}
 
         await cluster.agreed(
@@ -539,7 +539,7 @@ async def test_what_a_write_makes_is_made_when_the_missing_broker_is_back(tmp_pa
         await cluster.stop(2)
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 1)
         broker = cluster.brokers[1]
-        await broker.context.metadata.forget_broker(2)  # one that is registered would be a replica at once
+        await broker.context.brokers.forget_broker(2)  # one that is registered would be a replica at once
         await cluster.agreed(lambda broker: len(own_buckets(broker, "default.t")) == 2)
         batch = identified([{"p": "x", "k": 1} if is_partition else {"p": "x", "k": "no number"}], 0)
         refused = await broker.produce("default.t", batch)

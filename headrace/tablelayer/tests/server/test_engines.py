@@ -540,7 +540,7 @@ async def test_r15_inserting_counts_as_a_write(tmp_path: Path, monkeypatch: pyte
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(KEYED)
         monkeypatch.setattr(type(table.partition), "replica_count", 3)
-        await all_tables.broker.context.metadata.alter_config("default.t", {"min.insync.replicas": "2"})
+        await all_tables.broker.context.topics.alter_config("default.t", {"min.insync.replicas": "2"})
         with pytest.raises(AssertionError, match=r"min\.insync"):
             await lookup_insert(table, 1)
         assert table.partition.log.log_end_offset == 0

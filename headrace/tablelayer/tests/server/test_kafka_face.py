@@ -191,7 +191,7 @@ async def test_r17_3_a_bad_record_fails_its_batch_with_its_index_and_column(
 async def test_r17_3_nulls_and_unknown_fields_of_a_log_table(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id INT, name STRING")
-        await all_tables.broker.context.metadata.alter_config(
+        await all_tables.broker.context.topics.alter_config(
             "default.t", {"table.kafka.unknown-fields": "fail"}
         )
         answer = await produce(table, (None, {"id": 1}), (None, None))

@@ -47,9 +47,9 @@ async def test_what_says_where_files_go_or_which_class_is_loaded_is_refused(tmp_
                 await all_tables.create("a INT", given={"table.datalake.format": lake, name: value})
             config = {"table.schema": "a INT", "table.datalake.format": lake, name: value}
             with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
-                await all_tables.broker.context.metadata.create_topic(f"default.r{number}", 1, config)
+                await all_tables.broker.context.topics.create_topic(f"default.r{number}", 1, config)
             with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
-                await all_tables.broker.context.metadata.alter_config(f"default.{lake}", {name: value})
+                await all_tables.broker.context.topics.alter_config(f"default.{lake}", {name: value})
         for number, (lake, name, value) in enumerate(TAKEN):
             given = {"table.datalake.format": lake, name: value}
             table = await all_tables.create("a INT", name=f"t{number}", given=given)

@@ -32,14 +32,14 @@ async def test_what_no_round_could_tier_is_refused(tmp_path: Path, lake: str, co
     async with tables(tmp_path) as all_tables:
         with pytest.raises(AssertionError, match=said):
             await all_tables.create(f"id INT, {column}", given=enabled)
-        create_topic = all_tables.broker.context.metadata.create_topic
+        create_topic = all_tables.broker.context.topics.create_topic
         with pytest.raises(KafkaError, match=said):
             await create_topic("default.k", 1, {"table.schema": f"id INT, {column}", **enabled})
         table = await all_tables.create(f"id INT, {column}", name="later", datalake_format=lake)
         with pytest.raises(AssertionError, match=said):
             await table.alter("SET ('table.datalake.enabled' = 'true')")
         with pytest.raises(KafkaError, match=said):
-            await all_tables.broker.context.metadata.alter_config(
+            await all_tables.broker.context.topics.alter_config(
                 "default.later", {"table.datalake.enabled": "true"}
             )
         tiered = await all_tables.create("id INT", name="tiered", given=enabled)

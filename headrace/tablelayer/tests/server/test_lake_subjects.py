@@ -30,7 +30,7 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
         (statement,) = parse(SQL)
         assert isinstance(statement, CreateTable)
         table = await all_tables.create_as(statement.definition)
-        subjects, metadata = all_tables.extension.lake_subjects, all_tables.broker.context.metadata
+        subjects = all_tables.extension.lake_subjects
         ids = {}
         for name in ("a", "b"):
             answer = await send(all_tables, m.CreatePartitionRequest(table_id=table.table_id, name=name))
@@ -49,7 +49,10 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
         )
         await send(all_tables, commit)
         floors = {
-            name: metadata.partitions(f"default.parts.{name}")[0].hooks.retention_floor() for name in ids
+            name: all_tables.broker.context.replicas.partitions(f"default.parts.{name}")[
+                0
+            ].hooks.retention_floor()
+            for name in ids
         }
         assert floors == {"a": 3, "b": 0}
         assert await subjects.is_all_tiered(table.definition, "a")
@@ -75,7 +78,7 @@ async def test_a_partition_that_is_held_to_be_dropped_takes_nothing_for_a_while(
         table = await all_tables.create_as(statement.definition)
         subjects, metadata = all_tables.extension.lake_subjects, all_tables.broker.context.metadata
         await send(all_tables, m.CreatePartitionRequest(table_id=table.table_id, name="a"))
-        (partition,) = metadata.partitions("default.parts.a")
+        (partition,) = all_tables.broker.context.replicas.partitions("default.parts.a")
         with monkeypatch.context() as soon:
             soon.setattr("headrace.tablelayer.server.lake.subjects._HOLD_SECONDS", 0.05)
             assert await subjects.hold(table.definition, "a") is not None
@@ -87,7 +90,7 @@ async def test_a_partition_that_is_held_to_be_dropped_takes_nothing_for_a_while(
         assert is_held is not None
         refused = await all_tables.broker.produce("default.parts.b", other)
         assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        assert metadata.partitions("default.parts.b")[0].high_watermark == 0
+        assert all_tables.broker.context.replicas.partitions("default.parts.b")[0].high_watermark == 0
         assert is_held()
         with pytest.raises(KafkaError, match="b stays"):
             await all_tables.extension.catalog.drop_partition(
@@ -106,8 +109,8 @@ async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp
         broker, extension = all_tables.broker, all_tables.extension
         topic = await broker.create_topic("clicks", **{"datalake.enabled": "true"})
         other = await broker.create_topic("other")
-        (partition,) = broker.context.metadata.partitions("clicks")
-        (untouched,) = broker.context.metadata.partitions("other")
+        (partition,) = broker.context.replicas.partitions("clicks")
+        (untouched,) = broker.context.replicas.partitions("other")
         assert extension.retention_floor(untouched) is None
         assert extension.retention_floor(partition) == 0
         await broker.produce("clicks", build_batch([Record(None, b"x", (), 1000)] * 2))
@@ -140,6 +143,6 @@ async def test_what_cannot_be_is_refused_when_the_topic_is_made(
 ) -> None:
     async with tables(tmp_path) as all_tables:
         with pytest.raises(KafkaError) as caught:
-            await all_tables.broker.context.metadata.create_topic("t", 1, config)
+            await all_tables.broker.context.topics.create_topic("t", 1, config)
         assert caught.value.code == ErrorCode.INVALID_CONFIG
         assert said in caught.value.message

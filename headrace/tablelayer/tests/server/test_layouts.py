@@ -116,7 +116,7 @@ async def test_a_table_with_an_option_of_a_later_version_waits_for_it(tmp_path: 
         )
         refused = await made.broker.produce("default.people", [b'{"id": 1}'])
         assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        (partition,) = made.broker.context.metadata.partitions("default.people")
+        (partition,) = made.broker.context.replicas.partitions("default.people")
         with pytest.raises(KafkaError, match=r"unknown option 'table.of.tomorrow'"):
             _ = partition.log
     store(tmp_path, path, before)

@@ -227,7 +227,7 @@ async def test_a_table_dropped_through_kafka_takes_its_partitions_along(tmp_path
         one = await all_tables.open("t.a")
         folder = tmp_path / "extensions" / "tables" / str(one.table_id)
         assert folder.exists()
-        await table.broker.context.metadata.delete_topic("default.t")
+        await table.broker.context.topics.delete_topic("default.t")
         answer = await one.append([{"dt": "a", "id": 2}])
         assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
     async with tables(tmp_path) as all_tables:  # not deleted yet: the server stopped first
@@ -252,7 +252,7 @@ async def test_plain_topics_and_others_partitions_do_not_stand_where_a_partition
         assert (await add(table, "a")).error_code == 0
         assert (await add(table, "a")).error_code == TableErrorCode.PARTITION_EXISTS
         with pytest.raises(KafkaError, match="its rows are placed"):
-            await table.broker.context.metadata.create_partitions("default.t.a", 2)
+            await table.broker.context.topics.create_partitions("default.t.a", 2)
         answer = await table.put(("+", {"dt": "a", "id": 1}))
         assert answer.error_code == TableErrorCode.PARTITION_NEEDED
 
@@ -425,7 +425,7 @@ async def test_a_row_that_comes_after_the_look_whether_the_lake_has_all_keeps_it
         await until(lambda: said in caplog.text.replace(f"made {said}", ""))
         assert f"{said} is too old, but not in the lake" in caplog.text
         await has(table, ["20200101", "20231114"])
-        (partition,) = all_tables.broker.context.metadata.partitions("default.t.20200101")
+        (partition,) = all_tables.broker.context.replicas.partitions("default.t.20200101")
         assert partition.high_watermark == 1
 
 

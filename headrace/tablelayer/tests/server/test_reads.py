@@ -272,7 +272,7 @@ async def test_snapshot_scans_end_with_their_lease_and_their_table(tmp_path: Pat
         assert (await all_tables.broker.send(request)).error_code == TableErrorCode.SCAN_EXPIRED
         request.scan_id = m.OPEN_SCAN
         request.scan_id = (await all_tables.broker.send(request)).scan_id
-        await all_tables.broker.context.metadata.delete_topic("default.t")
+        await all_tables.broker.context.topics.delete_topic("default.t")
         answer = await all_tables.broker.send(request)
         assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
 

@@ -187,7 +187,7 @@ async def test_without_a_place_for_it_a_bad_record_refuses_its_batch(tmp_path: P
         (found,) = await refused(all_tables.broker)
         assert [each.dead_letter for each in found.records] == [False]
         context = all_tables.broker.context
-        await context.metadata.alter_config("default.t", {"table.kafka.dead-letter-topic": None})
+        await context.topics.alter_config("default.t", {"table.kafka.dead-letter-topic": None})
         assert (await produce(table, {"id": 1}, b"{")).error_code == ErrorCode.INVALID_RECORD
 
 

@@ -107,7 +107,7 @@ async def led(cluster: DirectCluster, table: Table, isr: set[int]) -> Table:
 
 def serves(table: Table) -> bool:
     """Whether its broker has begun to lead its first bucket."""
-    listed = table.broker.context.metadata.partitions(table.definition.path.topic)
+    listed = table.broker.context.replicas.partitions(table.definition.path.topic)
     hooks = next((each.hooks for each in listed if each.index == 0 and not each.closed), None)
     return hooks is not None and (not isinstance(hooks, KeyBucket) or hooks.store is not None)
 
@@ -166,7 +166,7 @@ def lookup_of(table: Table, key: int) -> m.LookupRequest:
 
 
 def follower_at(cluster: DirectCluster, node_id: int, topic: str = TOPIC) -> Any:
-    return cluster.brokers[node_id].context.metadata.follower(topic, 0)
+    return cluster.brokers[node_id].context.replicas.follower(topic, 0)
 
 
 def bucket_at(table: Table) -> KeyBucket:

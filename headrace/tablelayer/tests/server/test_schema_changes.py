@@ -547,12 +547,11 @@ async def test_the_schema_is_not_changed_by_a_kafka_admin_and_its_history_stays(
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
         table = await table.alter("ADD w INT")
-        metadata = table.broker.context.metadata
         changes = {"table.schema": "k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED"}
         with pytest.raises(KafkaError, match="is changed by ALTER TABLE"):
-            await metadata.alter_config("default.t", changes)
-        await metadata.alter_config("default.t", {"table.schema.history": None})
-        await metadata.alter_config("default.t", {"table.log.ttl": "1 d"})
+            await table.broker.context.topics.alter_config("default.t", changes)
+        await table.broker.context.topics.alter_config("default.t", {"table.schema.history": None})
+        await table.broker.context.topics.alter_config("default.t", {"table.log.ttl": "1 d"})
         assert (await table.latest()).history == table.definition.history
         with pytest.raises(KafkaError, match=r"it has no 'table.schema.history'"):
             await table.broker.create_topic(

@@ -341,7 +341,7 @@ def test_no_table_has_the_server_ask_another_host(tmp_path: Path) -> None:
                 "table.kafka.avro.registry-url": known.url,
             }
             with pytest.raises(KafkaError, match=r"schema\.registry\.allowed\.hosts"):
-                await all_tables.broker.context.metadata.create_topic("default.v", 1, config)
+                await all_tables.broker.context.topics.create_topic("default.v", 1, config)
             answer = await produce(await all_tables.open(), *wire(7, {"id": 1, "name": "a"}))
             assert answer.error_code == ErrorCode.INVALID_CONFIG
             assert "schema.registry.allowed.hosts" in answer.error_message

@@ -470,7 +470,7 @@ async def test_snapshots_go_with_their_table_and_can_be_switched_off(tmp_path: P
         await table.put(*rows(range(100), "a"))
         await snapshot_now(table)
         assert list(kept.rglob("*.json"))
-        await all_tables.broker.context.metadata.delete_topic(table.definition.path.topic)
+        await all_tables.broker.context.topics.delete_topic(table.definition.path.topic)
         await until(lambda: not list(kept.rglob("*.json")))
     async with tables(tmp_path / "off", {"kv.snapshot.interval": "0"}) as all_tables:
         table = await all_tables.create(COLUMNS)

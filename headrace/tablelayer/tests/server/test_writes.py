@@ -377,7 +377,7 @@ async def test_r5_2_disabled_deletes_fail_the_batch_even_of_absent_keys(tmp_path
 async def test_r5_3_the_option_on_a_log_table_fails_the_create(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         with pytest.raises(KafkaError, match=r"table\.delete\.behavior.*log table"):
-            await all_tables.broker.context.metadata.create_topic(
+            await all_tables.broker.context.topics.create_topic(
                 "default.log", 1, {"table.schema": "id INT", "table.delete.behavior": "IGNORE"}
             )
 
@@ -667,7 +667,7 @@ async def test_r11_too_few_replicas_is_said_before_the_append(
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)
         monkeypatch.setattr(type(table.partition), "replica_count", 3)
-        await all_tables.broker.context.metadata.alter_config("default.t", {"min.insync.replicas": "2"})
+        await all_tables.broker.context.topics.alter_config("default.t", {"min.insync.replicas": "2"})
         await unchanged(table, table.put(("+", row(1))), ErrorCode.NOT_ENOUGH_REPLICAS, "min.insync")
 
 
