@@ -183,8 +183,8 @@ class Connection:
             if type(frame) is memoryview:
                 del answer  # views of the frame, perhaps
                 exchange.incoming.release(frame)
-            if len(frames) > 1 and network.loop.time() >= turn_ends:
-                exchange.is_resting = True
+            if len(frames) > 1 and network.loop.time() >= turn_ends and not exchange.is_muted:
+                exchange.rest()
                 network.loop.call_soon(self._go_on)
                 break
         if unsent.size and not self._writing:
@@ -197,25 +197,25 @@ class Connection:
             network.note_unsent(self)
 
     def _go_on(self) -> None:
-        self._exchange.is_resting = False
+        """Work again after a rest, or after the time for which the peer was muted."""
         if self.closed:
             self._network.on_rest()
             return
+        self._exchange.go_on()
         try:
             self._work()
         except Exception as error:  # noqa: BLE001 - ends this connection
             self._end_by(error)
 
     def _mute(self) -> None:
-        """Read and answer nothing until the peer may go on (KIP-219)."""
+        """Read and answer nothing until the peer's time is over (KIP-219)."""
         seconds, self.peer.throttle_seconds = self.peer.throttle_seconds, 0.0
         if not self.closed:
-            self._exchange.is_muted = True
+            self._exchange.mute()
             self._stop_reading()
             self._network.loop.call_later(seconds, self._unmute)
 
     def _unmute(self) -> None:
-        self._exchange.is_muted = False
         if not self.closed:
             self.last_active = self._network.loop.time()
             self._go_on()
@@ -232,9 +232,9 @@ class Connection:
     def _finish(self, pending: Pending, frame: memoryview | None, outcome: asyncio.Future[Any]) -> None:
         exchange = self._exchange
         self._pending = None
-        exchange.is_under_way = False
         self._network.requests.pop(outcome, None)
         if self.closed:
+            exchange.answer(None)
             if not outcome.cancelled() and (error := outcome.exception()) is not None:
                 logger.info("a request of a connection that is gone failed: %s", error)
             self._network.on_rest()

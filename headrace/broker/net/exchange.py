@@ -1,21 +1,26 @@
-"""What one connection says and is told, without its socket: bytes in, frames out; answers in, bytes and regions out.
+"""The requests and answers of one connection, without its socket: bytes in, frames out; answers in, bytes out.
 
-One request is under way at a time, and answers leave in the order of the requests. While one is under way, or the peer
-does not take its answers, there is room for no further bytes as soon as one frame waits: a peer that sends without end
-fills its own socket, not our memory.
+One request is under way at a time, and answers leave in the order of the requests. `TRANSITIONS` is the table of what
+may happen in which state. A connection takes the next request in READY alone. In any other state, and while the peer
+does not read its answers, one waiting frame is enough to refuse further bytes: a peer that sends without end fills its
+own socket, not the broker's memory.
 
-Nothing here waits, asks the time, or calls the system. A shell moves the bytes: `connection.py` for plain sockets. One
-for TLS would decrypt into `incoming.room()` and encrypt what `unsent.head` gives; a simulator moves them as it likes.
+Nothing here waits, reads the clock, or calls the system. A shell moves the bytes: `connection.py` for plain sockets,
+`tls_connection.py` for TLS, which decrypts into `incoming.room()` and encrypts what `unsent.head` gives.
 
     unless is_full: incoming.room() -> incoming.received(n)
     take() -> answer(parts) at once, or postpone() and answer(parts) later -> incoming.release(frame) if it is a view
     unsent.head(n) -> unsent.sent(n)
 
-A shell that takes two frames at once, or answers one that it did not take, meets an `InvariantError`, in production
-too: an answer would go to the wrong request.
+A shell that does what the table does not have gets an `InvariantError`, in production too: an answer would go to the
+wrong request.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
 
 from headrace.broker.net.frame_receiver import FrameReceiver
 from headrace.broker.net.limits import Limits
@@ -25,78 +30,122 @@ from headrace.broker.net.send_queue import SendQueue
 from headrace.broker.runtime.invariants import InvariantError, invariant
 
 
+class State(IntEnum):
+    READY = 0
+    """The next request may be taken."""
+    TAKEN = 1
+    """A request was taken, and is neither answered nor postponed."""
+    UNDER_WAY = 2
+    """A request was postponed, and its answer is to come."""
+    RESTING = 3
+    """Requests may wait although nothing hinders them: other connections are served first."""
+    MUTED = 4
+    """The peer has used more than its quota, and waits until it may go on (KIP-219)."""
+
+
+class Event(IntEnum):
+    TAKE = 0
+    ANSWER = 1
+    POSTPONE = 2
+    REST = 3
+    MUTE = 4
+    GO_ON = 5
+
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+    State.READY: {Event.TAKE: State.TAKEN, Event.REST: State.RESTING, Event.MUTE: State.MUTED},
+    State.TAKEN: {Event.ANSWER: State.READY, Event.POSTPONE: State.UNDER_WAY},
+    State.UNDER_WAY: {Event.ANSWER: State.READY},
+    State.RESTING: {Event.GO_ON: State.READY},
+    State.MUTED: {Event.GO_ON: State.READY},
+}
+"""Every legal event of each state, and the state after it."""
+
+_ILLEGAL: Final = {
+    Event.TAKE: "a frame is taken while another is neither answered nor postponed",
+    Event.ANSWER: "there is an answer, and no frame was taken",
+    Event.POSTPONE: "a frame is postponed that was not taken",
+    Event.REST: "a connection rests in the middle of a request",
+    Event.MUTE: "a connection is muted in the middle of a request",
+    Event.GO_ON: "a connection goes on that neither rests nor is muted",
+}
+_READY, _TAKEN, _UNDER_WAY, _RESTING, _MUTED = State
+"""Global names for the states: looking a member up in its class costs several times as much, for each request."""
+_ANSWER: Final = Event.ANSWER
+
+
 class Exchange:
     """See the module's contract."""
 
-    __slots__ = (
-        "_is_taken",
-        "_unsent_bytes_max",
-        "frames",
-        "incoming",
-        "is_muted",
-        "is_resting",
-        "is_under_way",
-        "unsent",
-    )
+    __slots__ = ("_unsent_bytes_max", "frames", "incoming", "state", "unsent")
 
     def __init__(self, limits: Limits, pool: FramePool, scratch: memoryview) -> None:
         """`scratch` is shared by all exchanges of the thread: see `FrameReceiver.room`."""
         self.incoming = FrameReceiver(limits.request_bytes_max, pool, scratch)
         self._unsent_bytes_max = limits.unsent_bytes_max
-        self._is_taken = False  # a frame, and is not answered yet
         self.frames = self.incoming.frames
-        """Whole ones that wait for their turn; `take` them."""
+        """Complete frames that wait for their turn; `take` removes them."""
         self.unsent = SendQueue()
-        self.is_under_way = False
-        """A request was postponed and has no answer yet."""
-        self.is_resting = False
-        """Frames wait although nothing hinders: set by the shell while others are served in between."""
-        self.is_muted = False
-        """The peer has used more than its quota: set by the shell until it may go on."""
+        self.state = _READY
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a request was postponed and has no answer yet."""
+        return self.state is _UNDER_WAY
+
+    @property
+    def is_muted(self) -> bool:
+        return self.state is _MUTED
 
     @property
     def is_busy(self) -> bool:
-        """A request is under way or waits for its turn, or an answer has not left."""
-        return self.is_under_way or self.is_resting or self.unsent.size > 0
+        """Whether a request is under way or waits for its turn, or an answer has not left."""
+        return self.state is _UNDER_WAY or self.state is _RESTING or self.unsent.size > 0
 
     @property
     def is_full(self) -> bool:
-        """A frame waits that may not be taken yet: no further bytes are wanted."""
-        return bool(self.frames) and (self.is_busy or self.is_muted)
+        """Whether a frame waits that may not be taken yet, so that no further bytes are to be read."""
+        return bool(self.frames) and (self.is_busy or self.state is _MUTED)
 
     def take(self) -> bytes | memoryview | None:
-        """The request whose turn it is, to be answered or postponed before the next is taken.
+        """Return the request whose turn it is, which is to be answered or postponed before the next is taken.
 
-        None when no frame waits, one is under way, others are served, the peer is muted, or too much is unsent.
+        None when no frame waits, too much is unsent, or the state is neither READY nor TAKEN.
         """
-        if (
-            not self.frames
-            or self.is_under_way
-            or self.is_resting
-            or self.is_muted
-            or self.unsent.size > self._unsent_bytes_max
-        ):
+        if not self.frames or self.unsent.size > self._unsent_bytes_max:
             return None
-        if self._is_taken:
-            raise InvariantError("a frame is taken while another is neither answered nor postponed")
-        self._is_taken = True
+        if self.state is not _READY:
+            invariant(self.state is not _TAKEN, _ILLEGAL[Event.TAKE])
+            return None
+        self.state = _TAKEN
         return self.frames.popleft()
 
     def postpone(self) -> None:
-        """The answer to the frame that was taken comes later."""
-        if not self._is_taken or self.is_under_way:
-            raise InvariantError("a frame is postponed that was not taken")
-        self.is_under_way = True
+        """Note that the answer to the frame that was taken comes later."""
+        self._move(Event.POSTPONE)
+
+    def rest(self) -> None:
+        """Take no request before `go_on`: other connections are served first."""
+        self._move(Event.REST)
+
+    def mute(self) -> None:
+        """Take no request and read no bytes before `go_on`: the peer is over its quota."""
+        self._move(Event.MUTE)
+
+    def go_on(self) -> None:
+        """End a rest, or the time for which the peer was muted."""
+        self._move(Event.GO_ON)
 
     def answer(self, parts: list[Part] | None) -> bytes | None:
-        """The answer (None: there is none) to the frame that was taken. The list is the exchange's from now on.
+        """Answer the frame that was taken; None: there is no answer to it. The exchange keeps the list.
 
-        One in a single piece that nothing else waits for or behind is given back, framed, instead of being queued: it
-        goes out directly, and what is left of it is `put` into `unsent`.
+        An answer in one piece is returned, framed, if nothing waits before or behind it. The caller sends it directly,
+        and `put`s into `unsent` what is left of it. Any other answer is queued.
         """
-        if not self._is_taken:
-            raise InvariantError("there is an answer, and no frame was taken")
-        self._is_taken = self.is_under_way = False
+        after = TRANSITIONS[self.state].get(_ANSWER)
+        if after is None:
+            raise InvariantError(_ILLEGAL[_ANSWER])
+        self.state = after
         if parts is None:
             return None
         first = parts[0]
@@ -106,15 +155,22 @@ class Exchange:
         return None
 
     def clear(self) -> None:
-        """The end: what has come is not taken any more, and nothing more will leave. A request that is under way stays
-        so.
+        """End the exchange: frames that wait are not taken, and nothing more is sent. A request that is under way stays
+        under way.
         """
         self.incoming.clear()
         self.unsent.clear()
-        self.is_resting = False
+        if self.state is _RESTING or self.state is _MUTED:
+            self.state = _READY
 
     def check_invariants(self) -> None:
         """Raises InvariantError. Costs as much as there are frames and parts: for tests and simulators."""
-        invariant(self._is_taken or not self.is_under_way, "a request is under way that was not taken")
+        invariant(self.state in TRANSITIONS, f"{self.state} is not a state of a connection")
         self.incoming.check_invariants()
         self.unsent.check_invariants()
+
+    def _move(self, event: Event) -> None:
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise InvariantError(_ILLEGAL[event])
+        self.state = after

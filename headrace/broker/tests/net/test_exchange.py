@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.net.exchange import Exchange
+from headrace.broker.net.exchange import TRANSITIONS, Event, Exchange, State
 from headrace.broker.net.frame_receiver import FrameReceiver
 from headrace.broker.net.limits import Limits
 from headrace.broker.net.pool import SMALLEST, FramePool
@@ -156,7 +156,10 @@ class Simulation:
         unsent.sent(count)
 
     def rest(self) -> None:
-        self.core.is_resting = not self.core.is_resting and bool(self.core.frames)
+        if self.core.state is State.RESTING:
+            self.core.go_on()
+        elif self.core.state is State.READY and self.core.frames:
+            self.core.rest()
 
 
 @settings(max_examples=150, deadline=None)
@@ -251,14 +254,15 @@ def test_no_bytes_are_wanted_while_a_frame_waits_that_may_not_be_taken(hindrance
         assert core.answer([b"answer"]) is None  # another frame waits: it is queued
     else:
         assert core.answer(None) is None
-        core.is_resting = True
+        core.rest()
     assert core.is_busy
     assert core.is_full
     assert core.take() is None
     if hindrance == "under way":
         assert core.answer(None) is None
     core.unsent.sent(core.unsent.size)
-    core.is_resting = False
+    if hindrance == "resting":
+        core.go_on()
     assert not core.is_full
     assert core.take() == b"2"
     core.postpone()
@@ -284,6 +288,32 @@ def test_an_answer_never_goes_to_another_request_than_the_one_that_was_taken() -
     with pytest.raises(InvariantError, match="no frame was taken"):
         core.answer([b"answer again"])
     core.check_invariants()
+
+
+MOVES = {
+    Event.TAKE: lambda core: core.take(),
+    Event.ANSWER: lambda core: core.answer(None),
+    Event.POSTPONE: lambda core: core.postpone(),
+    Event.REST: lambda core: core.rest(),
+    Event.MUTE: lambda core: core.mute(),
+    Event.GO_ON: lambda core: core.go_on(),
+}
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", State)
+def test_each_event_does_what_the_table_says_and_no_other_is_accepted(state: State, event: Event) -> None:
+    core = exchange()
+    feed(core.incoming, frame(b"1"))
+    core.state = state
+    after = TRANSITIONS[state].get(event)
+    if after is None and (event is not Event.TAKE or state is State.TAKEN):
+        with pytest.raises(InvariantError):
+            MOVES[event](core)
+        assert core.state is state
+    else:
+        MOVES[event](core)
+        assert core.state is (state if after is None else after)
 
 
 def test_a_region_follows_the_buffers_before_it() -> None:

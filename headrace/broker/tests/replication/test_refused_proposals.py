@@ -33,7 +33,7 @@ async def test_who_is_refused_at_once_lets_others_run_before_it_is_refused_again
 
     unused: Any = SimpleNamespace(monotonic=lambda: 0.0)
     replication = Replication(1, unused, unused, unused)
-    replication._metadata = SimpleNamespace(change_isrs=refuse)  # type: ignore[assignment]
+    replication._changes = SimpleNamespace(change_isrs=refuse)  # type: ignore[assignment]
     leader = Leader(replication)
     replication.propose(leader, object())  # type: ignore[arg-type]
     writing = asyncio.ensure_future(replication._write_isrs())
