@@ -188,7 +188,7 @@ class TableExtension:
                 services, context = self._services, self._services.context
                 area = StagingArea(services.staged_directory, context.data_dir, context.disk, context.clock)
                 staged = StagedCommits(self._services, area, self.catalog.by_id, bucket)
-                await staged.load()
+                await staged.ledgers.load()
                 self._staged = staged
                 self._handlers = Handlers(
                     self._services,
@@ -260,7 +260,7 @@ class TableExtension:
     async def _give_staged(self, partition: Partition, broker: int) -> None:
         await self._load_handlers()
         assert self._staged is not None
-        await self._staged.give(partition, broker)
+        await self._staged.sharing.give(partition, broker)
 
     def _followed(self, before: TopicEntry | None, entry: TopicEntry) -> None:
         assert self._services is not None
@@ -432,12 +432,14 @@ class TableExtension:
             await self._load_handlers()
         assert self._staged is not None
         while self._gained:
-            await self._staged.load_table(self._gained.pop())
+            await self._staged.ledgers.load_table(self._gained.pop())
         self._staged.resume_in(context.background.start)
         now = context.clock.monotonic()
         if now >= self._staged_expired_at + _STAGED_CHECK_SECONDS:
             self._staged_expired_at = now
-            await self._staged.expire(lambda table_id: context.metadata.topic_by_id(table_id) is not None)
+            await self._staged.expiry.expire(
+                lambda table_id: context.metadata.topic_by_id(table_id) is not None
+            )
 
     async def _tend_buckets(self, context: BrokerContext) -> None:
         assert self._services is not None

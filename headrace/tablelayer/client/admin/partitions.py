@@ -17,9 +17,8 @@ from headrace.tablelayer.model.table.partitions import Partition
 
 async def list_partitions(cluster: Cluster, definition: TableDefinition) -> list[Partition]:
     """In order of name. TableError NOT_PARTITIONED, TABLE_NOT_FOUND."""
-    assert definition.table_id is not None
     answer = await cluster.call(
-        ListPartitionsRequest(table_id=definition.table_id),
+        ListPartitionsRequest(table_id=definition.id),
         ListPartitionsResponse,
         doing=f"list the partitions of {definition.path}",
     )
@@ -30,9 +29,8 @@ async def create_partition(
     cluster: Cluster, definition: TableDefinition, name: str, *, if_not_exists: bool
 ) -> Partition:
     """TableError PARTITION_EXISTS, INVALID_PARTITION, TOO_MANY_PARTITIONS, TABLE_NOT_FOUND."""
-    assert definition.table_id is not None
     answer = await cluster.call(
-        CreatePartitionRequest(table_id=definition.table_id, name=name, ignore_if_exists=if_not_exists),
+        CreatePartitionRequest(table_id=definition.id, name=name, ignore_if_exists=if_not_exists),
         CreatePartitionResponse,
         doing=f"add partition {name} to {definition.path}",
         repeatable=if_not_exists,
@@ -46,9 +44,8 @@ async def drop_partition(
     cluster: Cluster, definition: TableDefinition, name: str, *, if_exists: bool
 ) -> None:
     """TableError PARTITION_NOT_FOUND, TABLE_NOT_FOUND."""
-    assert definition.table_id is not None
     await cluster.call(
-        DropPartitionRequest(table_id=definition.table_id, name=name, ignore_if_not_exists=if_exists),
+        DropPartitionRequest(table_id=definition.id, name=name, ignore_if_not_exists=if_exists),
         DropPartitionResponse,
         doing=f"drop partition {name} of {definition.path}",
         repeatable=if_exists,

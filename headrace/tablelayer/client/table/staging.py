@@ -179,8 +179,7 @@ class AsyncStagedWriter:
             await sending
 
     async def _stage(self, chunks: list[StagedChunk]) -> None:
-        table_id = self._definition.table_id
-        assert table_id is not None
+        table_id = self._definition.id
         places: dict[UUID, set[int]] = {}
         for chunk in chunks:
             places.setdefault(chunk.partition_id, set()).add(chunk.bucket)

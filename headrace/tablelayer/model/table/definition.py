@@ -184,6 +184,15 @@ class TableDefinition:
             object.__setattr__(self, name, value)
         _validate(self)
 
+    @property
+    def id(self) -> UUID:
+        """The id of a stored table. Raises TableError for a definition that is not stored."""
+        if self.table_id is None:
+            raise TableError(
+                TableErrorCode.TABLE_NOT_FOUND, f"table {self.path} is not stored: it has no id yet"
+            )
+        return self.table_id
+
     def __hash__(self) -> int:
         return hash((self.path, self.schema, self.bucket_key, self.bucket_count, self.table_id))
 

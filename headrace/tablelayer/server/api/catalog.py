@@ -109,9 +109,8 @@ class CatalogHandlers:
         path = TablePath(request.database, request.table)
         self._rights.require(context, Operation.DESCRIBE, path)
         definition = self._catalog.by_path(path)
-        assert definition.table_id is not None
         text = await self._services.run(definition.to_json)
-        return m.DescribeTableResponse(table_id=definition.table_id, definition=text)
+        return m.DescribeTableResponse(table_id=definition.id, definition=text)
 
     async def alter_table(
         self, context: RequestContext, request: m.AlterTableRequest

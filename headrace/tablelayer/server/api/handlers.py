@@ -47,7 +47,7 @@ class Handlers:
         self.read = ReadHandlers(services, targets, scans)
         self.forwarded = ForwardedHandlers(services)
         self.copies = CopyHandlers(services)
-        self.staged = StagedHandlers(services, rights, staged)
+        self.staged = StagedHandlers(rights, staged)
         self.refused = RefusedHandlers(services.refusals, catalog, rights)
         self.snapshots = SnapshotHandlers(catalog, rights)
         self.rights = RightsHandlers(catalog, grants)

@@ -22,8 +22,7 @@ class PartitionHandlers:
         partition = await self._catalog.create_partition(
             definition, request.name, ignore_if_exists=request.ignore_if_exists
         )
-        assert partition.table_id is not None
-        return m.CreatePartitionResponse(partition_id=partition.table_id, bucket_count=partition.bucket_count)
+        return m.CreatePartitionResponse(partition_id=partition.id, bucket_count=partition.bucket_count)
 
     async def drop(self, context: RequestContext, request: m.DropPartitionRequest) -> m.DropPartitionResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
@@ -39,11 +38,10 @@ class PartitionHandlers:
         definition = self._rights.by_id(context, Operation.DESCRIBE, request.table_id)
         found = []
         for each in self._catalog.partitions(definition):
-            assert each.table_id is not None
             assert each.path.partition is not None
             found.append(
                 m.ListedPartition(
-                    name=each.path.partition, partition_id=each.table_id, bucket_count=each.bucket_count
+                    name=each.path.partition, partition_id=each.id, bucket_count=each.bucket_count
                 )
             )
         return m.ListPartitionsResponse(partitions=found)

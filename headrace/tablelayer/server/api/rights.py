@@ -80,8 +80,7 @@ class RightsHandlers:
                 TableErrorCode.INVALID_TABLE,
                 f"{definition.path} is a partition: columns are granted of table {definition.path.whole}",
             )
-        assert definition.table_id is not None
-        return definition.table_id, definition
+        return definition.id, definition
 
 
 def _names(definition: TableDefinition, columns: frozenset[int]) -> list[str]:

@@ -7,29 +7,28 @@ from headrace.broker.security.rights import Operation
 from headrace.tablelayer.model.messages import between as b
 from headrace.tablelayer.model.messages import staged as m
 from headrace.tablelayer.server.rights.table_rights import TableRights
-from headrace.tablelayer.server.services import Services
 from headrace.tablelayer.server.staged.commits import StagedCommits
-from headrace.tablelayer.server.staged.staging import Chunk, Place
+from headrace.tablelayer.server.staged.place import Place
+from headrace.tablelayer.server.staged.staging import Chunk
 
 
 class StagedHandlers:
-    def __init__(self, services: Services, rights: TableRights, staged: StagedCommits) -> None:
-        self._services = services
+    def __init__(self, rights: TableRights, staged: StagedCommits) -> None:
         self._rights = rights
         self._staged = staged
 
     async def stage(self, context: RequestContext, request: m.StageRowsRequest) -> m.StageRowsResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
         targets = None if request.target_columns is None else tuple(request.target_columns)
-        if await self._staged.is_decided(request.table_id, request.writer, request.batch_id):
+        if await self._staged.ledgers.is_decided(request.table_id, request.writer, request.batch_id):
             return m.StageRowsResponse(decided=True)
         for chunk in request.chunks:
-            await self._staged.stage(
+            await self._staged.chunks.stage(
                 definition,
                 request.writer,
                 request.batch_id,
                 request.attempt,
-                _place(chunk),
+                Place.named(chunk),
                 chunk.number,
                 Chunk(targets, memoryview(chunk.batch or b""), request.update),
                 context.client_host,
@@ -39,7 +38,8 @@ class StagedHandlers:
     async def commit(self, context: RequestContext, request: m.CommitStagedRequest) -> m.CommitStagedResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
         attempts = [
-            (each.attempt, {_place(entry): entry.count for entry in each.chunks}) for each in request.attempts
+            (each.attempt, {Place.named(entry): entry.count for entry in each.chunks})
+            for each in request.attempts
         ]
         await self._staged.commit(
             definition, request.writer, request.batch_id, attempts, single=request.single
@@ -52,16 +52,15 @@ class StagedHandlers:
         return m.AbortStagedResponse()
 
     async def count(self, context: RequestContext, request: b.CountStagedRequest) -> b.CountStagedResponse:
-        """For the broker that is about to decide, as what follows."""
-        await self._staged.mark_used(request.table_id, request.writer, request.batch_id)
-        staged = await self._services.run(
-            self._staged.count, request.table_id, request.writer, request.batch_id, request.attempts
+        """Answer the broker that is about to decide, as do the methods below."""
+        staged = await self._staged.chunks.count(
+            request.table_id, request.writer, request.batch_id, request.attempts
         )
         return b.CountStagedResponse(
             attempts=[
                 b.StagedOfAttempt(
                     attempt=attempt,
-                    places=[_told(place, count) for place, count in counts.items()],
+                    places=[place.counted(count) for place, count in counts.items()],
                 )
                 for attempt, counts in staged.items()
                 if counts
@@ -69,31 +68,21 @@ class StagedHandlers:
         )
 
     async def apply(self, context: RequestContext, request: b.ApplyStagedRequest) -> b.ApplyStagedResponse:
-        written = await self._staged.apply(
-            request.table_id, bytes(request.ledger), _place(request.place), request.place.count
+        written = await self._staged.decided.apply(
+            request.table_id, bytes(request.ledger), Place.named(request.place), request.place.count
         )
-        return b.ApplyStagedResponse(written=max(written.values()))
+        return b.ApplyStagedResponse(written=written)
 
     async def keep(self, context: RequestContext, request: b.KeepStagedRequest) -> b.KeepStagedResponse:
-        await self._staged.keep(request, _place(request.place))
+        await self._staged.chunks.keep(request, Place.named(request.place))
         return b.KeepStagedResponse()
 
     async def hand_over(
         self, context: RequestContext, request: b.HandOverStagedRequest
     ) -> b.HandOverStagedResponse:
-        await self._staged.hand_over(request, _place(request.place))
+        await self._staged.sharing.hand_over(request, Place.named(request.place))
         return b.HandOverStagedResponse()
 
     async def drop(self, context: RequestContext, request: b.DropStagedRequest) -> b.DropStagedResponse:
-        await self._staged.drop(request.table_id, request.writer, request.batch_id, request.attempts)
+        await self._staged.chunks.drop(request.table_id, request.writer, request.batch_id, request.attempts)
         return b.DropStagedResponse()
-
-
-def _told(place: Place, count: int) -> b.StagedPlace:
-    if isinstance(place, int):
-        return b.StagedPlace(bucket=place, count=count)
-    return b.StagedPlace(partition_id=place[0], bucket=place[1], count=count)
-
-
-def _place(part: m.StagedChunk | m.StagedCount | b.StagedPlace) -> Place:
-    return (part.partition_id, part.bucket) if part.partition_id.int else part.bucket

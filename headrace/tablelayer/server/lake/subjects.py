@@ -208,10 +208,9 @@ class LakeSubjects:
                 yield partition.index, partition
             return
         for each in self._catalog.partitions(definition):
-            assert each.table_id is not None
             assert each.path.partition is not None
             for partition in self._catalog.context.replicas.partitions(each.path.topic):
-                yield PartitionBucket(each.path.partition, each.table_id, partition.index), partition
+                yield PartitionBucket(each.path.partition, each.id, partition.index), partition
 
     def progress(self, subject: Subject, others: Ends | None = None) -> LakeProgress:
         """How far the lake is, one small read for each place that is behind. `others`: where what other brokers lead
@@ -292,9 +291,8 @@ class LakeSubjects:
         """
         if not definition.settings.datalake_enabled:
             return True
-        assert definition.table_id is not None
         others = await self.ends([of_table(definition)], name)
-        offsets = self._lake.state(definition.table_id).offsets
+        offsets = self._lake.state(definition.id).offsets
         for place, partition in self.places(of_table(definition)):
             if not _is_of(place, name):
                 continue
@@ -320,11 +318,10 @@ class LakeSubjects:
             return None
         if not definition.settings.datalake_enabled:
             return lambda: True
-        assert definition.table_id is not None
         metadata, loop = self._catalog.context.metadata, asyncio.get_running_loop()
         latest = loop.time() + _DROP_SECONDS
         others = await self.ends([of_table(definition)], name, _HOLD_SECONDS)
-        offsets = self._lake.state(definition.table_id).offsets
+        offsets = self._lake.state(definition.id).offsets
         held: dict[tuple[str, int], int] = {}
         for place, partition in self.places(of_table(definition)):
             if not _is_of(place, name):
@@ -349,10 +346,9 @@ class LakeSubjects:
 
 def of_table(definition: TableDefinition) -> Subject:
     """The subject that a table is; of a partition one that nobody tiers, but that can be described."""
-    assert definition.table_id is not None
     settings = definition.settings
     return Subject(
-        definition.table_id,
+        definition.id,
         str(definition.path),
         settings.datalake_enabled,
         settings.datalake_format.value if settings.datalake_format else "",

@@ -1,7 +1,7 @@
-"""What the broker that decides about staged rows asks of those that have some of them.
+"""Requests of the broker that decides about staged rows to the other brokers.
 
-A broker has the chunks of the buckets that it leads; whoever leads the table's first bucket decides. What may be asked
-again is asked with the decision itself, so that it has the same effect.
+A broker has the chunks of the buckets that it leads; the leader of the table's first bucket decides. A request that
+may be sent again carries the decision itself, so that it has the same effect each time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.table.definition import TableDefinition
-from headrace.tablelayer.server.staged.staging import Place
+from headrace.tablelayer.server.staged.place import Place, bucket_of_table
 
 if TYPE_CHECKING:
     from headrace.broker.context import BrokerContext
 
-_ITSELF: Final = UUID(int=0)
 _CHANNELS: Final = 4
 """Buckets of one broker that are written at the same time."""
 _APPLY_SECONDS: Final = 300.0
@@ -45,32 +44,31 @@ class OtherBrokers:
         return self._metadata.is_alone
 
     def decides(self, definition: TableDefinition) -> bool:
-        """Whether this broker leads the table's first bucket."""
-        return self.are_none or self.leader_of(definition.path.topic, 0) is None
+        """Return whether this broker leads the table's first bucket."""
+        return self.are_none or self.leader_of(definition.path.topic, bucket_of_table(0)) is None
 
     def check_decides(self, definition: TableDefinition) -> None:
         """Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
         if not self.decides(definition):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"staged rows of {definition.path} are committed where its first bucket is led, which is not here",
+                f"staged rows of {definition.path} are committed by the leader of its first bucket, another broker",
             )
 
     def leader_of(self, topic: str | None, place: Place) -> int | None:
-        """The other broker that leads a bucket, NO_LEADER for nobody; None if it is this one."""
+        """Return the other broker that leads a bucket, NO_LEADER if there is no leader, None if it is this broker."""
         if self.are_none:
             return None
-        bucket = place if isinstance(place, int) else place[1]
-        state = None if topic is None else self._metadata.state(topic, bucket)
+        state = None if topic is None else self._metadata.state(topic, place.bucket)
         leader = NO_LEADER if state is None else state.leader
         return None if leader == self.own_id else leader
 
     async def counted(
         self, topics: Sequence[str], table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]
     ) -> dict[int, Staged]:
-        """What each of the others has that is alive, whoever led when it was staged. Raises
-        KafkaError(LEADER_NOT_AVAILABLE) if one does not say that leads something of these topics, or something has no
-        leader.
+        """Return the chunks of each other broker that is alive, whether or not it was the leader at the time.
+
+        Raises KafkaError(LEADER_NOT_AVAILABLE) if a leader of these topics does not answer, or a bucket has no leader.
         """
         if self.are_none:
             return {}
@@ -92,7 +90,7 @@ class OtherBrokers:
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
             _check(answer)
             found[broker] = {
-                each.attempt: {_place(place): place.count for place in each.places}
+                each.attempt: {Place.named(place): place.count for place in each.places}
                 for each in answer.attempts
             }
         return found
@@ -100,12 +98,12 @@ class OtherBrokers:
     async def apply(
         self, leader: int, table_id: UUID, ledger: bytes, place: Place, written: dict[Place, int]
     ) -> None:
-        """Have what is decided written by the bucket's leader; counts in `written`. Raises what that has raised, and
-        KafkaError(LEADER_NOT_AVAILABLE).
+        """Have the bucket's leader write a decided batch; count its chunks in `written`.
+
+        Raises the leader's error, and KafkaError(LEADER_NOT_AVAILABLE).
         """
         self._turn += 1
-        partition, bucket = (_ITSELF, place) if isinstance(place, int) else place
-        asked = m.StagedPlace(partition_id=partition, bucket=bucket, count=written.get(place, 0))
+        asked = place.counted(written.get(place, 0))
         try:
             answer = await self._peers.ask(
                 leader,
@@ -121,12 +119,12 @@ class OtherBrokers:
         _check(answer)
 
     def replicas_of(self, topic: str, bucket: int) -> list[int]:
-        """The other brokers that may lead a bucket next."""
+        """Return the other brokers that may lead a bucket next: its replicas in sync."""
         state = None if self.are_none else self._metadata.state(topic, bucket)
         return [] if state is None else [broker for broker in state.isr if broker != self.own_id]
 
     async def keep(self, broker: int, request: m.KeepStagedRequest) -> None:
-        """Have another replica keep a chunk. Raises what that has raised, and KafkaError(LEADER_NOT_AVAILABLE)."""
+        """Have another replica keep a chunk. Raises its error, and KafkaError(LEADER_NOT_AVAILABLE)."""
         self._turn += 1
         try:
             answer = await self._peers.ask(
@@ -137,7 +135,7 @@ class OtherBrokers:
         _check(answer)
 
     async def hand_over(self, broker: int, request: m.HandOverStagedRequest) -> None:
-        """Have a broker give its chunks to the one that leads their place. Raises as `keep`."""
+        """Have a broker give its chunks to the leader of their place. Raises as `keep`."""
         try:
             answer = await self._peers.ask(
                 broker, request, m.HandOverStagedResponse, channel="staged", seconds=_APPLY_SECONDS
@@ -147,13 +145,12 @@ class OtherBrokers:
         _check(answer)
 
     def unheard(self, topic: str | None, place: Place, heard: Collection[int]) -> list[int]:
-        """Replicas of a bucket that are not among these."""
-        bucket = place if isinstance(place, int) else place[1]
-        state = None if self.are_none or topic is None else self._metadata.state(topic, bucket)
+        """Return the replicas of a bucket that are not among `heard`."""
+        state = None if self.are_none or topic is None else self._metadata.state(topic, place.bucket)
         return [] if state is None else sorted({*state.replicas} - {*heard})
 
     async def drop(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
-        """Nobody needs this any more; who does not hear it forgets it after a day."""
+        """Have the other brokers forget attempts. A broker that is not reached forgets them after a day."""
         if self.are_none:
             return
         request = m.DropStagedRequest(
@@ -166,10 +163,6 @@ class OtherBrokers:
                 )
             except PeerLostError:
                 continue
-
-
-def _place(told: m.StagedPlace) -> Place:
-    return (told.partition_id, told.bucket) if told.partition_id.int else told.bucket
 
 
 def _check(answer: m.TableResponse) -> None:

@@ -1,6 +1,6 @@
 """Batches that a writer has handed over and not committed yet: files, one per attempt and bucket.
 
-A task's rows are stored here as they come and go into the table when their writer commits (`staged_commits`). A
+A task's rows are stored here as they come and go into the table when their writer commits (`commits.py`). A
 chunk is acknowledged when it is in its file, whole; what a crash leaves half written at a file's end was never
 acknowledged and is cut off. A chunk's number in its file makes a repeated request harmless.
 
@@ -33,6 +33,7 @@ from headrace.broker.runtime.ports import Clock, Disk, DiskFile, SystemClock
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.server.merge.writes import ClientWrite
+from headrace.tablelayer.server.staged.place import Place
 
 _PREFIX = struct.Struct(">iI")
 _COUNT = struct.Struct(">h")
@@ -66,21 +67,6 @@ class Chunk(ClientWrite, frozen=True):
             return cls(None, memoryview(body)[_COUNT.size :], update)
         end = _COUNT.size + 4 * count
         return cls(struct.unpack_from(f">{count}i", body, _COUNT.size), memoryview(body)[end:], update)
-
-
-Place = int | tuple[UUID, int]
-"""Where rows go: a bucket of the table; of a partitioned table a partition, by its id, and its bucket."""
-
-
-def place_text(place: Place) -> str:
-    """A place as part of a file's name, and in a ledger."""
-    return str(place) if isinstance(place, int) else f"{place[0]}.{place[1]}"
-
-
-def place_of(text: str) -> Place:
-    """The other way."""
-    partition, dot, bucket = text.rpartition(".")
-    return (UUID(partition), int(bucket)) if dot else int(bucket)
 
 
 class _Tail(msgspec.Struct):
@@ -141,7 +127,7 @@ class StagingArea:
 
     def path_of_key(self, table_id: UUID, key: str, batch_id: int, attempt: str, place: Place) -> Path:
         """`path` of a writer by its `writer_key`."""
-        return self._root / str(table_id) / key / str(batch_id) / f"{attempt}.{place_text(place)}"
+        return self._root / str(table_id) / key / str(batch_id) / f"{attempt}.{place.text}"
 
     def append(self, path: Path, number: int, chunk: Chunk, *, durable: bool) -> None:
         """Store a chunk as number `number` of its file; nothing is done if it is there already.
@@ -207,11 +193,11 @@ class StagingArea:
     def places(self, table_id: UUID, writer: str, batch_id: int, attempt: str) -> list[Place]:
         """For which an attempt has staged something."""
         folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
-        return [place_of(name.removeprefix(f"{attempt}.")) for name in self._names(folder, attempt)]
+        return [Place.from_text(name.removeprefix(f"{attempt}.")) for name in self._names(folder, attempt)]
 
     def of_place(self, table_id: UUID, place: Place) -> list[tuple[str, int, str]]:
         """All that is staged for a place: key of the writer, batch and attempt of each file."""
-        found, ends, root = list[tuple[str, int, str]](), f".{place_text(place)}", self._root / str(table_id)
+        found, ends, root = list[tuple[str, int, str]](), f".{place.text}", self._root / str(table_id)
         for key in self.disk.directories(root):
             for batch in self.disk.directories(root / key):
                 attempts = [name.partition(".") for name in self.disk.names(root / key / batch)]
@@ -224,6 +210,18 @@ class StagingArea:
     def count(self, path: Path) -> int:
         """How many whole chunks a file has; 0 if there is none."""
         return self._tail(path).count
+
+    def counts(
+        self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]
+    ) -> dict[str, dict[Place, int]]:
+        """Return how many whole chunks there are, by attempt and place."""
+        return {
+            attempt: {
+                place: self.count(self.path(table_id, writer, batch_id, attempt, place))
+                for place in self.places(table_id, writer, batch_id, attempt)
+            }
+            for attempt in attempts
+        }
 
     def read(self, path: Path) -> Iterator[Chunk]:
         """The whole chunks of a file, one at a time in memory."""

@@ -11,7 +11,7 @@ from headrace.tablelayer.client import Connection, DataError
 from headrace.tablelayer.client.write.conform import conform
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
-from headrace.tablelayer.server.staged.commits import StagedCommits
+from headrace.tablelayer.server.staged.writing import DecidedBatches
 
 LOG = "(dt STRING, id INT) PARTITIONED BY (dt) WITH ('bucket.num'='2')"
 PK = "(dt STRING, id INT, PRIMARY KEY (dt, id) NOT ENFORCED) PARTITIONED BY (dt) WITH ('bucket.num'='2')"
@@ -61,7 +61,7 @@ def test_r3_5_all_partitions_are_written_by_one_decision(make_table: Callable[[s
 def test_r3_5_a_commit_over_partitions_that_is_interrupted_is_completed(
     make_table: Callable[[str], Any],
 ) -> None:
-    write = StagedCommits._write_chunk
+    write = DecidedBatches._write_chunk
     for fails_at in range(3):  # a chunk for each of three partitions
         table = make_table(LOG)
         rows = days(*range(40))
@@ -74,7 +74,7 @@ def test_r3_5_a_commit_over_partitions_that_is_interrupted_is_completed(
                 raise TableError(TableErrorCode.INVALID_ROW, "interrupted here")
             await write(self, *arguments)
 
-        with patch.object(StagedCommits, "_write_chunk", interrupted), pytest.raises(TableError):
+        with patch.object(DecidedBatches, "_write_chunk", interrupted), pytest.raises(TableError):
             table.commit_staged("w", 0, [receipt])
         # Whoever comes next brings other rows; what was decided is what is completed.
         table.commit_staged("w", 0, [staged(table, 0, days(77))])

@@ -41,7 +41,7 @@ from headrace.tablelayer.model.json.write import rows_to_json
 from headrace.tablelayer.model.options.table_options import ArrowCompression
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
 from headrace.tablelayer.model.table.evolution import changes_to_json
-from headrace.tablelayer.server.staged.commits import Ledger
+from headrace.tablelayer.server.staged.ledger import Ledger
 from headrace.tablelayer.tests.fuzz.server import WatchedServer, Wire
 from headrace.tablelayer.tests.server.test_hostile_batches import COLUMNS, KEYED, filled
 from simulator.direct import response_type

@@ -17,7 +17,7 @@ from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.ddl import CreateTable, parse
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.server.bucket.remote_bucket import rows_of
-from headrace.tablelayer.server.staged.commits import Ledger
+from headrace.tablelayer.server.staged.ledger import Ledger
 from headrace.tablelayer.tests.server.tables import tables
 
 (STATEMENT,) = parse("CREATE TABLE t (k INT, s STRING NOT NULL, PRIMARY KEY (k) NOT ENFORCED)")

@@ -29,9 +29,10 @@ from headrace.tablelayer.server.bucket import key_bucket
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
 from headrace.tablelayer.server.extension import TableExtension
-from headrace.tablelayer.server.staged.commits import Ledger, StagedCommits, following
+from headrace.tablelayer.server.staged.ledger import Ledger, following
 from headrace.tablelayer.server.staged.others import OtherBrokers
 from headrace.tablelayer.server.staged.staging import writer_key
+from headrace.tablelayer.server.staged.writing import DecidedBatches
 from headrace.tablelayer.server.store.copies import copy_store
 from headrace.tablelayer.tests.server.tables import DEADLINE_SECONDS, Row, Table, Tables, until
 from headrace.tablelayer.tests.server.test_staged_writes import Chunks, commit, stage
@@ -666,11 +667,11 @@ async def test_a_table_that_a_broker_does_not_know_yet_keeps_what_is_staged_for_
         staged = tables_at(cluster, follower).extension._staged
         assert staged is not None
         folder = tmp_path / str(follower) / "extensions" / "tables" / "staged" / str(made.table_id)
-        await staged.expire(lambda _: False)
-        await staged.expire(lambda _: True)
-        await staged.expire(lambda _: False)
+        await staged.expiry.expire(lambda _: False)
+        await staged.expiry.expire(lambda _: True)
+        await staged.expiry.expire(lambda _: False)
         assert folder.is_dir()
-        await staged.expire(lambda _: False)
+        await staged.expiry.expire(lambda _: False)
         assert not folder.exists()
 
 
@@ -689,7 +690,7 @@ async def test_who_leads_now_is_given_what_was_staged_while_it_was_away(
         staged: Chunks = {0: [[{"n": 1}], [{"n": 2}]]}
         assert (await stage(table, 0, "a", staged)).error_code == 0
         with monkeypatch.context() as patch:
-            patch.setattr(StagedCommits, "_write_bucket", not_now)  # nor does its leader by itself, later
+            patch.setattr(DecidedBatches, "_write_bucket", not_now)  # nor does its leader by itself, later
             if decided:
                 assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
             await cluster.start(away)
@@ -714,7 +715,7 @@ async def test_what_is_decided_waits_for_a_broker_that_may_have_it(
         staged: Chunks = {0: [[{"n": 1}]]}
         assert (await stage(table, 0, "a", staged)).error_code == 0
         with monkeypatch.context() as patch:
-            patch.setattr(StagedCommits, "_write_bucket", not_now)  # nor does its leader by itself, later
+            patch.setattr(DecidedBatches, "_write_bucket", not_now)  # nor does its leader by itself, later
             assert (await commit(table, 0, {"a": staged})).error_code == ErrorCode.KAFKA_STORAGE_ERROR
             await cluster.start(away)
             await in_sync(cluster, {1, 2, 3})
@@ -753,27 +754,26 @@ async def test_what_the_leader_before_has_ended_is_not_begun_again(
     """It is still at it when the next leader reads what is decided."""
     ended = []
 
-    async def end(self: StagedCommits, definition: TableDefinition, ledger: Ledger) -> None:
-        assert definition.table_id is not None
-        path = f"/staged/{definition.table_id}/{writer_key(ledger.writer)}"
+    async def end(self: DecidedBatches, definition: TableDefinition, ledger: Ledger) -> None:
+        path = f"/staged/{definition.id}/{writer_key(ledger.writer)}"
         store = self._services.context.store
         node = await store.get(path)
         assert node is not None
         await store.transact([SetNode(path, following(ledger, 1, 0).to_json(), node.version)])
-        dropped = (definition.table_id, ledger.writer, ledger.batch_id, ())
+        dropped = (definition.id, ledger.writer, ledger.batch_id, ())
         await self._others.drop(*dropped)
-        await self.drop(*dropped)
+        await self._chunks.drop(*dropped)
         ended.append(path)
 
     async def while_it_writes(self: Any, table_id: Any, definition: Any, ledger: Any, *rest: Any) -> None:
         await end(self, definition, ledger)
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "not now")
 
-    check = StagedCommits._check_kept
+    check = DecidedBatches._check_kept
 
     async def before_it_looks(self: Any, definition: Any, ledger: Any, places: Any) -> None:
         await end(self, definition, ledger)
-        self._ledgers[definition.table_id, ledger.writer] = ledger
+        self._ledgers.known[definition.id, ledger.writer] = ledger
         await check(self, definition, ledger, places)
 
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
@@ -782,7 +782,7 @@ async def test_what_the_leader_before_has_ended_is_not_begun_again(
         staged: Chunks = {0: [[{"n": 1}]]}
         assert (await stage(table, 0, "a", staged)).error_code == 0
         monkeypatch.setattr(
-            StagedCommits, when, while_it_writes if when == "_write_bucket" else before_it_looks
+            DecidedBatches, when, while_it_writes if when == "_write_bucket" else before_it_looks
         )
         refused = await commit(table, 0, {"a": staged})
         assert refused.error_code == ErrorCode.NOT_COORDINATOR

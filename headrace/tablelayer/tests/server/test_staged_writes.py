@@ -27,8 +27,11 @@ from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.errors import TableErrorCode
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.staged import space as staged_space
-from headrace.tablelayer.server.staged.commits import Ledger, StagedCommits, following
+from headrace.tablelayer.server.staged.ledger import Ledger, following
+from headrace.tablelayer.server.staged.ledgers import Ledgers
+from headrace.tablelayer.server.staged.place import Place, bucket_of_table
 from headrace.tablelayer.server.staged.staging import Chunk, StagingArea, writer_key
+from headrace.tablelayer.server.staged.writing import DecidedBatches
 from headrace.tablelayer.tests.server.tables import Row, Table, coming_from, tables, until
 from headrace.tablelayer.tests.server.test_row_ttl import StandingClock
 
@@ -249,7 +252,7 @@ def test_r3_5_a_commit_that_is_interrupted_anywhere_is_completed_exactly(
             assert sorted(await logged(table, 2)) == sorted(expected)
 
     async def dying_commit(table: Table, batch_id: int, given: dict[str, Chunks], after: int) -> None:
-        write, save = StagedCommits._write_chunk, StagedCommits._save
+        write, save = DecidedBatches._write_chunk, Ledgers.save
         left = after
         decided = False
 
@@ -268,8 +271,8 @@ def test_r3_5_a_commit_that_is_interrupted_anywhere_is_completed_exactly(
             await save(self, table_id, ledger)
 
         with (
-            patch.object(StagedCommits, "_write_chunk", write_chunk),
-            patch.object(StagedCommits, "_save", save_ledger),
+            patch.object(DecidedBatches, "_write_chunk", write_chunk),
+            patch.object(Ledgers, "save", save_ledger),
         ):
             answer = await commit(table, batch_id, given)
         assert answer.error_code != 0
@@ -282,7 +285,7 @@ async def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_p
     """Sums of an aggregation: every row counts once."""
     columns = "k BIGINT NOT NULL, total BIGINT, PRIMARY KEY (k) NOT ENFORCED"
     engine = {"table.merge-engine": "aggregation", "fields.total.agg": "sum"}
-    write = StagedCommits._write_chunk
+    write = DecidedBatches._write_chunk
 
     async def first_only(
         self: Any, definition: Any, bucket: int, chunk: Chunk, writer: Any, acks: int
@@ -295,7 +298,7 @@ async def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_p
         table = await create_aggregation(all_tables, columns, engine)
         chunks: Chunks = {0: [[{"k": 1, "total": n}] for n in (1, 10, 100)]}
         assert (await stage(table, 0, "a", chunks, changes=UPSERT)).error_code == 0
-        with patch.object(StagedCommits, "_write_chunk", first_only):
+        with patch.object(DecidedBatches, "_write_chunk", first_only):
             assert (await commit(table, 0, {"a": chunks})).error_code != 0
         await comes_to(table, {"k": 1, "total": 1})
     async with tables(tmp_path) as all_tables:
@@ -340,7 +343,7 @@ async def create_aggregation(all_tables: Any, columns: str, options: dict[str, s
 
 async def interrupted(table: Table, chunks: Chunks) -> None:
     """Batch 0 of attempt `a` is decided, and its first chunk written: the commit failed then."""
-    write = StagedCommits._write_chunk
+    write = DecidedBatches._write_chunk
 
     async def first_only(
         self: Any, definition: Any, bucket: int, chunk: Chunk, writer: Any, acks: int
@@ -350,7 +353,7 @@ async def interrupted(table: Table, chunks: Chunks) -> None:
         await write(self, definition, bucket, chunk, writer, acks)
 
     assert (await stage(table, 0, "a", chunks)).error_code == 0
-    with patch.object(StagedCommits, "_write_chunk", first_only):
+    with patch.object(DecidedBatches, "_write_chunk", first_only):
         assert (await commit(table, 0, {"a": chunks})).error_code != 0
 
 
@@ -371,7 +374,7 @@ async def test_r3_5_a_commit_that_failed_notes_how_far_it_came_and_is_completed_
         table = await all_tables.create("n BIGINT")
         await interrupted(table, THREE)
         ledger = await ledger_of(all_tables, table)
-        assert (ledger.done, ledger.written, ledger.attempts) == (False, {0: 1}, ("a",))
+        assert (ledger.done, ledger.written, ledger.attempts) == (False, {bucket_of_table(0): 1}, ("a",))
         assert await logged(table, 1) == [1]
         await stage(table, 1, "b", {0: [chunk_of(4)]})
         assert (await commit(table, 1, {"b": {0: [[]]}})).error_code == 0
@@ -384,7 +387,7 @@ async def test_r3_5_what_another_broker_has_decided_counts(tmp_path: Path) -> No
         table = await all_tables.create("n INT")
         await stage(table, 1, "a", {0: [chunk_of(1)]})
         await stage(table, 1, "b", {0: [chunk_of(2)]})
-        ledger = Ledger("w", 77, 1, ("b",), 0, 1 << 50, 0, chunks={0: 1})
+        ledger = Ledger("w", 77, 1, ("b",), 0, 1 << 50, 0, chunks={bucket_of_table(0): 1})
         store = all_tables.broker.context.store
         await store.transact([CreateNode(f"/staged/{table.table_id}/{writer_key('w')}", ledger.to_json())])
         refused = await commit(table, 1, {"a": {0: [chunk_of(1)]}})
@@ -405,7 +408,7 @@ async def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(t
         (staged,) = tmp_path.rglob("a.0")
         for path in (staged, staged.parent):
             os.utime(path, (0, 0))  # nobody has added to it for long
-        await all_tables.extension._staged.expire(lambda _: True)
+        await all_tables.extension._staged.expiry.expire(lambda _: True)
         assert staged.exists()
         assert (await commit(table, 0, {"a": THREE})).error_code == 0
         assert await logged(table, 1) == [1, 2, 3]
@@ -433,10 +436,10 @@ async def test_r3_5_a_writer_is_known_for_as_long_as_it_may_come_back(tmp_path: 
         assert (await commit(table, 0, {"a": {0: [[]]}})).error_code == 0
         staged = all_tables.extension._staged
         clock.now_ms += 90 * 86_400_000
-        await staged.expire(lambda _: True)
+        await staged.expiry.expire(lambda _: True)
         assert (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
         clock.now_ms += 1
-        await staged.expire(lambda _: True)
+        await staged.expiry.expire(lambda _: True)
         assert not (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
 
 
@@ -450,9 +453,9 @@ async def test_r3_5_a_dropped_table_takes_its_ledgers_and_staged_rows_along(tmp_
         assert staged is not None
         store = all_tables.broker.context.store
         assert await store.children(f"/staged/{table.table_id}")
-        await staged.expire(lambda _: True)
+        await staged.expiry.expire(lambda _: True)
         assert list(tmp_path.rglob("b.0"))
-        await staged.expire(lambda _: False)
+        await staged.expiry.expire(lambda _: False)
         assert not await store.children(f"/staged/{table.table_id}")
         assert not list(tmp_path.rglob("b.0"))
 
@@ -465,8 +468,9 @@ async def test_r3_5_a_writer_that_comes_back_while_it_is_forgotten_keeps_its_led
         await stage(table, 1, "b", {0: [chunk_of(2)]})
         staged = all_tables.extension._staged
         assert staged is not None
-        (key,) = staged._ledgers
-        staged._ledgers[key] = replace(staged._ledgers[key], kept_ms=-1)  # silent for long
+        known = staged.ledgers.known
+        (key,) = known
+        known[key] = replace(known[key], kept_ms=-1)  # silent for long
         store = all_tables.broker.context.store
         transact = store.transact
         expiring: list[asyncio.Task[None]] = []
@@ -475,7 +479,7 @@ async def test_r3_5_a_writer_that_comes_back_while_it_is_forgotten_keeps_its_led
             under_way = asyncio.ensure_future(transact(operations))
             await asyncio.sleep(0)
             if not expiring:
-                expiring.append(asyncio.create_task(staged.expire(lambda _: True)))
+                expiring.append(asyncio.create_task(staged.expiry.expire(lambda _: True)))
             await under_way
 
         with patch.object(store, "transact", transact_and_expire):
@@ -546,12 +550,12 @@ def test_r3_5_a_chunk_that_comes_while_its_writers_folder_goes_stays(tmp_path: P
             return found
 
     area = StagingArea(tmp_path, disk=Meanwhile())
-    later = area.path(table, "w", 1, "b", 0)
+    later = area.path(table, "w", 1, "b", bucket_of_table(0))
 
     def stage_next() -> None:
         area.append(later, 0, chunk, durable=True)
 
-    area.append(area.path(table, "w", 0, "a", 0), 0, chunk, durable=True)
+    area.append(area.path(table, "w", 0, "a", bucket_of_table(0)), 0, chunk, durable=True)
     area.drop_batches(table, "w", 0)
     (thread,) = staging
     thread.join(60)
@@ -601,19 +605,20 @@ def test_r3_5_a_durable_chunk_survives_a_power_cut_with_all_names_that_lead_to_i
     table, other = UUID(int=1), UUID(int=2)
     chunk = Chunk(None, memoryview(b"rows"))
     paths = [
-        area.path(table, "w", 0, "a", 0), area.path(table, "w", 0, "a", 1), area.path(table, "w", 1, "b", 0),
-        area.path(table, "w2", 0, "a", 0), area.path(other, "w", 0, "a", (other, 0)),
+        area.path(table, "w", 0, "a", bucket_of_table(0)), area.path(table, "w", 0, "a", bucket_of_table(1)),
+        area.path(table, "w", 1, "b", bucket_of_table(0)),
+        area.path(table, "w2", 0, "a", bucket_of_table(0)), area.path(other, "w", 0, "a", Place(other, 0)),
     ]  # fmt: skip
     for path in paths:
         area.append(path, 0, chunk, durable=True)
     area.append(paths[0], 1, chunk, durable=True)
-    later = area.path(table, "w", 2, "c", 0)
+    later = area.path(table, "w", 2, "c", bucket_of_table(0))
     area.append(later, 0, chunk, durable=False)
     area.append(later, 1, chunk, durable=True)
     area.drop_batches(table, "w", 1)
     for path in paths[:2]:
         area.append(path, 0, chunk, durable=True)
-    lost = area.path(table, "w", 2, "not-durable", 0)
+    lost = area.path(table, "w", 2, "not-durable", bucket_of_table(0))
     area.append(lost, 0, chunk, durable=False)
     names.cut()
     after = StagingArea(tmp_path / "extensions" / "tables" / "staged", tmp_path)
@@ -633,7 +638,7 @@ async def test_r3_5_a_decided_batch_whose_rows_are_gone_is_never_taken_for_done(
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT", buckets=2)
         await stage(table, 5, "a", chunks)
-        with patch.object(StagedCommits, "_write", dies):
+        with patch.object(DecidedBatches, "write", dies):
             assert (await commit(table, 5, {"a": chunks})).error_code != 0
     (path,) = tmp_path.rglob("staged/*/*/5/a.0")
     whole = path.read_bytes()
@@ -660,7 +665,17 @@ async def test_r3_5_a_decided_batch_whose_rows_are_gone_is_never_taken_for_done(
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 1000))
 def test_r3_5_ledgers_survive_the_store(first: int, chunks: int) -> None:
-    ledger = Ledger("w", 7, 3, ("a", "b"), first, 1, 2, written={0: 3, 5: 1}, chunks={0: 3, 5: 2})
+    ledger = Ledger(
+        "w",
+        7,
+        3,
+        ("a", "b"),
+        first,
+        1,
+        2,
+        written={bucket_of_table(0): 3, bucket_of_table(5): 1},
+        chunks={bucket_of_table(0): 3, bucket_of_table(5): 2},
+    )
     assert Ledger.from_json(ledger.to_json()) == ledger
     after = following(ledger, chunks, 9)
     assert after.done

@@ -16,6 +16,7 @@ from headrace.broker.runtime.ports import DiskFile, DiskUsage, SystemClock
 from headrace.protocol.errors import ErrorCode, KafkaError
 from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.server.limits import Limits
+from headrace.tablelayer.server.staged.place import bucket_of_table
 from headrace.tablelayer.server.staged.space import StagedSpace
 from headrace.tablelayer.server.staged.staging import Chunk, StagingArea, writer_key
 from headrace.tablelayer.tests.server.tables import tables
@@ -29,7 +30,7 @@ def chunk(data: bytes = b"rows") -> Chunk:
 
 
 def path_in(area: StagingArea, batch_id: int = 0, attempt: str = "a") -> Path:
-    return area.path(TABLE, "w", batch_id, attempt, 0)
+    return area.path(TABLE, "w", batch_id, attempt, bucket_of_table(0))
 
 
 class WatchedFile:
@@ -140,13 +141,13 @@ async def test_a_batch_that_is_about_to_be_committed_is_not_abandoned(
         await all_tables.create("n BIGINT")  # from here on there is what commits
         staged = all_tables.extension._staged
         assert staged is not None
-        area = staged._area
+        area = staged.chunks._area
         path = path_in(area)
         area.append(path, 0, chunk(), durable=False)
         long_ago = time.time() - 2 * DAY_SECONDS
         for each in (path, path.parent):
             os.utime(each, (long_ago, long_ago))
-        await staged.mark_used(TABLE, "w", 0)
+        await staged.chunks.mark_used(TABLE, "w", 0)
         assert area.drop_abandoned(DAY_SECONDS, set()) == 0
         for each in (path, path.parent):
             os.utime(each, (long_ago, long_ago))
