@@ -1,18 +1,25 @@
-"""The table extension's APIs, each declared once: its messages, and which handler answers them.
+"""The table extension's APIs: one row each, with its messages, its handler, its rights and its quota.
 
-Handlers take the request's context and the request. Errors of a whole request are in the response's own fields, errors
-of a bucket in that bucket's part; the others of the request are served all the same. A write with acks=0 has no answer,
-and an error closes the connection, as in Kafka (`write.py`).
+The rows are in one table, by the module of their handlers, and not in those modules: a handler's module is loaded when
+the first request comes, and a broker declares its APIs before that (`handlers.py`).
+
+A handler takes the request's context and the request. An error of a whole request is in the response's own fields; an
+error of a bucket is in that bucket's part, and the other parts of the request are served all the same. A write with
+acks=0 has no answer, and an error closes the connection, as in Kafka (`write.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
 
 from headrace.broker.requests.declaration import ApiDeclaration, RequestContext
 from headrace.broker.security.quotas.model import Quota
-from headrace.broker.security.requirement import Requirement, whole, within
+from headrace.broker.security.requirement import Operations, Requirement, within
+from headrace.broker.security.requirement import whole as on_cluster
 from headrace.broker.security.rights import Operation
 from headrace.protocol.schema import ApiMessage
 from headrace.tablelayer.model import messages as m
@@ -28,358 +35,172 @@ _NOT_FOUND = (
 )
 
 Request = TypeVar("Request", bound=ApiMessage)
-Response = TypeVar("Response", bound=m.TableResponse)
+
+CREATE, DELETE, ALTER, DESCRIBE, READ, WRITE = (
+    Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.DESCRIBE, Operation.READ, Operation.WRITE,
+)  # fmt: skip
+CLUSTER_ACTION = Operation.CLUSTER_ACTION
+PRODUCER, CONSUMER, MUTATION = Quota.PRODUCER, Quota.CONSUMER, Quota.MUTATION
+
+
+Later = Callable[[], Awaitable[Any]]
+"""The rest of a request that has to wait: called once, and awaited."""
+
+
+class Api(msgspec.Struct, frozen=True):
+    """A row: the messages of an API, its handler, the rights that it asks for, and the quota that it is charged to."""
+
+    request: type[ApiMessage]
+    response: type[m.TableResponse]
+    handler: Callable[[Handlers], Callable[[RequestContext, Any], Any]]
+    authorize: Requirement
+    charged: Quota | None
+    at_once: bool
+    cancel_on_disconnect: bool
+
+
+def api(
+    request: type[Request],
+    handler: Callable[[Handlers], Callable[[RequestContext, Request], object]],
+    *,
+    topic: Operations = (),
+    cluster: Operations = (),
+    whole: Operation | None = None,
+    charged: Quota | None = None,
+    at_once: bool = False,
+    cancel_on_disconnect: bool = False,
+) -> Api:
+    """Return a row. The handler itself checks `topic` and `cluster`; the dispatcher checks `whole`, on the cluster.
+
+    A handler returns an awaitable of the response. With `at_once` it returns the response, or `Later`: most of these
+    requests need neither a task nor a turn of the event loop.
+    """
+    response = getattr(m, f"{request.__name__.removesuffix('Request')}Response")
+    authorize = within(topic=topic, cluster=cluster) if whole is None else on_cluster(whole)
+    return Api(request, response, handler, authorize, charged, at_once, cancel_on_disconnect)
+
+
+# fmt: off
+APIS: Final = (
+    # catalog.py
+    api(m.CreateDatabaseRequest, lambda by: by.catalog.create_database, topic=CREATE, cluster=CREATE),
+    api(m.DropDatabaseRequest, lambda by: by.catalog.drop_database, topic=DELETE, charged=MUTATION),
+    api(m.ListDatabasesRequest, lambda by: by.catalog.list_databases, topic=DESCRIBE),
+    api(m.DescribeDatabaseRequest, lambda by: by.catalog.describe_database, topic=DESCRIBE),
+    api(m.AlterDatabaseRequest, lambda by: by.catalog.alter_database, topic=ALTER),
+    api(m.CreateTableRequest, lambda by: by.catalog.create_table, topic=CREATE, cluster=CREATE, charged=MUTATION),
+    api(m.DropTableRequest, lambda by: by.catalog.drop_table, topic=DELETE, charged=MUTATION),
+    api(m.ListTablesRequest, lambda by: by.catalog.list_tables, topic=DESCRIBE),
+    api(m.DescribeTableRequest, lambda by: by.catalog.describe_table, topic=DESCRIBE),
+    api(m.AlterTableRequest, lambda by: by.catalog.alter_table, topic=ALTER),
+    # partitions.py
+    api(m.CreatePartitionRequest, lambda by: by.partitions.create, topic=WRITE, charged=MUTATION),
+    api(m.DropPartitionRequest, lambda by: by.partitions.drop, topic=WRITE, charged=MUTATION),
+    api(m.ListPartitionsRequest, lambda by: by.partitions.list, topic=DESCRIBE),
+    # write.py
+    api(m.AppendRowsRequest, lambda by: by.write.append, topic=WRITE, charged=PRODUCER),
+    api(m.PutRowsRequest, lambda by: by.write.put, topic=WRITE, charged=PRODUCER),
+    # read.py
+    api(m.LookupRequest, lambda by: by.read.lookup, topic=(READ, WRITE), charged=CONSUMER, at_once=True),
+    api(m.PrefixLookupRequest, lambda by: by.read.prefix_lookup, topic=READ, charged=CONSUMER),
+    # A scan at the end of the log only waits; its answer is of no use once the client is gone.
+    api(m.ScanLogRequest, lambda by: by.read.scan_log, topic=READ, charged=CONSUMER, cancel_on_disconnect=True),
+    api(m.LimitScanRequest, lambda by: by.read.limit_scan, topic=READ, charged=CONSUMER, at_once=True),
+    api(m.CountRowsRequest, lambda by: by.read.count_rows, topic=READ, charged=CONSUMER),
+    api(m.ScanSnapshotRequest, lambda by: by.read.scan_snapshot, topic=READ, charged=CONSUMER),
+    # snapshots.py, refused.py
+    api(m.ListSnapshotsRequest, lambda by: by.snapshots.list_snapshots, topic=DESCRIBE),
+    api(m.ListRefusedRequest, lambda by: by.refused.list_refused, topic=READ),
+    # staged.py
+    api(m.StageRowsRequest, lambda by: by.staged.stage, topic=WRITE, charged=PRODUCER),
+    api(m.CommitStagedRequest, lambda by: by.staged.commit, topic=WRITE),
+    api(m.AbortStagedRequest, lambda by: by.staged.abort, topic=WRITE),
+    api(m.CountStagedRequest, lambda by: by.staged.count, whole=CLUSTER_ACTION),
+    api(m.ApplyStagedRequest, lambda by: by.staged.apply, whole=CLUSTER_ACTION),
+    api(m.KeepStagedRequest, lambda by: by.staged.keep, whole=CLUSTER_ACTION),
+    api(m.HandOverStagedRequest, lambda by: by.staged.hand_over, whole=CLUSTER_ACTION),
+    api(m.DropStagedRequest, lambda by: by.staged.drop, whole=CLUSTER_ACTION),
+    # lake.py
+    api(m.LakeBeginRequest, lambda by: by.lake.begin, topic=ALTER),
+    api(m.LakeHeartbeatRequest, lambda by: by.lake.heartbeat, topic=ALTER),
+    api(m.LakeCommitRequest, lambda by: by.lake.commit, topic=ALTER),
+    api(m.LakeEndRequest, lambda by: by.lake.end, topic=ALTER),
+    api(m.LakeFinishRequest, lambda by: by.lake.finish, topic=ALTER),
+    api(m.DescribeLakeRequest, lambda by: by.lake.describe, topic=DESCRIBE),
+    api(m.ListLakeRequest, lambda by: by.lake.list, topic=DESCRIBE),
+    api(m.DescribeEndsRequest, lambda by: by.lake.ends, whole=CLUSTER_ACTION),
+    # rights.py
+    api(m.GrantColumnsRequest, lambda by: by.rights.grant, whole=ALTER),
+    api(m.RevokeColumnsRequest, lambda by: by.rights.revoke, whole=ALTER),
+    api(m.ListColumnGrantsRequest, lambda by: by.rights.list, whole=DESCRIBE),
+    # forwarded.py, copies.py
+    api(m.PrepareRowsRequest, lambda by: by.forwarded.prepare, whole=CLUSTER_ACTION),
+    api(m.LogRowsRequest, lambda by: by.forwarded.log, whole=CLUSTER_ACTION),
+    api(m.AwaitRowsRequest, lambda by: by.forwarded.wait, whole=CLUSTER_ACTION),
+    api(m.KeepDeadLettersRequest, lambda by: by.forwarded.keep_dead_letters, whole=CLUSTER_ACTION),
+    api(m.CopyStoreRequest, lambda by: by.copies.copy, whole=CLUSTER_ACTION),
+)
+# fmt: on
 
 
 class TableApis:
+    """The declarations of all rows, for the handlers of one server."""
+
     def __init__(
         self, load: Callable[[], Awaitable[Handlers]], refreshed: Callable[[], Awaitable[bool]]
     ) -> None:
-        """`load` is waited for when the first request comes. `refreshed` learns what other brokers were told; False
-        where there are none.
+        """`load` is awaited when the first request comes. `refreshed` reads the changes of other brokers, and returns
+        False where there are none.
         """
         self._load = load
         self._refreshed = refreshed
         self._handlers: Handlers | None = None
 
     def declarations(self) -> list[ApiDeclaration]:
-        declare = self._declare
-        return [
-            declare(
-                m.CreateDatabaseRequest,
-                m.CreateDatabaseResponse,
-                lambda by: by.catalog.create_database,
-                within(topic=Operation.CREATE, cluster=Operation.CREATE),
-            ),
-            declare(
-                m.DropDatabaseRequest,
-                m.DropDatabaseResponse,
-                lambda by: by.catalog.drop_database,
-                within(topic=Operation.DELETE),
-                charged=Quota.MUTATION,
-            ),
-            declare(
-                m.ListDatabasesRequest,
-                m.ListDatabasesResponse,
-                lambda by: by.catalog.list_databases,
-                within(topic=Operation.DESCRIBE),
-            ),
-            declare(
-                m.CreateTableRequest,
-                m.CreateTableResponse,
-                lambda by: by.catalog.create_table,
-                within(topic=Operation.CREATE, cluster=Operation.CREATE),
-                charged=Quota.MUTATION,
-            ),
-            declare(
-                m.DropTableRequest,
-                m.DropTableResponse,
-                lambda by: by.catalog.drop_table,
-                within(topic=Operation.DELETE),
-                charged=Quota.MUTATION,
-            ),
-            declare(
-                m.ListTablesRequest,
-                m.ListTablesResponse,
-                lambda by: by.catalog.list_tables,
-                within(topic=Operation.DESCRIBE),
-            ),
-            declare(
-                m.DescribeTableRequest,
-                m.DescribeTableResponse,
-                lambda by: by.catalog.describe_table,
-                within(topic=Operation.DESCRIBE),
-            ),
-            declare(
-                m.AlterTableRequest,
-                m.AlterTableResponse,
-                lambda by: by.catalog.alter_table,
-                within(topic=Operation.ALTER),
-            ),
-            declare(
-                m.DescribeDatabaseRequest,
-                m.DescribeDatabaseResponse,
-                lambda by: by.catalog.describe_database,
-                within(topic=Operation.DESCRIBE),
-            ),
-            declare(
-                m.AlterDatabaseRequest,
-                m.AlterDatabaseResponse,
-                lambda by: by.catalog.alter_database,
-                within(topic=Operation.ALTER),
-            ),
-            declare(
-                m.AppendRowsRequest,
-                m.AppendRowsResponse,
-                lambda by: by.write.append,
-                within(topic=Operation.WRITE),
-                charged=Quota.PRODUCER,
-            ),
-            declare(
-                m.PutRowsRequest,
-                m.PutRowsResponse,
-                lambda by: by.write.put,
-                within(topic=Operation.WRITE),
-                charged=Quota.PRODUCER,
-            ),
-            declare(
-                m.LookupRequest,
-                m.LookupResponse,
-                lambda by: by.read.lookup,
-                within(topic=(Operation.READ, Operation.WRITE)),
-                charged=Quota.CONSUMER,
-                at_once=lambda by: by.read.lookup_at_once,
-            ),
-            declare(
-                m.PrefixLookupRequest,
-                m.PrefixLookupResponse,
-                lambda by: by.read.prefix_lookup,
-                within(topic=Operation.READ),
-                charged=Quota.CONSUMER,
-            ),
-            # A scan at the log's end only waits; nobody needs its answer once the client is gone.
-            declare(
-                m.ScanLogRequest,
-                m.ScanLogResponse,
-                lambda by: by.read.scan_log,
-                within(topic=Operation.READ),
-                cancel_on_disconnect=True,
-                charged=Quota.CONSUMER,
-            ),
-            declare(
-                m.LimitScanRequest,
-                m.LimitScanResponse,
-                lambda by: by.read.limit_scan,
-                within(topic=Operation.READ),
-                charged=Quota.CONSUMER,
-                at_once=lambda by: by.read.limit_scan_at_once,
-            ),
-            declare(
-                m.CountRowsRequest,
-                m.CountRowsResponse,
-                lambda by: by.read.count_rows,
-                within(topic=Operation.READ),
-                charged=Quota.CONSUMER,
-            ),
-            declare(
-                m.ScanSnapshotRequest,
-                m.ScanSnapshotResponse,
-                lambda by: by.read.scan_snapshot,
-                within(topic=Operation.READ),
-                charged=Quota.CONSUMER,
-            ),
-            declare(
-                m.LakeBeginRequest,
-                m.LakeBeginResponse,
-                lambda by: by.lake.begin,
-                within(topic=Operation.ALTER),
-            ),
-            declare(
-                m.LakeHeartbeatRequest,
-                m.LakeHeartbeatResponse,
-                lambda by: by.lake.heartbeat,
-                within(topic=Operation.ALTER),
-            ),
-            declare(
-                m.LakeCommitRequest,
-                m.LakeCommitResponse,
-                lambda by: by.lake.commit,
-                within(topic=Operation.ALTER),
-            ),
-            declare(
-                m.DescribeLakeRequest,
-                m.DescribeLakeResponse,
-                lambda by: by.lake.describe,
-                within(topic=Operation.DESCRIBE),
-            ),
-            declare(
-                m.StageRowsRequest,
-                m.StageRowsResponse,
-                lambda by: by.staged.stage,
-                within(topic=Operation.WRITE),
-                charged=Quota.PRODUCER,
-            ),
-            declare(
-                m.CommitStagedRequest,
-                m.CommitStagedResponse,
-                lambda by: by.staged.commit,
-                within(topic=Operation.WRITE),
-            ),
-            declare(
-                m.AbortStagedRequest,
-                m.AbortStagedResponse,
-                lambda by: by.staged.abort,
-                within(topic=Operation.WRITE),
-            ),
-            declare(
-                m.CreatePartitionRequest,
-                m.CreatePartitionResponse,
-                lambda by: by.partitions.create,
-                within(topic=Operation.WRITE),
-                charged=Quota.MUTATION,
-            ),
-            declare(
-                m.DropPartitionRequest,
-                m.DropPartitionResponse,
-                lambda by: by.partitions.drop,
-                within(topic=Operation.WRITE),
-                charged=Quota.MUTATION,
-            ),
-            declare(
-                m.ListPartitionsRequest,
-                m.ListPartitionsResponse,
-                lambda by: by.partitions.list,
-                within(topic=Operation.DESCRIBE),
-            ),
-            declare(
-                m.LakeEndRequest, m.LakeEndResponse, lambda by: by.lake.end, within(topic=Operation.ALTER)
-            ),
-            declare(
-                m.LakeFinishRequest,
-                m.LakeFinishResponse,
-                lambda by: by.lake.finish,
-                within(topic=Operation.ALTER),
-            ),
-            declare(
-                m.GrantColumnsRequest,
-                m.GrantColumnsResponse,
-                lambda by: by.rights.grant,
-                whole(Operation.ALTER),
-            ),
-            declare(
-                m.RevokeColumnsRequest,
-                m.RevokeColumnsResponse,
-                lambda by: by.rights.revoke,
-                whole(Operation.ALTER),
-            ),
-            declare(
-                m.ListColumnGrantsRequest,
-                m.ListColumnGrantsResponse,
-                lambda by: by.rights.list,
-                whole(Operation.DESCRIBE),
-            ),
-            declare(
-                m.PrepareRowsRequest,
-                m.PrepareRowsResponse,
-                lambda by: by.forwarded.prepare,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.LogRowsRequest,
-                m.LogRowsResponse,
-                lambda by: by.forwarded.log,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.AwaitRowsRequest,
-                m.AwaitRowsResponse,
-                lambda by: by.forwarded.wait,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.KeepDeadLettersRequest,
-                m.KeepDeadLettersResponse,
-                lambda by: by.forwarded.keep_dead_letters,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.CopyStoreRequest,
-                m.CopyStoreResponse,
-                lambda by: by.copies.copy,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.CountStagedRequest,
-                m.CountStagedResponse,
-                lambda by: by.staged.count,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.ApplyStagedRequest,
-                m.ApplyStagedResponse,
-                lambda by: by.staged.apply,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.KeepStagedRequest,
-                m.KeepStagedResponse,
-                lambda by: by.staged.keep,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.HandOverStagedRequest,
-                m.HandOverStagedResponse,
-                lambda by: by.staged.hand_over,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.DropStagedRequest,
-                m.DropStagedResponse,
-                lambda by: by.staged.drop,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.DescribeEndsRequest,
-                m.DescribeEndsResponse,
-                lambda by: by.lake.ends,
-                whole(Operation.CLUSTER_ACTION),
-            ),
-            declare(
-                m.ListLakeRequest,
-                m.ListLakeResponse,
-                lambda by: by.lake.list,
-                within(topic=Operation.DESCRIBE),
-            ),
-            declare(
-                m.ListRefusedRequest,
-                m.ListRefusedResponse,
-                lambda by: by.refused.list_refused,
-                within(topic=Operation.READ),
-            ),
-            declare(
-                m.ListSnapshotsRequest,
-                m.ListSnapshotsResponse,
-                lambda by: by.snapshots.list_snapshots,
-                within(topic=Operation.DESCRIBE),
-            ),
-        ]
+        return [self._declaration(row) for row in APIS]
 
-    def _declare(
-        self,
-        request: type[Request],
-        response: type[Response],
-        handler: Callable[[Handlers], Callable[[RequestContext, Request], Awaitable[Response | None]]],
-        authorize: Requirement,
-        *,
-        cancel_on_disconnect: bool = False,
-        charged: Quota | None = None,
-        at_once: Callable[[Handlers], Callable[[RequestContext, Request], Response | None]] | None = None,
-    ) -> ApiDeclaration:
-        """`at_once` is asked first, and gives None for what has to wait: most requests cost a task and turns of the
-        event loop."""
+    def _declaration(self, row: Api) -> ApiDeclaration:
+        handler = _waiting(row) if row.at_once else row.handler
 
-        async def answer(context: RequestContext, asked: Request) -> Response | None:
+        async def answer(context: RequestContext, asked: Any, begun: Later | None = None) -> Any:
             handlers = self._handlers
             if handlers is None:
                 handlers = self._handlers = await self._load()
             try:
                 try:
-                    return await handler(handlers)(context, asked)
+                    return await (handler(handlers)(context, asked) if begun is None else begun())
                 except TableError as error:
-                    # Made a moment ago, perhaps, by another broker, which has answered already.
+                    # Another broker may have made it a moment ago, and have answered already.
                     if error.code not in _NOT_FOUND or not await self._refreshed():
                         raise
                 return await handler(handlers)(context, asked)
             except TableError as error:
-                return response(error_code=int(error.code), error_message=error.message)
+                return row.response(error_code=int(error.code), error_message=error.message)
 
-        def answer_at_once(context: RequestContext, asked: Request) -> Response | Awaitable[Response | None]:
-            found = (
-                None if at_once is None or self._handlers is None else at_once(self._handlers)(context, asked)
-            )
-            return answer(context, asked) if found is None else found
+        def answer_at_once(context: RequestContext, asked: Any) -> Any:
+            if self._handlers is None:
+                return answer(context, asked)
+            try:
+                found = row.handler(self._handlers)(context, asked)
+            except TableError:
+                return answer(context, asked)
+            return answer(context, asked, found) if callable(found) else found
 
         return ApiDeclaration(
-            request, response, answer if at_once is None else answer_at_once, authorize,
-            cancel_on_disconnect=cancel_on_disconnect, charged=charged,
-        )  # fmt: skip
+            row.request,
+            row.response,
+            answer_at_once if row.at_once else answer,
+            row.authorize,
+            cancel_on_disconnect=row.cancel_on_disconnect,
+            charged=row.charged,
+        )
+
+
+def _waiting(row: Api) -> Callable[[Handlers], Callable[[RequestContext, Any], Any]]:
+    """The handler of a row that may answer at once, as one that always returns an awaitable."""
+
+    async def answer(handlers: Handlers, context: RequestContext, asked: Any) -> Any:
+        found = row.handler(handlers)(context, asked)
+        return await found() if callable(found) else found
+
+    return lambda handlers: partial(answer, handlers)

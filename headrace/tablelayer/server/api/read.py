@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from uuid import UUID
+from typing import TypeVar
 
 from headrace.broker.requests.declaration import RequestContext
 from headrace.tablelayer.model.batches.extremes import check_ordered
@@ -25,6 +25,10 @@ from headrace.tablelayer.server.read.snapshot_scans import SnapshotScans
 from headrace.tablelayer.server.room import Room
 from headrace.tablelayer.server.services import KeptStore, Services
 
+Response = TypeVar("Response")
+Later = Callable[[], Awaitable[Response]]
+"""The rest of a request that has to wait."""
+
 _FIRST_LOOKUP_IN_PARTS = 2
 _FIRST_PREFIX_LOOKUP_IN_PARTS = 1
 _FIRST_LIMIT_SCAN_IN_PARTS = 2
@@ -38,92 +42,64 @@ class ReadHandlers:
         self._targets = targets
         self._scans = scans
 
-    def lookup_at_once(self, context: RequestContext, request: m.LookupRequest) -> m.LookupResponse | None:
-        """The answer to a few keys whose rows are in memory and published, where nobody's rights are checked; None for
-        everything else, errors among it."""
-        count = len(request.buckets)
-        if request.insert_if_absent or not 0 < count <= _QUICK_BUCKETS_MAX or not context.authorizer.is_open:
-            return None
-        try:
-            definition = self._targets.read(context, request.table_id)
-            check_key_table(definition)
-            wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
-            self._targets.check_columns(context, definition, wanted, _key_ids(definition))
-            check_each_once(definition, [part.bucket for part in request.buckets])
-            limits, cost, answers = self._services.limits, wanted.schema.row_cost, []
-            for index, part in enumerate(request.buckets):
-                room = Room(limits.answer_bytes_max // count, cost, must=index == 0)
-                keys_max, staleness_ms_max = limits.keys_per_lookup_max, request.staleness_ms_max
-                standby = self._standby(request.table_id, part.bucket, staleness_ms_max)
-                answer = m.LookupResult(bucket=part.bucket)
-                if standby is not None:
-                    stale = standby.read_at_once(
-                        staleness_ms_max,
-                        reads.lookup_in_memory,
-                        standby.versions,
-                        part.keys,
-                        wanted,
-                        keys_max,
-                        room,
-                    )
-                    if stale is None:
-                        return None
-                    found, (answer.staleness_ms, answer.applied_offset) = stale
-                else:
-                    bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
-                    led = bucket.read_at_once(
-                        reads.lookup_in_memory, bucket.versions, part.keys, wanted, keys_max, room
-                    )
-                    if led is None:
-                        return None
-                    found = led
-                answer.found, answer.rows = found
-                answers.append(answer)
-        except Exception:  # noqa: BLE001 - `lookup` meets it too, and says it
-            return None
-        return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
-
-    async def lookup(self, context: RequestContext, request: m.LookupRequest) -> m.LookupResponse:
+    def lookup(
+        self, context: RequestContext, request: m.LookupRequest
+    ) -> m.LookupResponse | Later[m.LookupResponse]:
+        """Return the answer to a few keys whose rows are in memory and published; else the rest that has to wait."""
         definition = self._targets.read(context, request.table_id)
         check_key_table(definition)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
         self._targets.check_columns(context, definition, wanted, _key_ids(definition))
         limit = self._services.limits.keys_per_lookup_max
-        if request.insert_if_absent:
+        inserts, at_most_ms = request.insert_if_absent, request.staleness_ms_max
+        if inserts:
             self._targets.written(context, request.table_id)
             check_insertable(definition)
+            at_most_ms = -1
         check_each_once(definition, [part.bucket for part in request.buckets])
+
+        def in_memory(part: m.LookupBucket, room: Room) -> m.LookupResult | None:
+            source = self._source(definition, part.bucket, at_most_ms)
+            asked = (reads.lookup_in_memory, source.versions, part.keys, wanted, limit, room)
+            if isinstance(source, KeyBucket):
+                found = source.read_at_once(*asked)
+                return None if found is None else _looked_up(part, found)
+            stale = source.read_at_once(at_most_ms, *asked)
+            return None if stale is None else _looked_up(part, *stale)
+
+        def respond(answers: list[m.LookupResult]) -> m.LookupResponse:
+            return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
+
+        if not inserts:
+            answers = self._at_once(
+                context, in_memory, request.buckets, wanted, self._services.limits.answer_bytes_max
+            )
+            if answers is not None:
+                return respond(answers)
         quick = reads.lookup_in_memory if len(request.buckets) <= _QUICK_BUCKETS_MAX else None
         whole = context.api_version < _FIRST_LOOKUP_IN_PARTS
 
         async def one(part: m.LookupBucket, room: Room) -> m.LookupResult:
-            answer = m.LookupResult(bucket=part.bucket)
             try:
-                staleness_ms_max = -1 if request.insert_if_absent else request.staleness_ms_max
-                standby = self._standby(request.table_id, part.bucket, staleness_ms_max)
-                if standby is not None:
-                    found, (answer.staleness_ms, answer.applied_offset) = await standby.read(
-                        staleness_ms_max, reads.lookup, standby.versions, part.keys, wanted, limit, room,
-                        quick=quick,
-                    )  # fmt: skip
-                    _check_whole(whole, room)
-                    answer.found, answer.rows = found
-                    return answer
-                bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
-                if request.insert_if_absent:
-                    self._targets.check_replicas(definition, part.bucket)
-                    await bucket.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
-                found = await bucket.read(
-                    reads.lookup, bucket.versions, part.keys, wanted, limit, room, quick=quick
-                )
+                source = self._source(definition, part.bucket, at_most_ms)
+                asked = (reads.lookup, source.versions, part.keys, wanted, limit, room)
+                if isinstance(source, KeyBucket):
+                    if inserts:
+                        self._targets.check_replicas(definition, part.bucket)
+                        await source.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
+                    answer = _looked_up(part, await source.read(*asked, quick=quick))
+                else:
+                    answer = _looked_up(part, *await source.read(at_most_ms, *asked, quick=quick))
                 _check_whole(whole, room)
-                answer.found, answer.rows = found
             except Exception as error:  # noqa: BLE001 - of one bucket
+                answer = m.LookupResult(bucket=part.bucket)
                 refuse(answer, error, definition, part.bucket)
             return answer
 
-        answers = await self._each_with_room(one, request.buckets, wanted)
-        return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
+        async def rest() -> m.LookupResponse:
+            return respond(await self._each_with_room(one, request.buckets, wanted))
+
+        return rest
 
     async def prefix_lookup(
         self, context: RequestContext, request: m.PrefixLookupRequest
@@ -146,18 +122,18 @@ class ReadHandlers:
         async def one(part: m.PrefixLookupBucket, room: Room) -> m.PrefixLookupResult:
             answer = m.PrefixLookupResult(bucket=part.bucket)
             try:
-                standby = self._standby(request.table_id, part.bucket, request.staleness_ms_max)
-                if standby is not None:
-                    found, (answer.staleness_ms, answer.applied_offset) = await standby.read(
-                        request.staleness_ms_max, reads.prefix_lookup, standby.versions, prefix_length,
-                        part.prefixes, wanted, limit, room, part.after,
-                    )  # fmt: skip
+                source = self._source(definition, part.bucket, request.staleness_ms_max)
+                asked = (
+                    reads.prefix_lookup, source.versions, prefix_length, part.prefixes, wanted, limit, room,
+                    part.after,
+                )  # fmt: skip
+                if isinstance(source, KeyBucket):
+                    found = await source.read(*asked)
                 else:
-                    bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
-                    found = await bucket.read(
-                        reads.prefix_lookup, bucket.versions, prefix_length, part.prefixes, wanted, limit,
-                        room, part.after,
-                    )  # fmt: skip
+                    at_most_ms = request.staleness_ms_max
+                    found, (answer.staleness_ms, answer.applied_offset) = await source.read(
+                        at_most_ms, *asked
+                    )
                 _check_whole(whole, room)
                 answer.counts, answer.rows, answer.cursor = found
             except Exception as error:  # noqa: BLE001 - of one bucket
@@ -173,18 +149,59 @@ class ReadHandlers:
         check = partial(self._targets.check_columns, context, definition)
         return await scan_log(self._services, definition, request, check)
 
-    async def limit_scan(self, context: RequestContext, request: m.LimitScanRequest) -> m.LimitScanResponse:
+    def limit_scan(
+        self, context: RequestContext, request: m.LimitScanRequest
+    ) -> m.LimitScanResponse | Later[m.LimitScanResponse]:
+        """Return the first rows of a primary-key table that are in memory and published; else the rest that has to
+        wait.
+        """
         definition = self._targets.read(context, request.table_id)
+        if request.filter is not None or not definition.is_primary_key_table:
+            return partial(self._read_and_scan, context, definition, request)
+        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        self._check_limit_scan(context, definition, request, wanted)
+
+        def in_memory(index: int, room: Room) -> m.LimitScanResult | None:
+            bucket = self._targets.bucket(definition, index, KeyBucket)
+            found = bucket.read_at_once(reads.first_rows_in_memory, request.limit, wanted, room.max_bytes)
+            return None if found is None else m.LimitScanResult(bucket=index, rows=found.rows)
+
+        bytes_max = min(self._services.limits.answer_bytes_max, reads.FEW_ROWS_BYTES)
+        answers = self._at_once(context, in_memory, request.buckets, wanted, bytes_max)
+        if answers is not None:
+            return m.LimitScanResponse(schema_id=wanted.schema.schema_id, buckets=answers)
+        return partial(self._scan, context, definition, request, wanted)
+
+    async def _read_and_scan(
+        self, context: RequestContext, definition: TableDefinition, request: m.LimitScanRequest
+    ) -> m.LimitScanResponse:
         wanted = await self._wanted(definition, request, request.columns)
+        self._check_limit_scan(context, definition, request, wanted)
+        return await self._scan(context, definition, request, wanted)
+
+    def _check_limit_scan(
+        self,
+        context: RequestContext,
+        definition: TableDefinition,
+        request: m.LimitScanRequest,
+        wanted: reads.Wanted,
+    ) -> None:
         self._targets.check_columns(context, definition, wanted)
-        limit = request.limit
-        if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
+        rows_max = self._services.limits.limit_scan_rows_max
+        if not 0 <= request.limit <= rows_max:
             raise TableError(
-                TableErrorCode.INVALID_ROW,
-                f"limit is {limit}; it must be from 0 to {self._services.limits.limit_scan_rows_max}",
+                TableErrorCode.INVALID_ROW, f"limit is {request.limit}; it must be from 0 to {rows_max}"
             )
         check_each_once(definition, request.buckets)
-        whole = context.api_version < _FIRST_LIMIT_SCAN_IN_PARTS
+
+    async def _scan(
+        self,
+        context: RequestContext,
+        definition: TableDefinition,
+        request: m.LimitScanRequest,
+        wanted: reads.Wanted,
+    ) -> m.LimitScanResponse:
+        limit, whole = request.limit, context.api_version < _FIRST_LIMIT_SCAN_IN_PARTS
 
         async def one(index: int, room: Room) -> m.LimitScanResult:
             answer = m.LimitScanResult(bucket=index)
@@ -206,36 +223,6 @@ class ReadHandlers:
             return answer
 
         answers = await self._each_with_room(one, request.buckets, wanted)
-        return m.LimitScanResponse(schema_id=wanted.schema.schema_id, buckets=answers)
-
-    def limit_scan_at_once(
-        self, context: RequestContext, request: m.LimitScanRequest
-    ) -> m.LimitScanResponse | None:
-        """The answer from the first rows of a primary-key table that are in memory and published, where nobody's rights
-        are checked; None for everything else, errors among it."""
-        count, limits = len(request.buckets), self._services.limits
-        if (
-            request.filter is not None
-            or not 0 < count <= _QUICK_BUCKETS_MAX
-            or not context.authorizer.is_open
-        ):
-            return None
-        try:
-            definition = self._targets.read(context, request.table_id)
-            if not definition.is_primary_key_table or not 0 <= request.limit <= limits.limit_scan_rows_max:
-                return None
-            wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
-            self._targets.check_columns(context, definition, wanted)
-            check_each_once(definition, request.buckets)
-            answers, bytes_max = [], min(limits.answer_bytes_max, reads.FEW_ROWS_BYTES) // count
-            for index in request.buckets:
-                bucket = self._targets.bucket(definition, index, KeyBucket)
-                found = bucket.read_at_once(reads.first_rows_in_memory, request.limit, wanted, bytes_max)
-                if found is None:
-                    return None
-                answers.append(m.LimitScanResult(bucket=index, rows=found.rows))
-        except Exception:  # noqa: BLE001 - `limit_scan` meets it too, and says it
-            return None
         return m.LimitScanResponse(schema_id=wanted.schema.schema_id, buckets=answers)
 
     async def count_rows(self, context: RequestContext, request: m.CountRowsRequest) -> m.CountRowsResponse:
@@ -310,12 +297,44 @@ class ReadHandlers:
             cursor=cursor,
         )
 
-    def _standby(self, table_id: UUID, index: int, staleness_ms_max: int) -> KeptStore | None:
-        """Of a bucket that another broker leads, for who takes what is so stale; None: the leader answers."""
-        return None if staleness_ms_max < 0 else self._services.standbys.get((table_id, index))
+    def _source(
+        self, definition: TableDefinition, index: int, staleness_ms_max: int
+    ) -> KeyBucket | KeptStore:
+        """Return the store of a bucket that this broker follows, for a reader that takes stale rows; else the bucket.
+
+        Raises KafkaError for a bucket that is not led here.
+        """
+        standby = None if staleness_ms_max < 0 else self._services.standbys.get((definition.id, index))
+        return self._targets.bucket(definition, index, KeyBucket) if standby is None else standby
+
+    def _at_once(
+        self,
+        context: RequestContext,
+        in_memory: Callable[[Asked, Room], Answer | None],
+        buckets: Sequence[Asked],
+        wanted: reads.Wanted,
+        bytes_max: int,
+    ) -> list[Answer] | None:
+        """Answer for a few buckets without waiting, together with at most `bytes_max` bytes of rows.
+
+        Return None if a bucket has to wait or fails, and where the rights of the caller have to be checked.
+        """
+        count = len(buckets)
+        if not 0 < count <= _QUICK_BUCKETS_MAX or not context.authorizer.is_open:
+            return None
+        answers, cost = [], wanted.schema.row_cost
+        try:
+            for index, asked in enumerate(buckets):
+                answer = in_memory(asked, Room(bytes_max // count, cost, must=index == 0))
+                if answer is None:
+                    return None
+                answers.append(answer)
+        except Exception:  # noqa: BLE001 - the way that waits meets it again, and tells it
+            return None
+        return answers
 
     def _whole_log(self, definition: TableDefinition, index: int) -> LogBucket:
-        """For who wants to know something of all of its rows."""
+        """Return a bucket for a reader that needs all of its rows."""
         bucket = self._targets.bucket(definition, index, LogBucket)
         bucket.check_end_known()
         return bucket
@@ -323,8 +342,10 @@ class ReadHandlers:
     async def _each_with_room(
         self, work: Callable[[Asked, Room], Awaitable[Answer]], buckets: Sequence[Asked], wanted: reads.Wanted
     ) -> list[Answer]:
-        """Answer for each bucket, a few at a time, all together with no more bytes than an answer may have. The first
-        one has room for a row in any case."""
+        """Answer for each bucket, a few at a time, together with no more bytes than an answer may have.
+
+        The first bucket has room for a row in any case.
+        """
         left, cost = self._services.limits.answer_bytes_max, wanted.schema.row_cost
         answers: list[Answer] = []
         for start in range(0, len(buckets), _BUCKETS_TOGETHER):
@@ -350,13 +371,23 @@ class ReadHandlers:
 
 
 def _key_ids(definition: TableDefinition) -> list[int]:
-    """Of the columns that whoever names keys, or ranges of them, learns something about."""
+    """Return the ids of the columns that a reader who names keys, or ranges of them, learns something about."""
     schema = definition.schema
     return [schema.column(name).id for name in schema.primary_key]
 
 
+def _looked_up(
+    part: m.LookupBucket, found: tuple[bytes, reads.Rows], staleness: tuple[int, int] | None = None
+) -> m.LookupResult:
+    answer = m.LookupResult(bucket=part.bucket)
+    answer.found, answer.rows = found
+    if staleness is not None:
+        answer.staleness_ms, answer.applied_offset = staleness
+    return answer
+
+
 def _check_whole(whole: bool, room: Room) -> None:
-    """Raise TableError for a part of an answer that its reader would take for all of it."""
+    """Raise TableError if a reader would take a part of an answer for all of it."""
     if whole and room.is_full:
         raise TableError(
             TableErrorCode.ANSWER_TOO_LARGE,
