@@ -291,10 +291,9 @@ class Services:
             return await partition.remote.run(work, *arguments)
         return await self.run(work, *arguments)
 
-    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+    def run(self, work: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
         """Call blocking work in the broker's executor."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.context.executor, work, *arguments)
+        return asyncio.get_running_loop().run_in_executor(self.context.executor, work, *arguments)
 
 
 def _and_pause(

@@ -243,8 +243,9 @@ class ArrowBatch(msgspec.Struct, frozen=True):
         header = read_header(view)
         if header.magic != MAGIC_ARROW:
             raise DecodeError(f"a batch of magic {header.magic} is not an Arrow batch (magic {MAGIC_ARROW})")
-        if header.size > len(view) or header.size < PREFIX_SIZE:
-            raise DecodeError(f"an Arrow batch of {header.size} bytes in a buffer of {len(view)}")
+        size = header.size
+        if size > len(view) or size < PREFIX_SIZE:
+            raise DecodeError(f"an Arrow batch of {size} bytes in a buffer of {len(view)}")
         _, schema_id, number, flags, changes_length, statistics_length = EXTENSION.unpack_from(
             view, HEADER_SIZE
         )
@@ -255,10 +256,10 @@ class ArrowBatch(msgspec.Struct, frozen=True):
             raise DecodeError(f"an Arrow batch has the unknown flags {flags:#04x}")
         expected = 0 if flags & APPEND_ONLY else header.record_count
         start = message_position(changes_length, statistics_length)
-        if changes_length != expected or statistics_length < 0 or start > header.size:
+        if changes_length != expected or statistics_length < 0 or start > size:
             raise DecodeError(
                 f"an Arrow batch of {header.record_count} rows has {changes_length} change types "
-                f"and {statistics_length} bytes of statistics in {header.size} bytes"
+                f"and {statistics_length} bytes of statistics in {size} bytes"
             )
         changes = None
         if not flags & APPEND_ONLY:
@@ -276,7 +277,7 @@ class ArrowBatch(msgspec.Struct, frozen=True):
             deltas, statistics = np.frombuffer(statistics, "<i4"), view[end:end]
             if len(deltas) and (deltas[0] < 0 or deltas[-1] > header.last_offset_delta):
                 raise DecodeError("the offsets of an Arrow batch's rows are not within the batch")
-        return cls(header, schema_id, compression, changes, view[start : header.size], statistics, deltas)
+        return cls(header, schema_id, compression, changes, view[start:size], statistics, deltas)
 
     def to_record_batch(
         self,

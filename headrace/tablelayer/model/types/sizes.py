@@ -174,9 +174,9 @@ class RowBytes:
             self._owner = outer
 
 
-def check_rows(count: int, columns: Sequence[TypedColumn], bytes_max: int = BATCH_BYTES_MAX) -> None:
-    """Raise RowError if rows of these columns, with nulls and defaults in all of them, take more than so many bytes."""
-    width = RowCost.of(columns).width
+def check_rows(count: int, cost: RowCost, bytes_max: int = BATCH_BYTES_MAX) -> None:
+    """Raise RowError if rows of this cost, with nulls and defaults in all columns, take more than `bytes_max`."""
+    width = cost.width
     if count * width > bytes_max:
         raise RowsTooLargeError(
             min(bytes_max // width, count - 1),

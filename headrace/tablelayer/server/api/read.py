@@ -85,7 +85,7 @@ class ReadHandlers:
                 asked = (reads.lookup, source.versions, part.keys, wanted, limit, room)
                 if isinstance(source, KeyBucket):
                     if inserts:
-                        self._targets.check_replicas(definition, part.bucket)
+                        self._targets.check_replicas(definition, source)
                         await source.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
                     answer = _looked_up(part, await source.read(*asked, quick=quick))
                 else:

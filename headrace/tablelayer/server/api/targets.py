@@ -1,4 +1,4 @@
-"""What a request is about: the table that it names, and the buckets of it."""
+"""The table and the buckets that a request names."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Bucket = TypeVar("Bucket", bound="TableBucket")
 
 class Targets:
     def __init__(self, catalog: Catalog, rights: TableRights) -> None:
-        self._catalog = catalog
+        self._metadata = catalog.context.metadata
         self._rights = rights
 
     def written(self, context: RequestContext, table_id: UUID) -> TableDefinition:
-        """A table or a partition that the caller may write to. Raises KafkaError or TableError."""
+        """Return a table or a partition that the caller may write to. Raises KafkaError or TableError."""
         return _with_rows(self._rights.by_id(context, Operation.WRITE, table_id))
 
     def read(self, context: RequestContext, table_id: UUID) -> TableDefinition:
-        """One of which the caller may read some columns; of which, `check_columns` says."""
+        """Return a table of which the caller may read some columns; `check_columns` says which."""
         return _with_rows(self._rights.readable_by_id(context, table_id))
 
     def check_columns(
@@ -42,8 +42,8 @@ class Targets:
         self._rights.check_columns(context, definition, wanted, used)
 
     def bucket(self, definition: TableDefinition, index: int, kind: type[Bucket]) -> Bucket:
-        """Raises KafkaError for a bucket that is not there, not of that kind or not open."""
-        hooks: object = self._catalog.context.partition(definition.path.topic, index).hooks
+        """Return an open bucket of a table. Raises KafkaError if it is absent, of another kind or not open."""
+        hooks: object = self._metadata.partition(definition.path.topic, index).hooks
         if not isinstance(hooks, kind):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {index} of {definition.path} is not served"
@@ -51,19 +51,21 @@ class Targets:
         hooks.check_open()
         return hooks
 
-    def check_replicas(self, definition: TableDefinition, bucket: int) -> None:
-        """R11: before the append."""
-        partition = self._catalog.context.partition(definition.path.topic, bucket)
+    @staticmethod
+    def check_replicas(definition: TableDefinition, bucket: TableBucket) -> None:
+        """Raise KafkaError(NOT_ENOUGH_REPLICAS) for a write with acks=all, before the append (R11)."""
+        partition = bucket.partition
         needed, there = partition.needed_in_sync, partition.in_sync_count
         if there < needed:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"bucket {bucket} of {definition.path}: min.insync.replicas is {needed}, and {there} in sync",
+                f"bucket {partition.index} of {definition.path}: min.insync.replicas is {needed},"
+                f" and {there} in sync",
             )
 
 
 def _with_rows(definition: TableDefinition) -> TableDefinition:
-    """Of a partitioned table only the partitions have rows."""
+    """Return the table. Raises TableError for a partitioned table: only its partitions have rows."""
     if definition.is_partitioned:
         raise TableError(
             TableErrorCode.PARTITION_NEEDED,
@@ -74,14 +76,14 @@ def _with_rows(definition: TableDefinition) -> TableDefinition:
 
 
 def client_of(context: RequestContext) -> str:
-    """Whose scans and limits they are: a host's where nobody is authenticated, otherwise a principal's on a host."""
+    """Return the owner of scans and limits: the host of an anonymous client, else the principal on a host."""
     if context.principal == ANONYMOUS:
         return context.client_host
     return f"{context.principal}@{context.client_host}"
 
 
 def check_key_table(definition: TableDefinition) -> None:
-    """R16."""
+    """Raise TableError for a log table (R16)."""
     if not definition.is_primary_key_table:
         raise TableError(
             TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,

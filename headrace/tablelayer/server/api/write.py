@@ -13,7 +13,7 @@ from headrace.tablelayer.model.errors import TableError, TableErrorCode
 from headrace.tablelayer.model.messages import write as m
 from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.server.api.each_bucket import each_bucket, refuse
-from headrace.tablelayer.server.api.targets import Targets, check_key_table
+from headrace.tablelayer.server.api.targets import Bucket, Targets, check_key_table
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.bucket.log_bucket import LogBucket
 from headrace.tablelayer.server.merge.writes import check_overwritable
@@ -41,11 +41,10 @@ class WriteHandlers:
                 f"table {definition.path} has a primary key: write upserts and deletes, not appends",
             )
 
-        async def append(part: m.WriteBucket) -> AppendInfo:
-            bucket = self._targets.bucket(definition, part.bucket, LogBucket)
-            return await bucket.append(part.batch, request.acks, request.timeout_ms)
+        async def append(bucket: LogBucket, batch: memoryview) -> AppendInfo:
+            return await bucket.append(batch, request.acks, request.timeout_ms)
 
-        return m.AppendRowsResponse(buckets=await self._write(definition, request, append))
+        return m.AppendRowsResponse(buckets=await self._write(definition, request, LogBucket, append))
 
     async def _put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse:
         definition = self._targets.written(context, request.table_id)
@@ -58,21 +57,21 @@ class WriteHandlers:
         if overwrite:
             check_overwritable(definition)
 
-        async def put(part: m.WriteBucket) -> AppendInfo:
-            bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
-            return await bucket.put(
-                part.batch, targets, request.acks, request.timeout_ms, overwrite=overwrite, update=update
+        def put(bucket: KeyBucket, batch: memoryview) -> Awaitable[AppendInfo]:
+            return bucket.put(
+                batch, targets, request.acks, request.timeout_ms, overwrite=overwrite, update=update
             )
 
-        return m.PutRowsResponse(buckets=await self._write(definition, request, put))
+        return m.PutRowsResponse(buckets=await self._write(definition, request, KeyBucket, put))
 
     async def _write(
         self,
         definition: TableDefinition,
         request: m.AppendRowsRequest | m.PutRowsRequest,
-        write: Callable[[m.WriteBucket], Awaitable[AppendInfo]],
+        kind: type[Bucket],
+        write: Callable[[Bucket, memoryview], Awaitable[AppendInfo]],
     ) -> list[m.WrittenBucket]:
-        """What becomes of the rows of each bucket."""
+        """Write the rows of each bucket; return where they are, or the error, by bucket."""
         acks = request.acks
         if acks not in (-1, 0, 1):
             raise KafkaError(
@@ -84,22 +83,25 @@ class WriteHandlers:
             try:
                 if part.batch is None:
                     raise KafkaError(ErrorCode.INVALID_RECORD, "there is no batch")
+                bucket = self._targets.bucket(definition, part.bucket, kind)
                 if acks == -1:
-                    self._targets.check_replicas(definition, part.bucket)
-                info = await write(part)
+                    self._targets.check_replicas(definition, bucket)
+                info = await write(bucket, part.batch)
             except Exception as error:  # noqa: BLE001 - of one bucket: the others have their own answers
                 refuse(answer, error, definition, part.bucket)
             else:
                 answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
             return answer
 
+        if len(request.buckets) == 1:
+            return [await one(request.buckets[0])]
         return await each_bucket(one, request.buckets)
 
 
 async def _if_asked_for(
     request: m.AppendRowsRequest | m.PutRowsRequest, answer: Awaitable[Answer]
 ) -> Answer | None:
-    """The answer; with acks=0 there is none, and whatever goes wrong closes the connection."""
+    """Return the answer; with acks=0 there is none, and an error closes the connection."""
     if request.acks != 0:
         return await answer
     try:

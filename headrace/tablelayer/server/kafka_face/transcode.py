@@ -533,7 +533,7 @@ def _key_columns(table: TableDefinition) -> list[Column]:
 
 def _key_rows(decoded: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
     """Whole rows of which only the key columns are set. Raises RowError."""
-    check_rows(decoded.num_rows, schema.columns)
+    check_rows(decoded.num_rows, schema.row_cost)
     by_name = dict(zip(decoded.schema.names, decoded.columns, strict=True))
     columns = [by_name.get(field.name) for field in schema.arrow()]
     return pa.RecordBatch.from_arrays(

@@ -138,7 +138,7 @@ def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operati
     """Rows of which only the key is set, for keys in the primary key's order (R6.6, R15). Raises TableError."""
     schema = definition.schema
     targets = frozenset(schema.index(column.name) for column in check_insertable(definition))
-    check_rows(keys.num_rows, schema.columns, STORED_BYTES_MAX)
+    check_rows(keys.num_rows, schema.row_cost, STORED_BYTES_MAX)
     given = dict(zip(schema.primary_key, keys.columns, strict=True))
     columns = [
         given[column.name].cast(column.type.arrow())
@@ -213,7 +213,7 @@ def decode_put(
         rows = parsed.to_record_batch(sent, untrusted=True)
     except DecodeError as error:
         raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
-    check_rows(rows.num_rows, latest.columns, STORED_BYTES_MAX)
+    check_rows(rows.num_rows, latest.row_cost, STORED_BYTES_MAX)
     targets: frozenset[int] | None = None
     if target_ids is not None:
         targets = frozenset(index for index, each in enumerate(latest.columns) if each.id in target_ids)
@@ -242,7 +242,8 @@ def decode_put(
         raise TableError(TableErrorCode.INVALID_ROW, "an update of rows that are there has no deletes")
     check_columns(columns, rows, deletes, latest.primary_key, partial=targets is not None)
     _check_value_format(definition, columns, rows)
-    check_rows_of_partition(definition, rows)
+    if definition.partition_keys:
+        check_rows_of_partition(definition, rows)
     if targets is not None:
         filled = dict(zip(sorted(targets), rows.columns, strict=True))
         rows = pa.RecordBatch.from_arrays(
@@ -303,7 +304,7 @@ def decode_append(
     if definition.path.partition is not None:
         latest = rows
         if schema is not definition.schema:
-            check_rows(rows.num_rows, definition.schema.columns, STORED_BYTES_MAX)
+            check_rows(rows.num_rows, definition.schema.row_cost, STORED_BYTES_MAX)
             latest = definition.versions.conversion(schema.schema_id).of(rows)
         check_rows_of_partition(definition, latest)
     return parsed, schema, rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -37,12 +37,13 @@ class UnrecoverableBucketError(Exception):
 
 
 class Workers(Protocol):
-    """Where a recovery does what blocks: `run` for little, `open_store` for stores, `background` for minutes."""
+    """The threads for the blocking work of a recovery: `run` for short work, `open_store` for stores, `background` for
+    minutes."""
 
     @property
     def memory(self) -> SharedMemory: ...
 
-    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result: ...
+    def run(self, work: Callable[..., Result], *arguments: Any) -> Awaitable[Result]: ...
 
     async def open_store(self, work: Callable[..., Result], *arguments: Any) -> Result: ...
 

@@ -116,7 +116,9 @@ class Tablet:
             base_sequence=writer.base_sequence,
             statistics=statistics_of(definition, definition.schema, merged.changelog),
         )
-        rule, times = RowTimes.of(definition), None
+        rule, times = None, None
+        if definition.settings.kv_ttl_ms is not None:
+            rule = RowTimes.of(definition)
         if rule is not None:
             times = rule.entries(definition.schema, merged.keys, merged.values, now_ms)
         return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken, times)
@@ -170,7 +172,8 @@ class Tablet:
     def logged(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
         """The prepared batch is in the log, below `end_offset`. `size` is what it is charged to the budget."""
         self._pending = (*self._pending, _Pending(prepared, end_offset, size))
-        self.numbers.use(prepared.numbers_taken)
+        if prepared.numbers_taken:
+            self.numbers.use(prepared.numbers_taken)
 
     # -- storing -------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.tests.server.tables import Row, Table, replay, tables, until
 from simulator.files import copy_as_killed
@@ -154,7 +155,7 @@ async def test_r14_restart_replays_only_the_tail_and_says_so(
         while bucket.tablet.kv.durable_offset < 60:
             await table.put(("-", {"id": 1000, "v": 0}))
         bucket.services.limits = Limits(flush_seconds=3600.0)
-        await until(lambda: bucket._flushing is None)
+        await until(lambda: bucket._tasks.under_way(Kind.FLUSH) is None)
         durable = bucket.tablet.kv.durable_offset
         await table.put(*(("+", row) for row in rows[60:]))
         end = table.partition.log.log_end_offset

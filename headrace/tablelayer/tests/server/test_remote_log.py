@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.broker.remote.chunks import CHUNK_BYTES
+from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.tests.server.tables import Table, Tables, tables
 from headrace.tablelayer.tests.server.test_filters import answers, parts
 
@@ -173,7 +174,7 @@ async def test_old_changes_of_a_primary_key_table_are_in_remote_storage(tmp_path
         past = partition.high_watermark // 2
         then = await table.state(as_of=past)
         partition.hooks._start_flush()
-        await partition.hooks._flushing
+        await partition.hooks._tasks.wait(Kind.FLUSH)
         await tend(made, table)
         assert partition.log.local_start_offset > past
         assert await table.changelog() == before
@@ -185,7 +186,7 @@ async def test_a_store_that_is_lost_is_built_again_from_remote_storage(tmp_path:
     async with tiered(tmp_path) as made:
         table = await keyed(made)
         table.partition.hooks._start_flush()
-        await table.partition.hooks._flushing
+        await table.partition.hooks._tasks.wait(Kind.FLUSH)
         await tend(made, table)
         assert table.partition.log.local_start_offset > 0
         directory = table.partition.hooks.directory

@@ -25,9 +25,10 @@ from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.batches.batch import ChangeType
 from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.table.definition import TableDefinition
-from headrace.tablelayer.server.bucket import key_bucket
+from headrace.tablelayer.server.bucket import stored_bucket
 from headrace.tablelayer.server.bucket.key_bucket import KeyBucket
 from headrace.tablelayer.server.bucket.standby import TOGETHER_SECONDS, Standby
+from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.extension import TableExtension
 from headrace.tablelayer.server.staged.ledger import Ledger, following
 from headrace.tablelayer.server.staged.others import OtherBrokers
@@ -59,8 +60,8 @@ def impatience() -> Iterator[Callable[[], None]]:
     """Requests wait for a bucket that is about to be led, however slow the machine is; not if they are asked after a
     call of this, when nobody can answer them yet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_bucket, "_STARTING_SECONDS", DEADLINE_SECONDS)
-        yield lambda: patch.setattr(key_bucket, "_STARTING_SECONDS", 0.1)
+        patch.setattr(stored_bucket, "_STARTING_SECONDS", DEADLINE_SECONDS)
+        yield lambda: patch.setattr(stored_bucket, "_STARTING_SECONDS", 0.1)
 
 
 def extensions() -> list[TableExtension]:
@@ -826,7 +827,7 @@ async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_st
             expected[number % 7] = number
             await put(table, {number % 7: expected[number % 7]})
         bucket_at(table)._start_flush()
-        flushing = bucket_at(table)._flushing
+        flushing = bucket_at(table)._tasks.under_way(Kind.FLUSH)
         assert flushing is not None
         await flushing
         await table.partition.flush(table.broker.context.executor)

@@ -15,7 +15,13 @@ import pytest
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.records.encode import Record, build_batch
 from headrace.tablelayer.model.errors import RowError, TableErrorCode
-from headrace.tablelayer.model.types.sizes import BATCH_BYTES_MAX, ROW_BYTES_MAX, RowBytes, check_rows
+from headrace.tablelayer.model.types.sizes import (
+    BATCH_BYTES_MAX,
+    ROW_BYTES_MAX,
+    RowBytes,
+    RowCost,
+    check_rows,
+)
 from headrace.tablelayer.server.store import tablet
 from headrace.tablelayer.tests.server.tables import Table, tables
 from headrace.tablelayer.tests.server.test_avro_face import AVRO, decode
@@ -146,7 +152,7 @@ def test_r17_9_levels_count_for_the_record_that_they_are_of() -> None:
     with pytest.raises(RowError, match="fewer at a time") as caught:
         whole.add(20, 8 * MIB)
     assert caught.value.index == 12
-    check_rows(0, [])
+    check_rows(0, RowCost.of([]))
 
 
 async def test_rows_that_stand_under_the_keys_of_one_write_are_bounded_in_bytes(

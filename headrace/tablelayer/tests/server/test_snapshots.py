@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from headrace.broker.objects.files import LocalFiles
+from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.store.kv import KeyValueStore, SharedMemory
 from headrace.tablelayer.server.store.snapshots import (
@@ -361,8 +362,7 @@ def rows(numbers: range, value: str) -> list[tuple[str, Row]]:
 async def snapshot_now(table: Table) -> Any:
     """Take one as the schedule would."""
     bucket = table.partition.hooks
-    if bucket._snapshotting is not None:
-        await bucket._snapshotting
+    await bucket._tasks.wait(Kind.SNAPSHOT)
     await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
     return bucket.snapshots.known[0]
 
@@ -453,8 +453,7 @@ async def test_a_place_that_fails_harms_nobody(tmp_path: Path, caplog: pytest.Lo
         table = await all_tables.create(COLUMNS)
         await table.put(*rows(range(100), "a"))
         bucket = table.partition.hooks
-        if bucket._snapshotting is not None:
-            await bucket._snapshotting
+        await bucket._tasks.wait(Kind.SNAPSHOT)
         await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
         assert bucket.snapshots.known == ()
         assert "a snapshot to" in caplog.text
@@ -509,7 +508,7 @@ async def test_a_bucket_is_looked_after_until_its_snapshot_is_taken_however_late
             return (
                 bucket._schedule is not None
                 and not bucket._tablet.kv.bytes_since_flush
-                and not bucket._flushing
+                and bucket._tasks.under_way(Kind.FLUSH) is None
             )
 
         await until(is_flushed)

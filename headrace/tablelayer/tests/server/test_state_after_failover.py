@@ -18,6 +18,7 @@ from headrace.protocol.messages.alter_partition_reassignments import (
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath
+from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.store.kv import KeyValueStore
 from headrace.tablelayer.tests.server.tables import Table
 from headrace.tablelayer.tests.server.test_replicated_tables import (
@@ -270,6 +271,6 @@ async def test_snapshots_of_an_earlier_time_as_leader_are_not_gone_on_from_where
         await in_sync(cluster, {1, 2, 3})
         bucket = bucket_at(table)
         bucket._damaged(OSError("a block of it is wrong"))
-        await until(lambda: bucket._rebuilding is None)
+        await until(lambda: bucket._tasks.under_way(Kind.REBUILD) is None)
         assert await found(table, 0, 1, 2, 3) == [{"k": key, "v": key} for key in range(4)]
         assert table.partition.failure is None

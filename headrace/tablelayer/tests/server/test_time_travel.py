@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headrace.tablelayer.model import messages as m
 from headrace.tablelayer.model.batches.ipc import encode_ipc
 from headrace.tablelayer.model.errors import TableErrorCode
+from headrace.tablelayer.server.bucket.tasks import Kind
 from headrace.tablelayer.server.limits import Limits
 from headrace.tablelayer.server.read.time_travel import Base, plan
 from headrace.tablelayer.server.store.kv import successor
@@ -166,8 +167,7 @@ def life(seed: int, tmp_path: Path, batches: int) -> tuple[int, int]:
                         past = await table.state(as_of=offset)
                         assert [show(row) for row in past] == states[offset]
                 number += 1
-                if bucket._snapshotting is not None:
-                    await bucket._snapshotting
+                await bucket._tasks.wait(Kind.SNAPSHOT)
                 bucket.tablet.kv.flush()
                 crashed = tmp_path / str(number)
                 copy_as_killed(directory, crashed)

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
-from headrace.tablelayer.tests.walks.trace import ROOT, Call
+from headrace.tablelayer.tests.walks.trace import Call
 
-DOCUMENT = ROOT / "docs" / "internals" / "walks.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "internals" / "walks.md"
 HELPERS = "Passed on the way"
 _HEADING = re.compile(r"^## (.+)$")
 _STEP = re.compile(r"^\d+\. `([^`]+\.py)` `([^`]+)`:")

@@ -1,0 +1,429 @@
+"""A bucket with a key-value store, from its start to its end: what goes on beside the requests.
+
+On a replicated bucket the store has the replicated rows, and nothing else. A broker that begins to lead one goes on
+with the store that it has kept up as a follower (`standby`), waits until its log is replicated, and replays the rest.
+Only then does it take writes and answer reads: the rows that an earlier leader may have shown are there. The start is a
+task of its own, since other brokers may have to follow first; requests wait for it a little.
+
+After a crash the store has the rows up to some applied offset, and the rest is replayed from the log. Where old
+segments are in remote storage, changes that are not in the store's files stay local; older changes are read from
+there. A store that is damaged, or ahead of its log, is built again from a snapshot and the log (`recovery`). A read or
+a write that finds damage starts that at once, and its client is told to ask again. Snapshots are taken beside the
+requests (`snapshots`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.runtime import disk_errors
+from headrace.protocol.errors import ErrorCode, KafkaError
+from headrace.tablelayer.model.rows.versions import SchemaVersions
+from headrace.tablelayer.server.bucket.bucket import TableBucket
+from headrace.tablelayer.server.bucket.tasks import USES_STORE, Kind, Tasks
+from headrace.tablelayer.server.services import KeptStore, Services, table_of
+from headrace.tablelayer.server.store.copies import copy_store
+from headrace.tablelayer.server.store.kv import DiskFullError, checkpoint, is_damage
+from headrace.tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
+from headrace.tablelayer.server.store.row_ttl import RowTimes
+from headrace.tablelayer.server.store.snapshots import BucketSnapshots, SnapshotSchedule, SnapshotStoppedError
+from headrace.tablelayer.server.store.tablet import Tablet
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from headrace.broker.log.partition_log import PartitionLog
+    from headrace.broker.partitions.partition import Partition
+    from headrace.broker.runtime.ports import Disk
+    from headrace.tablelayer.server.store.kv import KeyValueStore
+
+logger = logging.getLogger("headrace.tables")
+
+_STARTING_SECONDS = 2.0
+"""Maximum time that a request waits for a bucket that this broker begins to lead; then its client asks again."""
+_CLOSING_SECONDS = 0.5
+"""Maximum time that a holder of the bucket may go on when it is closed; then it finds the bucket closed."""
+
+
+class StoredBucket(TableBucket):
+    """See the module's contract. `KeyBucket` adds the writes and reads."""
+
+    def __init__(self, services: Services, partition: Partition, standby: KeptStore | None = None) -> None:
+        """`standby` has kept up the store until now, and gives it away."""
+        super().__init__(services, partition)
+        self._standby = standby
+        self._tasks = Tasks(self.name)
+        self._advanced = asyncio.Event()
+        self.directory: Path = services.directory / str(partition.topic.topic_id) / str(partition.index)
+        self._tablet: Tablet | None = None
+        self._writing = asyncio.Lock()
+        self._candidate = 0
+        """The offset up to which the log is replicated, and the rows may be stored and published."""
+        self._last_flush = services.context.clock.monotonic()
+        self.snapshots = services.snapshots_of(
+            partition.topic.topic_id, partition.index, replicated=partition.is_replicated
+        )
+        self._schedule: SnapshotSchedule | None = None
+        self._recovery = StoreRecovery(
+            services, self.name, self.directory, self.snapshots, partition.topic.partition_count
+        )
+        self._rebuilt_at = float("-inf")
+        self._no_space: OSError | None = None
+        """The reason why logged rows are not stored, while that is so."""
+        self._flush_failure: DiskFullError | None = None
+
+    @property
+    def store(self) -> KeyValueStore | None:
+        """The open store, while there is one."""
+        return None if self._tablet is None else self._tablet.kv
+
+    @property
+    def tablet(self) -> Tablet:
+        """The tablet of a bucket that is open and started. Raises KafkaError."""
+        self.check_open()
+        if self._tablet is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is starting")
+        return self._tablet
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring the store up to the log. Raises UnrecoverableBucketError."""
+        if self.partition.is_replicated:
+            self._tasks.start(Kind.START, self._start_beside())
+            return
+        await self._bring_up()
+        self._look_for_snapshots()
+
+    async def _start_beside(self) -> None:
+        try:
+            async with self._writing:
+                await self._bring_up()
+            if not self.closed:
+                self._look_for_snapshots()
+        except Exception as error:
+            logger.error("%s cannot start", self.name, exc_info=error)
+            self.partition.fail(f"it cannot start: {error}")
+
+    def _look_for_snapshots(self) -> None:
+        if self.snapshots is not None:
+            self._tasks.start(Kind.SNAPSHOT, self._load_snapshots(self.snapshots))
+
+    async def _started(self) -> Tablet:
+        """Return the tablet, and wait a little for a start. Raises KafkaError(NOT_LEADER_OR_FOLLOWER)."""
+        starting = None if self._tablet is not None else self._tasks.under_way(Kind.START)
+        if starting is not None:
+            self.check_open()
+            await asyncio.wait([starting], timeout=_STARTING_SECONDS)
+        return self.tablet
+
+    async def _ready(self) -> Tablet:
+        """Return the tablet once it has all rows that an earlier leader may have shown. Wait a little for that.
+
+        Raises KafkaError(NOT_LEADER_OR_FOLLOWER, OFFSET_NOT_AVAILABLE).
+        """
+        tablet = await self._started()
+        if not self.partition.is_end_known:
+            end_offset = self.partition.log.log_end_offset
+            await self.partition.wait_for_high_watermark(end_offset, int(_STARTING_SECONDS * 1000))
+            self.check_end_known()
+        return tablet
+
+    async def _bring_up(self) -> None:
+        clock, partition, log = self.services.context.clock, self.partition, self.partition.log
+        began = clock.monotonic()
+        standby, self._standby = self._standby, None
+        store = None if standby is None else await standby.release()
+        if store is not None and not log.log_start_offset <= store.applied_offset <= log.log_end_offset:
+            # The log was opened anew, and is another one than was found before.
+            await self.services.run(store.close)
+            store = None
+        if store is None:
+            store = await self._opened_store(log)
+        definition = self.definition
+        tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
+        kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
+        end_offset = log.log_end_offset  # nothing is appended before this is over
+        while True:
+            if self.closed:
+                await self.services.run(store.close)
+                return
+            self._advanced.clear()
+            up_to = min(end_offset, partition.replicated_offset)
+            if store.applied_offset >= up_to == end_offset:
+                break
+            if store.applied_offset >= up_to:
+                await self._advanced.wait()
+                continue
+            found = await partition.read_anywhere(
+                store.applied_offset, self.services.limits.replay_bytes, up_to=up_to
+            )
+            if found.region is None:
+                raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
+            replayed += await self.services.run_on(
+                found.region, partition, _replay, tablet, versions, found.region, times
+            )
+        self._tablet = tablet
+        self._no_space = None
+        self._candidate = max(self._candidate, end_offset)
+        self.services.restless[self] = None
+        self.partition.publish_high_watermark(end_offset)
+        if end_offset:
+            logger.info(
+                "%s: kept %d rows up to offset %d, replayed %d rows up to offset %d in %.0f ms",
+                self.name, kept_rows, kept_offset, replayed, end_offset,
+                (clock.monotonic() - began) * 1000,
+            )  # fmt: skip
+
+    async def _opened_store(self, log: PartitionLog) -> KeyValueStore:
+        """Raises UnrecoverableBucketError, where there are other replicas NoCopyError."""
+        try:
+            return await self._recovery.open(log.log_start_offset, log.log_end_offset)
+        except UnrecoverableBucketError as error:
+            partition, services = self.partition, self.services
+            state = services.context.metadata.state(partition.topic.name, partition.index)
+            if not partition.is_replicated or state is None:
+                raise
+            logger.warning("%s: %s; its store is copied from another broker", self.name, error)
+            return await copy_store(
+                services,
+                partition.topic,
+                partition.index,
+                self.directory,
+                [each for each in state.replicas if each != services.context.identity.broker_id],
+                least_offset=log.log_start_offset,
+                is_over=lambda: self.closed,
+            )
+
+    # -- damage --------------------------------------------------------------------------------------------
+
+    def _damaged(self, error: BaseException) -> KafkaError:
+        """Build the store again, whose files are damaged. Return the retriable error for the request."""
+        if self._tasks.under_way(Kind.REBUILD) is None and not self.closed:
+            logger.error("%s: its key-value store is damaged", self.name, exc_info=error)
+            self._tasks.start(Kind.REBUILD, self._rebuild())
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is being rebuilt: {error}")
+
+    async def _rebuild(self) -> None:
+        try:
+            async with self._writing:
+                if self.closed or (tablet := await self._quiesce()) is None:
+                    return
+                clock, limits = self.services.context.clock, self.services.limits
+                if clock.monotonic() - self._rebuilt_at < limits.rebuild_pause_seconds:
+                    self._recovery.distrust_restored()
+                self._rebuilt_at = clock.monotonic()
+                await self.services.run(tablet.kv.abandon)
+                await self.services.run(set_aside, self.services.store_disk, self.directory)
+                if self.snapshots is not None:
+                    self.snapshots.store_changed()
+                await self._bring_up()
+        except Exception as error:
+            logger.error("%s cannot be rebuilt", self.name, exc_info=error)
+            self.partition.fail(f"its key-value store is damaged and cannot be rebuilt: {error}")
+
+    async def _quiesce(self) -> Tablet | None:
+        """Let the tasks that use the store end, and take the tablet away.
+
+        Call it with `_writing` held, or when the bucket is closed.
+        """
+        if self.snapshots is not None:
+            self.snapshots.stop()
+        await self._tasks.wait(*USES_STORE)
+        tablet, self._tablet = self._tablet, None
+        if tablet is not None:
+            self.services.budget.release(tablet.pending_bytes)
+            await self.services.release_scans(self)
+        return tablet
+
+    # -- upkeep --------------------------------------------------------------------------------------------
+
+    def tend(self) -> bool:
+        """Flush rows that were written long ago, so that replays stay short, and take a snapshot that is due.
+
+        Called at intervals. Return whether the bucket needs this again before the next write.
+        """
+        tablet, now = self._tablet, self.services.context.clock.monotonic()
+        if tablet is None or self.closed:
+            return not self.closed
+        if tablet.kv.bytes_since_flush and now - self._last_flush >= self.services.limits.flush_seconds:
+            self._start_flush()
+        is_unflushed = bool(tablet.kv.bytes_since_flush) or self._tasks.under_way(Kind.FLUSH) is not None
+        snapshots, schedule = self.snapshots, self._schedule
+        if snapshots is None:
+            return is_unflushed
+        if schedule is None or self._tasks.under_way(Kind.SNAPSHOT) is not None:
+            return True
+        if schedule.due(now, tablet.kv.applied_offset, snapshots.newest_offset):
+            self._tasks.start(Kind.SNAPSHOT, self._take_snapshot(tablet, snapshots, schedule))
+        return is_unflushed or tablet.kv.applied_offset > snapshots.newest_offset
+
+    def _start_flush(self) -> None:
+        if self._tasks.under_way(Kind.FLUSH) is None:
+            self._last_flush = self.services.context.clock.monotonic()
+            self._tasks.start(Kind.FLUSH, self._flush())
+
+    async def _flush(self) -> None:
+        try:
+            if self._tablet is not None:
+                await self.services.run(self._tablet.kv.flush)
+            self._flush_failure = None
+        except DiskFullError as error:
+            self._flush_failure = error
+            # Reads go on. The rows in memory are in the log too, and the next flush takes them along.
+            disk_errors.tell(logger, f"{self.name} cannot be flushed", error)
+        except Exception as error:
+            if is_damage(error):
+                self._damaged(error)
+            elif not self.closed:
+                logger.error("%s cannot be flushed", self.name, exc_info=error)
+                self.partition.fail(f"its key-value store cannot be flushed: {error}")
+
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    async def _load_snapshots(self, snapshots: BucketSnapshots) -> None:
+        """Read the list of snapshots. Until then nothing of the log is deleted, and no snapshot is taken."""
+        clock, limits = self.services.context.clock, self.services.limits
+        interval = self.services.snapshot_config.interval_seconds
+        while not self.closed:
+            try:
+                known = await self.services.background(snapshots.load)
+            except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
+                logger.warning("%s: its snapshots in %s cannot be read: %s", self.name, snapshots, error)
+                await asyncio.sleep(min(limits.snapshot_retry_seconds, interval))
+                continue
+            age = max(0.0, (clock.time_ms() - known[0].created_at_ms) / 1000) if known else 0.0
+            retry = limits.snapshot_retry_seconds
+            self._schedule = SnapshotSchedule(interval, retry, clock.monotonic(), age)
+            return
+
+    async def _take_snapshot(
+        self, tablet: Tablet, snapshots: BucketSnapshots, schedule: SnapshotSchedule
+    ) -> None:
+        """Take a snapshot. If that fails, writes and reads go on, and the log is kept for longer."""
+        clock, succeeded = self.services.context.clock, False
+        began = clock.monotonic()
+        try:
+            taken = await self.services.background(
+                snapshots.take, tablet.kv, self.services.memory, self.definition, clock.time_ms()
+            )
+            succeeded = True
+            if self.partition.remote is not None and not self.closed:
+                self.partition.log.roll()  # remote storage gets what the snapshot goes on from
+            await self.services.background(snapshots.clean)
+            logger.info(
+                "%s: snapshot %d at offset %d: %d rows, %d files of %d bytes, %d of them uploaded in %.0f ms",
+                self.name, taken.id, taken.offset, taken.row_count, len(taken.files), taken.size_bytes,
+                snapshots.uploaded_bytes, (clock.monotonic() - began) * 1000,
+            )  # fmt: skip
+        except SnapshotStoppedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
+            if is_damage(error):
+                self._damaged(error)
+            else:
+                what = "cleaning up after a snapshot" if succeeded else "a snapshot"
+                logger.warning("%s: %s to %s failed: %s", self.name, what, snapshots, error)
+        finally:
+            schedule.attempted(clock.monotonic(), succeeded=succeeded)
+
+    async def checkpoint(self, path: Path) -> None:
+        """Copy the store, as it is at some offset of the log, to the new folder `path`. An empty store has no copy.
+
+        A store that is being closed or built again has none either: it can be built from the log. Raises OSError and
+        RocksDB's errors.
+        """
+        tablet, services = self._tablet, self.services
+        if tablet is None or not tablet.kv.is_made or self._tasks.under_way(Kind.CHECKPOINT) is not None:
+            return
+        copying = services.background(checkpoint, services.store_disk, tablet.kv, services.memory, path)
+        await self._tasks.start(Kind.CHECKPOINT, copying)
+
+    def retention_floor(self) -> int | None:
+        """Return the offset that the log is kept from: the end of the store's files, whose write-ahead log it is.
+
+        It is kept from the oldest snapshot on too, so that each snapshot can be continued.
+        """
+        if self._tablet is None:
+            return 0
+        floor = self._tablet.kv.durable_offset
+        if self.snapshots is not None:
+            floor = min(floor, self.snapshots.floor)
+        tiered = super().retention_floor()
+        return floor if tiered is None else min(floor, tiered)
+
+    def local_floor(self) -> int | None:
+        """Return the offset from which changes stay local: a start replays them, and waits for no remote storage."""
+        return 0 if self._tablet is None else self._tablet.kv.durable_offset
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    async def truncated(self, end_offset: int) -> None:
+        """Fail if the store is ahead of its log: only replicated rows get into the store."""
+        async with self._writing:
+            if self._tablet is not None and self._tablet.kv.applied_offset > end_offset:
+                self.partition.fail(f"the log was cut back to {end_offset}, behind what is stored")
+
+    async def close(self) -> None:
+        tablet = await self._stop()
+        if tablet is not None:
+            await self.services.run(tablet.kv.close)
+
+    async def delete(self) -> None:
+        tablet = await self._stop()
+        if tablet is not None:
+            await self.services.run(tablet.kv.destroy)
+        else:
+            await self.services.run(self.services.store_disk.remove_tree, self.directory)
+        if self.snapshots is not None:
+            try:
+                await self.services.background(self.snapshots.forget)
+            except Exception as error:  # noqa: BLE001 - of a store or a network: told
+                logger.warning(
+                    "%s: its snapshots in %s are left behind: %s", self.name, self.snapshots, error
+                )
+        await self.services.run(_remove_if_empty, self.services.store_disk, self.directory.parent)
+        definition = self.definition
+        if definition.settings.auto_increment_column is not None and definition.path.partition is None:
+            await self.services.auto_increment.forget(self._numbered_id)
+
+    @property
+    def _numbered_id(self) -> UUID:
+        """The id of the table that numbers an auto-increment column: the whole table, also for a partition."""
+        return table_of(self.partition.topic)
+
+    async def _stop(self) -> Tablet | None:
+        """Let the tasks of the bucket end; no task begins any more."""
+        self.closed = True
+        loading = self._tasks.under_way(Kind.SNAPSHOT)
+        if loading is not None and self._schedule is None:
+            loading.cancel()  # it waits for a place that cannot be reached
+        self._advanced.set()
+        await self._tasks.wait(Kind.START, Kind.REBUILD)
+        if self._standby is not None:  # the bucket was not started
+            standby, self._standby = self._standby, None
+            await standby.close()
+        held = False
+        try:
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                held = await self._writing.acquire()
+        except TimeoutError:
+            pass  # it is held for another broker, or waits for one
+        try:
+            return await self._quiesce()
+        finally:
+            if held:
+                self._writing.release()
+
+
+def _replay(tablet: Tablet, versions: SchemaVersions, region: Any, times: RowTimes | None) -> int:
+    return tablet.replay(versions, region.read(), times=times)
+
+
+def _remove_if_empty(disk: Disk, directory: Path) -> None:
+    """Remove the table's folder after its last bucket, with the files that were set aside or made beside it."""
+    if disk.is_directory(directory) and all("." in child for child in disk.directories(directory)):
+        disk.remove_tree(directory)
