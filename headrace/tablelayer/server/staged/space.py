@@ -1,9 +1,9 @@
 """The bound of what is staged: rows that were handed over and are not committed may not fill the disk.
 
 All together they may take half of what the disk would have without them, those of one client's host half of that, and
-never what the log needs to go on (`Limits.disk_kept_free`). Beyond it, batches that nobody has added to for long
-go, the longest idle one first; whoever wrote one is told, when it commits, to run the batch again. When that is not
-enough, the chunk is refused, and may be sent again later. Batches that are decided are never touched.
+never the space that the log needs to go on (`Limits.disk_kept_free`). Beyond it, batches that are idle for long go, the
+longest idle one first; the writer of one is told, when it commits, to run the batch again. When that is not enough, the
+chunk is refused, and may be sent again later. Batches that are decided are never touched.
 
 The disk itself says what is there: between two looks at it only what comes in is counted, and it is looked at again
 before anything is refused. What was admitted and is not written yet counts with what the disk has. Blocking; may be
@@ -27,7 +27,7 @@ from headrace.tablelayer.server.staged.staging import batch_folders
 
 _LOOK_AGAIN_SECONDS = 2.0
 _FILE_BYTES = 64 << 10
-"""What a file counts at least: it takes an inode and time to look at."""
+"""The least size that a file counts with: it takes an inode and time to look at."""
 
 
 class _Batch(msgspec.Struct):
@@ -46,7 +46,7 @@ class _Admitted(msgspec.Struct, eq=False):
 
 
 def _counted(size: int | None) -> int:
-    """What a file of this size counts."""
+    """Return the size that a file of this size counts with."""
     return 0 if size is None else max(size, _FILE_BYTES)
 
 
@@ -128,7 +128,7 @@ class StagedSpace:
         return None
 
     def _make_room(self, client: str, size: int, kept: Collection[Path]) -> str | None:
-        """What is still in the way after idle batches have gone, those of the same client first."""
+        """Remove idle batches, those of the same client first; return the complaint that is left."""
         oldest = self._clock.time_ms() - 1000 * self._limits.staged_idle_seconds
         idle = [
             (self._clients.get(folder, "") != client, batch.used_ms, folder)

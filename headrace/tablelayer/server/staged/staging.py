@@ -1,4 +1,4 @@
-"""Batches that a writer has handed over and not committed yet: files, one per attempt and bucket.
+"""The staged chunks of batches that are not committed yet: files, one per attempt and bucket.
 
 A task's rows are stored here as they come and go into the table when their writer commits (`commits.py`). A
 chunk is acknowledged when it is in its file, whole; what a crash leaves half written at a file's end was never
@@ -47,7 +47,7 @@ class Chunk(ClientWrite, frozen=True):
     """A write that is staged."""
 
     def head(self) -> bytes:
-        """What stands before the batch in a file."""
+        """Return the bytes before the batch in a file."""
         targets = self.targets or ()
         count = len(targets)
         if self.update:
@@ -58,7 +58,7 @@ class Chunk(ClientWrite, frozen=True):
 
     @classmethod
     def of(cls, body: bytes) -> Chunk:
-        """The other way."""
+        """The inverse of `head` and the batch behind it."""
         (count,) = _COUNT.unpack_from(body)
         update = count <= _UPDATE
         if update:
@@ -83,9 +83,9 @@ def writer_key(writer: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Raises TableError(INVALID_ROW) for what `writer_key` gives for no name."""
+    """Raises TableError(INVALID_ROW) for a key that `writer_key` never returns."""
     if not _KEY.fullmatch(key):
-        raise TableError(TableErrorCode.INVALID_ROW, f"{key!r:.100} is no key of a writer")
+        raise TableError(TableErrorCode.INVALID_ROW, f"{key!r:.100} is not the key of a writer")
 
 
 def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
     for attempt in attempts:
         if not _ATTEMPT.fullmatch(attempt):
             raise TableError(
-                TableErrorCode.INVALID_ROW, f"{attempt!r} is no name of an attempt: use A-Z a-z 0-9 _ -"
+                TableErrorCode.INVALID_ROW, f"{attempt!r} is not a name of an attempt: use A-Z a-z 0-9 _ -"
             )
 
 
@@ -168,7 +168,7 @@ class StagingArea:
             if tail.count and self._tails.get(path) is not tail:
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"what was staged as {path.name} is gone: nobody had used it for long; begin a new attempt",
+                    f"what was staged as {path.name} is gone: it was not used for long; begin a new attempt",
                 )
             if not tail.count:
                 self.disk.make_directory(path.parent)
@@ -191,12 +191,12 @@ class StagingArea:
         self._named.update(new)
 
     def places(self, table_id: UUID, writer: str, batch_id: int, attempt: str) -> list[Place]:
-        """For which an attempt has staged something."""
+        """Return the places that an attempt has staged chunks for."""
         folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
         return [Place.from_text(name.removeprefix(f"{attempt}.")) for name in self._names(folder, attempt)]
 
     def of_place(self, table_id: UUID, place: Place) -> list[tuple[str, int, str]]:
-        """All that is staged for a place: key of the writer, batch and attempt of each file."""
+        """Return the files that are staged for a place: key of the writer, batch and attempt of each."""
         found, ends, root = list[tuple[str, int, str]](), f".{place.text}", self._root / str(table_id)
         for key in self.disk.directories(root):
             for batch in self.disk.directories(root / key):
@@ -208,7 +208,7 @@ class StagingArea:
         return [name for name in self.disk.names(folder) if name.startswith(f"{attempt}.")]
 
     def count(self, path: Path) -> int:
-        """How many whole chunks a file has; 0 if there is none."""
+        """Return how many whole chunks a file has; 0 if there is no file."""
         return self._tail(path).count
 
     def counts(
@@ -301,13 +301,15 @@ class StagingArea:
         self._remove(self._root / str(table_id))
 
     def drop_abandoned(self, older_than_s: float, kept: set[tuple[str, str, int]]) -> int:
-        """Remove batches that nobody has added to for so long, but for those in `kept` (table id, writer key,
-        batch), which are decided and will be applied. Gives how many."""
+        """Remove batches that had no new chunk for so long; return how many.
+
+        Those in `kept` (table id, writer key, batch) stay: they are decided and will be applied.
+        """
         removed = 0
         oldest = self.clock.time_ms() - 1000 * older_than_s
         for folder in list(batch_folders(self.disk, self._root)):
             table_id, writer, batch = folder.parts[-3:]
-            with self._folders:  # nobody begins to use it between the look and the end of it
+            with self._folders:  # no writer begins to use it between the look and the removal
                 files = [folder / name for name in self.disk.names(folder)]
                 newest = max(self.disk.written_ms(path) or 0.0 for path in (folder, *files))
                 is_used = folder in self._written or (table_id, writer, int(batch)) in kept
