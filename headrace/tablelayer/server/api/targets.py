@@ -25,7 +25,7 @@ Bucket = TypeVar("Bucket", bound="TableBucket")
 
 class Targets:
     def __init__(self, catalog: Catalog, rights: TableRights) -> None:
-        self._metadata = catalog.context.metadata
+        self._context = catalog.context
         self._rights = rights
 
     def written(self, context: RequestContext, table_id: UUID) -> TableDefinition:
@@ -43,7 +43,7 @@ class Targets:
 
     def bucket(self, definition: TableDefinition, index: int, kind: type[Bucket]) -> Bucket:
         """Return an open bucket of a table. Raises KafkaError if it is absent, of another kind or not open."""
-        hooks: object = self._catalog.context.partition(definition.path.topic, index).hooks
+        hooks: object = self._context.partition(definition.path.topic, index).hooks
         if not isinstance(hooks, kind):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {index} of {definition.path} is not served"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from simulator.port_rules import touched
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ROOMS = [ROOT / "server", ROOT / "model"]
 LEFT_OUT = {
     "server/api/process.py": "what the system's process uses, for who looks after it; nothing goes by it",
