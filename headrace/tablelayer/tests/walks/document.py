@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.tablelayer.tests.walks.trace import Call
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "internals" / "walks.md"
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "internals" / "walks.md"
 HELPERS = "Passed on the way"
 _HEADING = re.compile(r"^## (.+)$")
 _STEP = re.compile(r"^\d+\. `([^`]+\.py)` `([^`]+)`:")
