@@ -36,6 +36,11 @@ _LESS, _GREATER = (exp.LT, exp.LTE), (exp.GT, exp.GTE)
 _MIRRORED: dict[type, type] = {
     exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ, exp.NEQ: exp.NEQ,
 }  # fmt: skip
+_NULL_SAFE: dict[type, tuple[type, bool]] = {
+    exp.NullSafeEQ: (exp.EQ, False),
+    exp.NullSafeNEQ: (exp.NEQ, True),
+}
+"""IS [NOT] DISTINCT FROM: the comparison that it is between values, and its answer where one side is NULL."""
 _MOMENT_TYPES = ("date", "timestamp", "timestampntz", "timestamp_ns", "timestamptz", "timestampltz")
 
 
@@ -62,6 +67,8 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[int, pa.Schema], *, casts: boo
                 node.replace(exp.Paren(this=_compared(mirrored, other, casts)))
             elif kind is not None and kind != other:
                 node.replace(exp.Paren(this=_compared(node.copy(), kind, casts)))
+        elif type(node) in _NULL_SAFE and understood(node, "this", "expression"):
+            _null_safe(node, kinds, casts)
         elif casts and (kind := kinds.of(node)) in _COARSER and _takes_microseconds(node.parent):
             assert kind is not None
             node.replace(_cut(node.copy(), kind))
@@ -69,6 +76,18 @@ def adapt_moments(tree: exp.Expr, tables: Mapping[int, pa.Schema], *, casts: boo
         for given, name in zip(list(select.expressions), names.get(id(select), ()), strict=False):
             if not isinstance(given, exp.Alias) and _shown(given) != name:
                 given.replace(exp.alias_(given.copy(), name, quoted=True))
+
+
+def _null_safe(node: Any, kinds: _Kinds, casts: bool) -> None:
+    """Change IS [NOT] DISTINCT FROM between a column and a literal, which is never NULL."""
+    comparison, without_value = _NULL_SAFE[type(node)]
+    for column, other in ((node.this, node.expression), (node.expression, node.this)):
+        kind = kinds.of(column)
+        if kind is not None and _ticks(other, kind) is not None:
+            plain = comparison(this=column.copy(), expression=other.copy())
+            answer = exp.Boolean(this=without_value)
+            node.replace(exp.Coalesce(this=_compared(plain, kind, casts), expressions=[answer]))
+            return
 
 
 def _shown(expression: exp.Expr) -> str:
