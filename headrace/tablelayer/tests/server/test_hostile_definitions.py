@@ -17,7 +17,8 @@ from headrace.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from headrace.tablelayer.model import messages as m
-from headrace.tablelayer.model.ddl import DdlError, parse_columns
+from headrace.tablelayer.model.ddl import DdlError
+from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.errors import MESSAGE_LENGTH_MAX, TableError, TableErrorCode
 from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.table.definition import TableDefinition, TablePath

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.tablelayer.model.ddl import parse_columns
+from headrace.tablelayer.model.ddl.clauses import parse_columns
 from headrace.tablelayer.model.schema.schema import Schema
 from headrace.tablelayer.model.types.column_types import (
     FLOAT_KINDS,
