@@ -78,7 +78,9 @@ def seed_and_seconds(seconds: float, seed: int | None = None) -> tuple[int, floa
 class Run:
     """A run over a server. `kinds` and `parts` narrow what is asked."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, asked_min: int = 0) -> None:
+        """`asked_min`: statements and filters that are asked however long they take, as on a busy machine."""
+        self._asked_min = asked_min
         self.report = Report(seed)
         self.reference = Reference()
         self._told: Counter[str] = Counter()
@@ -86,8 +88,8 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time has passed; a round that is under way ends early."""
-        return time.monotonic() > self._ends
+        """Return whether the time has passed and enough was asked; a round that is under way ends early."""
+        return time.monotonic() > self._ends and self.report.asked.total() >= self._asked_min
 
     def tables(self, seconds: float, rounds: int) -> Iterator[tuple[random.Random, int]]:
         """A source of chances for each round until the time, or the number of rounds, is over."""

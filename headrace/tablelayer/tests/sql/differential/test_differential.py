@@ -28,7 +28,7 @@ def _must_be_right(report: Report) -> None:
 def test_statements_answer_as_their_conditions_say(sql: Sql, connection: Connection, tmp_path: Path) -> None:
     """The same ones each time, as many as there is time for, unless the environment asks for others."""
     seed, seconds = seed_and_seconds(12, seed=1)
-    report = Run(seed).questions(connection, sql.database, tmp_path, seconds, sys.maxsize)
+    report = Run(seed, 51).questions(connection, sql.database, tmp_path, seconds, sys.maxsize)
     _must_be_right(report)
     assert report.asked.total() > 50
 
