@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class TableErrorCode(IntEnum):
-    """What went wrong with a table request, as it travels in ``error_code``."""
+    """What went wrong with a table request, as it travels in `error_code`."""
 
     DATABASE_NOT_FOUND = 1000
     DATABASE_EXISTS = 1001
@@ -86,7 +86,7 @@ class TableError(Exception):
 class RowError(TableError):
     """One row of a batch does not fit the schema.
 
-    ``index`` counts from 0 within the batch; ``column`` is None when the row as a whole is at fault.
+    `index` counts from 0 within the batch; `column` is None when the row as a whole is at fault.
     """
 
     def __init__(self, index: int, column: str | None, reason: str) -> None:

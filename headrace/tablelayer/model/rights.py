@@ -62,7 +62,7 @@ def not_granted(privilege: str, table: str) -> KafkaError:
 
 
 def principal_of(user: str) -> str:
-    """The principal of a user's name; a text that is one already (``Type:name``) stays."""
+    """The principal of a user's name; a text that is one already (`Type:name`) stays."""
     return user if ":" in user else f"User:{user}"
 
 

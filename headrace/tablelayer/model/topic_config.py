@@ -33,9 +33,9 @@ from headrace.tablelayer.model.table.evolution import check_successor, drop_foll
 def from_topic_config(
     path: TablePath, topic_id: UUID | None, partitions: int, config: Mapping[str, str]
 ) -> TableDefinition:
-    """The table that a topic's configuration describes; ``partitions`` is its bucket count.
+    """The table that a topic's configuration describes; `partitions` is its bucket count.
 
-    ``table.schema`` is JSON or a DDL column list, which may carry the primary key; ``table.primary-key`` may give it
+    `table.schema` is JSON or a DDL column list, which may carry the primary key; `table.primary-key` may give it
     instead. Raises TableError(INVALID_TABLE), or a DdlError pointing into the column list.
     """
     given = dict(config)
@@ -67,7 +67,7 @@ def from_topic_config(
 def changed_table(
     path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
 ) -> TableDefinition:
-    """The table after a change from ``old`` to ``new``, both complete explicit configurations. Raises TableError as
+    """The table after a change from `old` to `new`, both complete explicit configurations. Raises TableError as
     `check_successor`.
     """
     wanted = dict(new)

@@ -53,7 +53,7 @@ def int64_at(address: int, index: int) -> Int64:
 
 @njit(cache=True, nogil=True)
 def word_at(address: int, index: int) -> Int64:
-    """Eight bytes from byte ``index`` on as a uint64, the first byte lowest."""
+    """Eight bytes from byte `index` on as a uint64, the first byte lowest."""
     return carray(pointer(address + index), 1, np.uint64)[0]
 
 

@@ -27,7 +27,7 @@ _KEY = Node(-1, AvroKind.STRING)  # what stands in front of a map's values
 
 
 class MisfitError(Exception):
-    """A row's value that is not one of the column. `place`: where inside of it, as in ``.name[2]``."""
+    """A row's value that is not one of the column. `place`: where inside of it, as in `.name[2]`."""
 
     def __init__(self, row: int, reason: str, place: str = "") -> None:
         super().__init__(reason)

@@ -29,7 +29,7 @@ from headrace.tablelayer.model.types.values import Value, canonical
 
 
 def parse_columns(text: str) -> Schema:
-    """The schema of a column list: ``id BIGINT NOT NULL, name STRING, PRIMARY KEY (id) NOT ENFORCED``.
+    """The schema of a column list: `id BIGINT NOT NULL, name STRING, PRIMARY KEY (id) NOT ENFORCED`.
 
     The parentheses around it may be there or not. Raises DdlError.
     """

@@ -11,8 +11,8 @@ _SHOWN = 200
 class DdlError(TableError):
     """A statement that cannot be understood or is not allowed.
 
-    ``line`` and ``column`` count from 1 and say where ``word`` stands ('' at the end of the text), ``start`` from 0;
-    ``reason`` is the sentence alone, ``message`` has the place and shows the line with the word marked, of a long
+    `line` and `column` count from 1 and say where `word` stands ('' at the end of the text), `start` from 0;
+    `reason` is the sentence alone, `message` has the place and shows the line with the word marked, of a long
     line what is around the word.
     """
 

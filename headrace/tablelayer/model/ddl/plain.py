@@ -32,10 +32,10 @@ _WORDS = re.compile(
 def parse(
     sql: str, default_database: str = DEFAULT_DATABASE, views: Mapping[str, str] | None = None
 ) -> list[Statement]:
-    """The statements of a text, separated by ``;``.
+    """The statements of a text, separated by `;`.
 
-    Tables named without a database are in ``default_database``, or in the one that a USE before them names. ``views``
-    are queries by ``database.name``; those that the text defines or drops join them or leave. Raises DdlError for the
+    Tables named without a database are in `default_database`, or in the one that a USE before them names. `views`
+    are queries by `database.name`; those that the text defines or drops join them or leave. Raises DdlError for the
     first statement that cannot be understood; none of them has been carried out then.
     """
     plain = plain_statement(sql, default_database)

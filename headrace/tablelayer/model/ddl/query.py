@@ -20,8 +20,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class PastTable(msgspec.Struct, frozen=True):
-    """A table as of a time (``FOR SYSTEM_TIME AS OF``, milliseconds or a datetime) or at offsets by bucket (``FOR
-    VERSION AS OF``)."""
+    """A table as of a time (`FOR SYSTEM_TIME AS OF`, milliseconds or a datetime) or at offsets by bucket (`FOR
+    VERSION AS OF`)."""
 
     table: str
     moment: int | datetime | Mapping[int, int]
@@ -30,9 +30,9 @@ class PastTable(msgspec.Struct, frozen=True):
 class Select(msgspec.Struct, frozen=True):
     """One query.
 
-    ``tables``: what it reads, ``database.table`` each, with suffixes such as ``$changelog`` as they are written. Of a
-    simple query: ``columns`` in order (None: all), ``equals`` the literals that columns must equal, ``limit``,
-    ``is_count`` for COUNT(*). ``alias`` names of columns are DuckDB's business: such a query is not simple.
+    `tables`: what it reads, `database.table` each, with suffixes such as `$changelog` as they are written. Of a
+    simple query: `columns` in order (None: all), `equals` the literals that columns must equal, `limit`,
+    `is_count` for COUNT(*). `alias` names of columns are DuckDB's business: such a query is not simple.
     """
 
     sql: str
@@ -45,25 +45,25 @@ class Select(msgspec.Struct, frozen=True):
     bounds: Mapping[str, Bounds] = msgspec.field(default_factory=dict)
     """Of a query over one table: what its condition says about columns (lower case) that must hold in any case."""
     moments: Mapping[str, PastTable] = msgspec.field(default_factory=dict)
-    """Those of ``tables`` that are read as they were."""
+    """Those of `tables` that are read as they were."""
     columns_read: Mapping[str, frozenset[str] | None] = msgspec.field(default_factory=dict)
     """Per table the names that may be columns of it (a superset; lower case), or None for all columns."""
     conditions: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Per table, conditions in DuckDB's SQL over its columns, unqualified: rows that do not meet all of them are of
     no use. A condition may name things that are no columns of the table."""
     counts: str | None = None
-    """The table of a query that is COUNT(*) with WHERE, all of it in ``conditions``, and nothing else."""
+    """The table of a query that is COUNT(*) with WHERE, all of it in `conditions`, and nothing else."""
     reads: str | None = None
-    """The table of a query that gives plain columns of it (``columns_given``; None: all), with a WHERE or without one,
-    all of it in ``conditions``, and has no other clause."""
+    """The table of a query that gives plain columns of it (`columns_given`; None: all), with a WHERE or without one,
+    all of it in `conditions`, and has no other clause."""
     columns_given: tuple[str, ...] | None = None
     aggregates: tuple[tuple[str, str | None], ...] = ()
     """Of a query over one table that gives nothing but MIN, MAX and COUNT of plain columns and COUNT(*), all of its
-    WHERE in ``conditions``: (function in capitals, column or None for ``*``), for each column of the answer."""
+    WHERE in `conditions`: (function in capitals, column or None for `*`), for each column of the answer."""
     database: str = "default"
     """Where names without a database are."""
     reads_once: bool = False
-    """Each of ``tables`` is gone through once from its beginning to its end, so that its rows may come as a stream."""
+    """Each of `tables` is gone through once from its beginning to its end, so that its rows may come as a stream."""
 
     pivots: bool = False
     """Which columns it gives may depend on the rows."""

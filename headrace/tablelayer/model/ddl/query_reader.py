@@ -18,7 +18,7 @@ _AFTER_NAMES = (TokenType.COMMA, TokenType.R_PAREN, TokenType.DOT, TokenType.SEM
 
 
 class QueryReader(ClauseReader):
-    """``views``: queries by ``database.name``, which stand for the names."""
+    """`views`: queries by `database.name`, which stand for the names."""
 
     def __init__(self, stream: TokenStream, database: str, views: Mapping[str, str]) -> None:
         super().__init__(stream, database)

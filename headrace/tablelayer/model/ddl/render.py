@@ -29,7 +29,7 @@ def quote_text(text: str) -> str:
 
 
 def create_table_sql(definition: TableDefinition) -> str:
-    """The CREATE TABLE statement that makes this table; ``parse`` gives ``definition.as_created()`` back."""
+    """The CREATE TABLE statement that makes this table; `parse` gives `definition.as_created()` back."""
     lines = [_column_sql(column) for column in definition.schema.columns]
     if definition.is_primary_key_table:
         names = ", ".join(quote_name(name) for name in definition.schema.primary_key)

@@ -145,7 +145,7 @@ class RowsReader:
         return self.expression(), key
 
     def key(self) -> dict[str, Value] | None:
-        """``column = literal AND ...``; None for any other condition."""
+        """`column = literal AND ...`; None for any other condition."""
         stream = self.stream
         key: dict[str, Value] = {}
         try:
@@ -166,7 +166,7 @@ class RowsReader:
         return key if stream.token is None or stream.is_kind(TokenType.SEMICOLON) else None
 
     def value(self, *ends: str, of_columns: bool = False) -> Value | Expression | Default:
-        """A literal, DEFAULT, or an expression up to a comma, a closing bracket or one of the words ``ends``; of
+        """A literal, DEFAULT, or an expression up to a comma, a closing bracket or one of the words `ends`; of
         columns only where there are some."""
         stream = self.stream
         start, first = stream.position, stream.token
@@ -216,7 +216,7 @@ class RowsReader:
         return stream.sql[start:end]
 
     def sources(self, *ends: str) -> str:
-        """What stands after FROM, up to one of the words ``ends`` or the end of the statement."""
+        """What stands after FROM, up to one of the words `ends` or the end of the statement."""
         start, end = self.extent("a table", *ends)
         self.reader.check_sources(start, end)
         return self.stream.sql[start:end]

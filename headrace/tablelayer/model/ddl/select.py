@@ -1,10 +1,10 @@
 """Queries: what they read, and whether the server can answer them without a scan.
 
 The text is DuckDB's SQL with backticks allowed. A query is *simple* when it reads one table, gives plain
-columns (or ``*``, or ``COUNT(*)`` alone), compares columns with literals by ``=`` and AND only, and limits
+columns (or `*`, or `COUNT(*)` alone), compares columns with literals by `=` and AND only, and limits
 by a number; then a lookup, a prefix lookup, a count or a limit scan may answer it. Anything else is
-DuckDB's: ``to_duckdb`` writes it with other table names, ``columns_read`` tells which columns of each
-table are enough, and ``conditions`` which of its rows (DuckDB applies the whole WHERE all the same). A query is simple
+DuckDB's: `to_duckdb` writes it with other table names, `columns_read` tells which columns of each
+table are enough, and `conditions` which of its rows (DuckDB applies the whole WHERE all the same). A query is simple
 only if each of its parts is named here (`tablelayer.model.filters.trees`): what is not known goes to DuckDB.
 """
 
@@ -33,7 +33,7 @@ from headrace.tablelayer.model.types.values import Value, negated, number, typed
 
 
 class _Queries(DuckDB):
-    """DuckDB's SQL; names also in backticks, and ``$`` may stand in a name (``orders$changelog``)."""
+    """DuckDB's SQL; names also in backticks, and `$` may stand in a name (`orders$changelog`)."""
 
     class Tokenizer(DuckDB.Tokenizer):
         IDENTIFIERS = ['"', "`"]  # noqa: RUF012
@@ -52,8 +52,8 @@ def to_duckdb(
     schemas: Mapping[str, pa.Schema] | None = None,
     casts: bool = False,
 ) -> str:
-    """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without its
-    WHERE. ``schemas``: of the tables where they are known, for `adapt_moments`, as ``casts`` is."""
+    """The query in DuckDB's SQL, with each table of `tables` called as `names` has it. `every_row`: without its
+    WHERE. `schemas`: of the tables where they are known, for `adapt_moments`, as `casts` is."""
     tree = _parse_one(select.sql)
     _quote_reserved(tree)
     if every_row:
@@ -138,7 +138,7 @@ def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: s
 
 
 def computes(text: str, *, casts: bool = False) -> bool:
-    """Whether an expression does more than write a value down: it calls, calculates or asks, or casts (where ``casts``
+    """Whether an expression does more than write a value down: it calls, calculates or asks, or casts (where `casts`
     says so)."""
     plain = (exp.Neg,) if casts else (exp.Cast, exp.Neg)
     tree = _parse_one(f"SELECT ({text}\n)")
@@ -150,7 +150,7 @@ def computes(text: str, *, casts: bool = False) -> bool:
 
 
 def compared_with(select: Select, texts: Sequence[str]) -> list[str | None]:
-    """Of texts that stand in the query, each in one place: the name of the column that it is compared with, ``::`` and
+    """Of texts that stand in the query, each in one place: the name of the column that it is compared with, `::` and
     the type that it is cast to, or None."""
     tree = _parse_one(select.sql)
     found: dict[str, str | None] = {}
@@ -195,8 +195,8 @@ def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
 
 
 def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, str] | None = None) -> Select:
-    """The query sql[start:end]; tables without a database are in ``database``. ``views``: queries (`with_databases`) by
-    ``database.name``. Raises DdlError."""
+    """The query sql[start:end]; tables without a database are in `database`. `views`: queries (`with_databases`) by
+    `database.name`. Raises DdlError."""
     text = sql[start:end]
     try:
         tree = _parse_one(text)
@@ -562,7 +562,7 @@ def _simple_parts(tree: exp.Expr, source: exp.Table | None) -> dict[str, Any] | 
 
 
 def _is_plain_count(expression: exp.Expr) -> bool:
-    """``COUNT(*)``."""
+    """`COUNT(*)`."""
     return only(expression, exp.Count, "this", "big_int") and _is_plain_star(expression.this)
 
 
@@ -581,12 +581,12 @@ def _is_name(node: Any) -> bool:
 
 
 def _is_plain_star(expression: exp.Expr) -> bool:
-    """``*``, without EXCLUDE or REPLACE."""
+    """`*`, without EXCLUDE or REPLACE."""
     return only(expression, exp.Star)
 
 
 def _is_plain_column(expression: Any, table: exp.Table) -> bool:
-    """A column of the table, and not a field of one: ``who.name`` looks like the column ``name`` of a table."""
+    """A column of the table, and not a field of one: `who.name` looks like the column `name` of a table."""
     return _is_named_plainly(expression) and expression.table.lower() in ("", table.alias_or_name.lower())
 
 

@@ -24,7 +24,7 @@ class CreateDatabase(msgspec.Struct, frozen=True):
 
 
 class AlterDatabase(msgspec.Struct, frozen=True):
-    """``comment`` None: as it is; '' takes it away."""
+    """`comment` None: as it is; '' takes it away."""
 
     name: str
     set_properties: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -47,7 +47,7 @@ class DropDatabase(msgspec.Struct, frozen=True):
 
 
 class ShowDatabases(msgspec.Struct, frozen=True):
-    """``like``: a pattern with % and _, None for all."""
+    """`like`: a pattern with % and _, None for all."""
 
     like: str | None = None
 
@@ -63,7 +63,7 @@ class CreateTable(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AlterTable:
-    """``places``: where in ``sql`` the word stands that each change is about (start, length)."""
+    """`places`: where in `sql` the word stands that each change is about (start, length)."""
 
     path: TablePath
     changes: tuple[Change, ...]
@@ -82,7 +82,7 @@ class AlterTable:
 
 
 class AddPartition(msgspec.Struct, frozen=True):
-    """``spec``: a value of each partition column; whether they are the table's is not known here."""
+    """`spec`: a value of each partition column; whether they are the table's is not known here."""
 
     path: TablePath
     spec: Mapping[str, Value]
@@ -96,7 +96,7 @@ class DropPartition(msgspec.Struct, frozen=True):
 
 
 class ShowPartitions(msgspec.Struct, frozen=True):
-    """``spec``: values that the partitions shown have; empty for all."""
+    """`spec`: values that the partitions shown have; empty for all."""
 
     path: TablePath
     spec: Mapping[str, Value] = msgspec.field(default_factory=dict)
@@ -108,7 +108,7 @@ class DropTable(msgspec.Struct, frozen=True):
 
 
 class ShowTables(msgspec.Struct, frozen=True):
-    """``like``: a pattern with % and _, None for all."""
+    """`like`: a pattern with % and _, None for all."""
 
     database: str
     like: str | None = None
@@ -123,14 +123,14 @@ class ShowCreateTable(msgspec.Struct, frozen=True):
 
 
 class ShowColumns(msgspec.Struct, frozen=True):
-    """``like``: a pattern with % and _, None for all."""
+    """`like`: a pattern with % and _, None for all."""
 
     path: TablePath
     like: str | None = None
 
 
 class ShowTopics(msgspec.Struct, frozen=True):
-    """The plain topics; ``like`` as with `ShowTables`."""
+    """The plain topics; `like` as with `ShowTables`."""
 
     like: str | None = None
 
@@ -140,7 +140,7 @@ class ShowViews(msgspec.Struct, frozen=True):
 
 
 class ShowOptions(msgspec.Struct, frozen=True):
-    """The options that there are; with ``path`` as a table has them."""
+    """The options that there are; with `path` as a table has them."""
 
     path: TablePath | None = None
 
@@ -156,7 +156,7 @@ class Default(msgspec.Struct, frozen=True):
 
 
 class Insert(msgspec.Struct, frozen=True):
-    """``columns`` None: all columns of the table, in order. Every row has as many values as there are columns."""
+    """`columns` None: all columns of the table, in order. Every row has as many values as there are columns."""
 
     path: TablePath
     columns: tuple[str, ...] | None
@@ -164,7 +164,7 @@ class Insert(msgspec.Struct, frozen=True):
 
 
 class InsertSelect(msgspec.Struct, frozen=True):
-    """The rows of a query into ``columns`` (None: all of the table), in the order of both."""
+    """The rows of a query into `columns` (None: all of the table), in the order of both."""
 
     path: TablePath
     columns: tuple[str, ...] | None
@@ -172,7 +172,7 @@ class InsertSelect(msgspec.Struct, frozen=True):
 
 
 class CreateTableAs(msgspec.Struct, frozen=True):
-    """A table of a query's columns with its rows. ``columns``: those whose types are written, which are then
+    """A table of a query's columns with its rows. `columns`: those whose types are written, which are then
     not the query's.
     """
 
@@ -187,7 +187,7 @@ class CreateTableAs(msgspec.Struct, frozen=True):
 
 
 class CopyFrom(msgspec.Struct, frozen=True):
-    """Rows of a file into ``columns`` (None: those that the file names). ``options`` by names in small letters."""
+    """Rows of a file into `columns` (None: those that the file names). `options` by names in small letters."""
 
     path: TablePath
     columns: tuple[str, ...] | None
@@ -204,9 +204,9 @@ class CopyTo(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Set ``assignments`` in the rows that ``condition`` is true for (None: all). ``key``: what the condition says
-    columns are equal to, if it says nothing else; whether that is the whole key is not known here. ``alias``: what the
-    table is called in expressions and the condition; ``others``: what stands after FROM, in DuckDB's SQL.
+    """Set `assignments` in the rows that `condition` is true for (None: all). `key`: what the condition says
+    columns are equal to, if it says nothing else; whether that is the whole key is not known here. `alias`: what the
+    table is called in expressions and the condition; `others`: what stands after FROM, in DuckDB's SQL.
     """
 
     path: TablePath
@@ -218,7 +218,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Delete the rows that ``condition`` is true for (None: all). The other parts are as with `Update`; ``others`` is
+    """Delete the rows that `condition` is true for (None: all). The other parts are as with `Update`; `others` is
     what stands after USING."""
 
     path: TablePath
@@ -251,7 +251,7 @@ class Summarize(msgspec.Struct, frozen=True):
 
 
 class CreateView(msgspec.Struct, frozen=True):
-    """A name for a query, for the rest of a session; ``sql`` names its tables with their databases."""
+    """A name for a query, for the rest of a session; `sql` names its tables with their databases."""
 
     path: TablePath
     sql: str
@@ -286,14 +286,14 @@ class Password:
 
 
 class Privilege(msgspec.Struct, frozen=True):
-    """``name`` is one of `tablelayer.model.rights.OPERATIONS`; ``columns`` of SELECT, empty for all."""
+    """`name` is one of `tablelayer.model.rights.OPERATIONS`; `columns` of SELECT, empty for all."""
 
     name: str
     columns: tuple[str, ...] = ()
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """On a table (``path``) or a database, one of both."""
+    """On a table (`path`) or a database, one of both."""
 
     privileges: tuple[Privilege, ...]
     path: TablePath | None

@@ -1,7 +1,7 @@
 """The words of a statement, where they stand, and errors that point at them.
 
 Identifiers may be quoted with backticks or double quotes; texts are in single quotes, doubled inside;
-comments are ``-- to the end of the line`` and ``/* ... */``. Words are not case sensitive, names are.
+comments are `-- to the end of the line` and `/* ... */`. Words are not case sensitive, names are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types in statements: from tokens to ``DataType``."""
+"""Types in statements: from tokens to `DataType`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def conjuncts(condition: Any) -> list[Any]:
 
 
 def hint_in(sql: str) -> tuple[int, int] | None:
-    """Where the first hint (``/*+ ... */``) begins and ends in a text. Parsers drop hints as comments."""
+    """Where the first hint (`/*+ ... */`) begins and ends in a text. Parsers drop hints as comments."""
     position = 0
     while "/*+" in sql and position < len(sql) and (piece := _PIECE.match(sql, position)) is not None:
         position = piece.end()

@@ -82,7 +82,7 @@ def _value(
     data: Bytes, position: int, end: int, stack: Bytes, resolve: bool
 ) -> tuple[int, int, int, int, int]:
     """The value at a position: (start, length, kind, where the text goes on, code). Of strings what is between the
-    quotes, without escapes if ``resolve`` says so.
+    quotes, without escapes if `resolve` says so.
     """
     base = data.ctypes.data
     byte = data[position]
@@ -122,7 +122,7 @@ def _split(
     kinds: Bytes,
     failure: Array,
 ) -> int:
-    """Count the parts of each text, and note where they are if ``fill`` says so. The first bad text, or -1."""
+    """Count the parts of each text, and note where they are if `fill` says so. The first bad text, or -1."""
     base = data.ctypes.data
     stack = np.empty(MAX_DEPTH, dtype=np.uint8)
     entry = 0

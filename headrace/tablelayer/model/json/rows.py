@@ -1,8 +1,8 @@
 """Rows to JSON and back, whole batches at a time, exact to the last digit.
 
-Out (``rows_to_json``): one compact JSON object per row, all columns in order, null written as null.
+Out (`rows_to_json`): one compact JSON object per row, all columns in order, null written as null.
 
-In (``json_to_rows``): one JSON object per row. A missing field is the column's default, or
+In (`json_to_rows`): one JSON object per row. A missing field is the column's default, or
 null; of a field that comes twice the last counts.
 
 | type | written as | read from |
@@ -22,7 +22,7 @@ null; of a field that comes twice the last counts.
 | MAP by CHAR, STRING | object | object; of a key that comes twice the last value counts |
 | other MAPs | array of pairs, as in [[1,"a"],[2,"b"]] | the same, or an object of the keys' texts |
 
-Nothing is rounded or cut: what does not fit is a ``RowError`` with the row's index, the column and the reason, and
+Nothing is rounded or cut: what does not fit is a `RowError` with the row's index, the column and the reason, and
 then nothing of the batch comes out. Rows of invalid UTF-8, and lone surrogates in a column's text, are refused too.
 """
 
@@ -83,8 +83,8 @@ def json_to_rows(
     """The rows of n JSON objects.
 
     values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the columns
-    wanted, in order; fields of other names are ignored or, with ``unknown_fields`` FAIL, refused. ``require_all``
-    refuses rows that lack a column. ``make_field``: what reads a column's values, `Field` if nothing else is said.
+    wanted, in order; fields of other names are ignored or, with `unknown_fields` FAIL, refused. `require_all`
+    refuses rows that lack a column. `make_field`: what reads a column's values, `Field` if nothing else is said.
     Gives a record batch of n rows. Raises RowError for the first row that does not fit.
     """
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)

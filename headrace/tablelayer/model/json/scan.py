@@ -1,6 +1,6 @@
 """Where the wanted values are in a batch of JSON objects: one strict pass over the bytes, compiled.
 
-``scan`` walks every record once (RFC 8259, nothing looser), checks all of it, and notes for each wanted field where
+`scan` walks every record once (RFC 8259, nothing looser), checks all of it, and notes for each wanted field where
 its value begins, how long it is and what it is. Fields that nobody wants are checked and skipped. When a field comes
 twice the last one counts, as in Python's and Jackson's parsers. Escapes are resolved in place, in the caller's
 scratch copy: the resolved text is never longer than the escaped one, so positions stay what they were.
@@ -44,7 +44,7 @@ _HASH_FACTOR = 0x01000193
 
 
 def field_table(names: list[bytes]) -> tuple[Bytes, Array, Array, Array]:
-    """The lookup table of wanted field names, for ``scan``.
+    """The lookup table of wanted field names, for `scan`.
 
     Their bytes, int64 offsets into these, an int32 hash table, and which names stand in JSON as they are.
     """
@@ -384,7 +384,7 @@ def _same(left: int, right: int, length: int) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _find_field(base: int, start: int, length: int, names: Bytes, name_offsets: Array, slots: Array) -> Int64:
-    """Index of the wanted field whose name is the ``length`` bytes from ``start`` on, or -1."""
+    """Index of the wanted field whose name is the `length` bytes from `start` on, or -1."""
     slot = np.uint32(_HASH_SEED)
     for index in range(start, start + length):
         slot = np.uint32((slot ^ np.uint32(byte_at(base, index))) * np.uint32(_HASH_FACTOR))
@@ -419,7 +419,7 @@ def scan(
     """Find the wanted values of all records.
 
     data: uint8, a scratch copy (escapes are resolved in it) with PADDING more bytes at its end; begins, ends:
-    int64[n], where each record's text is; names, name_offsets, slots, plain: from ``field_table``; starts,
+    int64[n], where each record's text is; names, name_offsets, slots, plain: from `field_table`; starts,
     lengths: int32[fields, n] and kinds: uint8[fields, n] zeroed, filled here (of strings: the text between the
     quotes). Stops at the first bad record and returns its index, with (code, position, length) in
     failure[0:3]; returns n when

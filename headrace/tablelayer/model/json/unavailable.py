@@ -32,7 +32,7 @@ class Placeholder(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Placeholder:
-        """Of the connector's setting, which is not empty; after ``hex:`` its bytes in hexadecimal."""
+        """Of the connector's setting, which is not empty; after `hex:` its bytes in hexadecimal."""
         return _placeholder(text)
 
     def cells(

@@ -1,8 +1,8 @@
 """From the text of JSON values to column values: exact, vectorised, compiled.
 
-Each kernel takes what ``json_scan.scan`` found of one field (``starts, lengths, kinds``: one entry per row) and fills
+Each kernel takes what `json_scan.scan` found of one field (`starts, lengths, kinds`: one entry per row) and fills
 the value array of one column; rows that are null or missing are skipped. It returns the first row that does not fit,
-with the reason's code in ``failure[0]``, or -1. No decimal and no integer ever passes through a float.
+with the reason's code in `failure[0]`, or -1. No decimal and no integer ever passes through a float.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _times_ten(high: Any, low: Any, digit: Any) -> tuple[Any, Any]:
 def exact(data: Bytes, start: int, end: int, digits_max: int, scale: int) -> tuple[int, bool, Any, Any]:
     """The number written in data[start:end], times 10**scale, as (failure code or 0, negative, high, low).
 
-    Must have at most ``digits_max`` (<= 38) digits then, and be whole: digits that would be lost are INEXACT.
+    Must have at most `digits_max` (<= 38) digits then, and be whole: digits that would be lost are INEXACT.
     """
     position = start
     negative = False
@@ -127,7 +127,7 @@ def exact(data: Bytes, start: int, end: int, digits_max: int, scale: int) -> tup
 
 @njit(cache=True, nogil=True)
 def _small_integer(data: Bytes, start: int, length: int) -> tuple[bool, Int64]:
-    """(True, value) for a plain integer of at most 18 digits; (False, 0) sends the caller to ``_exact``."""
+    """(True, value) for a plain integer of at most 18 digits; (False, 0) sends the caller to `_exact`."""
     position = start
     end = start + length
     negative = data[position] == 45
@@ -160,7 +160,7 @@ def trim(data: Bytes, start: int, length: int) -> tuple[int, int]:
 def integers(
     data: Bytes, starts: Array, lengths: Array, kinds: Bytes, bits: int, values: Array, failure: Array
 ) -> int:
-    """values: int64[n]. Numbers, or strings that hold one, whole and within ``bits`` bits, signed."""
+    """values: int64[n]. Numbers, or strings that hold one, whole and within `bits` bits, signed."""
     top = np.uint64((np.uint64(1) << np.uint64(bits - 1)) - np.uint64(1))
     for row in range(len(starts)):
         kind = kinds[row]
@@ -475,9 +475,9 @@ def timestamps(
     values: Array,
     failure: Array,
 ) -> int:
-    """values: int64[n] in the column's unit since 1970-01-01T00:00:00 (UTC when ``zoned``), of ISO 8601 strings.
+    """values: int64[n] in the column's unit since 1970-01-01T00:00:00 (UTC when `zoned`), of ISO 8601 strings.
 
-    A zone must be there for an instant (``zoned``). For a timestamp without zone it may only be Z or +00:00.
+    A zone must be there for an instant (`zoned`). For a timestamp without zone it may only be Z or +00:00.
     """
     nanos_per_unit = 1_000_000_000 // units_per_second
     finest = np.int64(_POWERS[9 - precision])
@@ -540,7 +540,7 @@ def text_offsets(starts: Array, lengths: Array, kinds: Bytes, offsets: Array) ->
 
 @njit(cache=True, nogil=True)
 def copy_texts(data: Bytes, starts: Array, offsets: Array, out: Bytes) -> None:
-    """Put the texts together, as ``text_offsets`` has counted them."""
+    """Put the texts together, as `text_offsets` has counted them."""
     source, target = data.ctypes.data, out.ctypes.data
     for row in range(len(starts)):
         length = offsets[row + 1] - offsets[row]
@@ -549,7 +549,7 @@ def copy_texts(data: Bytes, starts: Array, offsets: Array, out: Bytes) -> None:
 
 @njit(cache=True, nogil=True)
 def longer_than(data: Bytes, starts: Array, lengths: Array, kinds: Bytes, limit: int) -> int:
-    """The first row whose text has more than ``limit`` characters (code points), or -1."""
+    """The first row whose text has more than `limit` characters (code points), or -1."""
     for row in range(len(starts)):
         if kinds[row] <= NULL or lengths[row] <= limit:
             continue

@@ -97,7 +97,7 @@ _POWERS = np.array([10**exponent for exponent in range(20)], dtype=np.uint64)
 def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
     """The rows as compact JSON objects, UTF-8: n binary values (large_binary from 2 GiB on).
 
-    Equal to ``json.dumps(row, separators=(",", ":"), ensure_ascii=False)`` of rows with the values as in
+    Equal to `json.dumps(row, separators=(",", ":"), ensure_ascii=False)` of rows with the values as in
     json_rows. Raises ValueError for an Arrow type that no table column has.
     """
     offsets, data = _write(batch.columns, _object_prefixes(tuple(batch.schema.names)), batch.num_rows, b"}")
@@ -244,7 +244,7 @@ def _byte_length(array: pa.Array) -> int:
 
 @njit(cache=True, nogil=True)
 def _escaped_length(row: Array, count: int) -> Int64:
-    """The bytes that ``count`` strings of a column take at most, with their escapes."""
+    """The bytes that `count` strings of a column take at most, with their escapes."""
     if count == 0:
         return 0
     first = np.int64(int32_at(row[_VALUES], row[_OFFSET]))
@@ -264,7 +264,7 @@ def _escaped_length(row: Array, count: int) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _put_unsigned(at: Int64, value: Any, width: int) -> Int64:
-    """Write ``value`` (uint64) with at least ``width`` digits to the address ``at``; the address after it."""
+    """Write `value` (uint64) with at least `width` digits to the address `at`; the address after it."""
     hundred = np.uint64(100)
     length = width
     while length < 20 and value >= _POWERS[length]:
@@ -299,7 +299,7 @@ def _put_two(at: Int64, value: Any) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _put_decimal(at: Int64, low: Any, high: Any, scale: int) -> Int64:
-    """Write a 128-bit unscaled value with ``scale`` digits after the point."""
+    """Write a 128-bit unscaled value with `scale` digits after the point."""
     low = np.uint64(low)
     if high < 0:
         put_byte(at, 45)
@@ -456,8 +456,8 @@ def _bracket(bounds: Array, inner: Bytes, opening: int, closing: int, out: Bytes
 
 @njit(cache=True, nogil=True)
 def _write_rows(table: Array, names: int, count: int, closing: int, out: int, offsets: Array) -> Int64:
-    """Write all rows, each with the byte ``closing`` at its end unless it is 0; offsets: int64[n + 1]. Returns the
-    bytes written. ``names`` and ``out`` are addresses; up to `_SLACK` bytes behind what is written are touched.
+    """Write all rows, each with the byte `closing` at its end unless it is 0; offsets: int64[n + 1]. Returns the
+    bytes written. `names` and `out` are addresses; up to `_SLACK` bytes behind what is written are touched.
     """
     position = np.int64(out)
     width = len(table)

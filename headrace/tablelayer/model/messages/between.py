@@ -21,7 +21,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class WantedEnd(Struct):
-    """``offset`` is how far the lake is."""
+    """`offset` is how far the lake is."""
 
     topic: str = string()
     partition: int = int32()
@@ -29,7 +29,7 @@ class WantedEnd(Struct):
 
 
 class DescribeEndsRequest(ApiMessage, key=10080, kind="request", versions="0", flexible="0+"):
-    """Where the records of partitions end that the broker leads. ``hold_ms``: those that the lake has wholly take no
+    """Where the records of partitions end that the broker leads. `hold_ms`: those that the lake has wholly take no
     more for so long, because they are about to be deleted.
     """
 
@@ -38,8 +38,8 @@ class DescribeEndsRequest(ApiMessage, key=10080, kind="request", versions="0", f
 
 
 class FoundEnd(Struct):
-    """``end`` -1: it is not led there. ``newest_ms``: of the batch that has the record at the offset that was named, -1
-    if there is none. ``held_epoch``: under which leader epoch it takes nothing now, -1 if it does.
+    """`end` -1: it is not led there. `newest_ms`: of the batch that has the record at the offset that was named, -1
+    if there is none. `held_epoch`: under which leader epoch it takes nothing now, -1 if it does.
     """
 
     end: int = int64(default=-1)
@@ -54,7 +54,7 @@ class DescribeEndsResponse(TableResponse, key=10080, kind="response", versions="
 
 
 class StagedPlace(Struct):
-    """A bucket of the table; of a partitioned table the bucket of a partition, by its id. ``count`` of chunks."""
+    """A bucket of the table; of a partitioned table the bucket of a partition, by its id. `count` of chunks."""
 
     partition_id: UUID = uuid()
     bucket: int = int32()
@@ -82,8 +82,8 @@ class CountStagedResponse(TableResponse, key=10090, kind="response", versions="0
 
 
 class ApplyStagedRequest(ApiMessage, key=10091, kind="request", versions="0", flexible="0+"):
-    """Write what is decided for a bucket that the broker leads. ``ledger``: the decision, as the coordination store has
-    it. ``place.count``: so many chunks are known to be written.
+    """Write what is decided for a bucket that the broker leads. `ledger`: the decision, as the coordination store has
+    it. `place.count`: so many chunks are known to be written.
     """
 
     table_id: UUID = uuid()
@@ -119,8 +119,8 @@ class KeptCells(Struct):
 
 class PrepareRowsRequest(ApiMessage, key=10093, kind="request", versions="0", flexible="0+"):
     """Rows that were produced to another broker, for a bucket that this one leads: check them, and hold the bucket for
-    as long as it takes to do the same everywhere, which is some seconds at most. ``rows`` is an Arrow message in the
-    schema of that id; ``deletes`` a byte for each row, ``sent_as`` eight, little-endian. The rest is who writes.
+    as long as it takes to do the same everywhere, which is some seconds at most. `rows` is an Arrow message in the
+    schema of that id; `deletes` a byte for each row, `sent_as` eight, little-endian. The rest is who writes.
     """
 
     topic: str = string()
@@ -137,8 +137,8 @@ class PrepareRowsRequest(ApiMessage, key=10093, kind="request", versions="0", fl
 
 
 class PrepareRowsResponse(TableResponse, key=10093, kind="response", versions="0", flexible="0+"):
-    """``is_busy``: others write to the bucket, ask again. ``row`` and ``column``: what the error is about, -1 for none.
-    ``base_offset`` is set for what is there already; otherwise ``ticket`` is for what is prepared. ``leader_epoch``: in
+    """`is_busy`: others write to the bucket, ask again. `row` and `column`: what the error is about, -1 for none.
+    `base_offset` is set for what is there already; otherwise `ticket` is for what is prepared. `leader_epoch`: in
     which it was logged, or would be.
     """
 
@@ -153,7 +153,7 @@ class PrepareRowsResponse(TableResponse, key=10093, kind="response", versions="0
 
 
 class LogRowsRequest(ApiMessage, key=10094, kind="request", versions="0", flexible="0+"):
-    """Log what is prepared; ``release``: let go of it instead."""
+    """Log what is prepared; `release`: let go of it instead."""
 
     ticket: UUID = uuid()
     release: bool = boolean()
@@ -165,8 +165,8 @@ class LogRowsResponse(TableResponse, key=10094, kind="response", versions="0", f
 
 
 class AwaitRowsRequest(ApiMessage, key=10095, kind="request", versions="0", flexible="0+"):
-    """Wait for what ``acks`` demands of what the bucket has below ``end_offset``; -1 is where its log ends now.
-    ``leader_epoch``: in which the last of it was logged; under another one it was lost, and something else is there.
+    """Wait for what `acks` demands of what the bucket has below `end_offset`; -1 is where its log ends now.
+    `leader_epoch`: in which the last of it was logged; under another one it was lost, and something else is there.
     """
 
     topic: str = string()
@@ -187,8 +187,8 @@ class CopiedFile(Struct):
 
 
 class CopyStoreRequest(ApiMessage, key=10096, kind="request", versions="0", flexible="0+"):
-    """The key-value store that the broker has of a bucket, for another replica of it. Without ``copy_id`` a copy is
-    made, which is kept while pieces of it are asked for; ``file`` and ``position`` name one; ``done`` lets go of it.
+    """The key-value store that the broker has of a bucket, for another replica of it. Without `copy_id` a copy is
+    made, which is kept while pieces of it are asked for; `file` and `position` name one; `done` lets go of it.
     """
 
     topic: str = string()
@@ -200,7 +200,7 @@ class CopyStoreRequest(ApiMessage, key=10096, kind="request", versions="0", flex
 
 
 class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0", flexible="0+"):
-    """``files``: of a copy that was made; ``data``: the bytes at a position, none at a file's end."""
+    """`files`: of a copy that was made; `data`: the bytes at a position, none at a file's end."""
 
     copy_id: UUID = uuid()
     files: list[CopiedFile] = array(CopiedFile)
@@ -209,8 +209,8 @@ class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0",
 
 class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0-1", flexible="0+"):
     """A chunk that was staged with the leader of a bucket, for another replica of it: whoever leads next has it.
-    ``place.count`` is its number. ``durable``: it has to survive a power cut. ``update``: as with `StageRowsRequest`.
-    ``writer_key``: what names of files have of the writer, in the place of ``writer`` where that is not known any more.
+    `place.count` is its number. `durable`: it has to survive a power cut. `update`: as with `StageRowsRequest`.
+    `writer_key`: what names of files have of the writer, in the place of `writer` where that is not known any more.
     """
 
     table_id: UUID = uuid()
@@ -230,8 +230,8 @@ class KeepStagedResponse(TableResponse, key=10097, kind="response", versions="0-
 
 
 class HandOverStagedRequest(ApiMessage, key=10098, kind="request", versions="0", flexible="0+"):
-    """Have ``broker_id``, which leads the place now, keep the chunks that this broker has of an attempt, from number
-    ``place.count`` on: it was no replica in sync when they were staged.
+    """Have `broker_id`, which leads the place now, keep the chunks that this broker has of an attempt, from number
+    `place.count` on: it was no replica in sync when they were staged.
     """
 
     table_id: UUID = uuid()

@@ -10,7 +10,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class LakeOffset(Struct):
-    """The log of a bucket is in the lake up to ``offset``, exclusive. Of a partitioned table the bucket is
+    """The log of a bucket is in the lake up to `offset`, exclusive. Of a partitioned table the bucket is
     that of the partition of that name and id.
     """
 
@@ -35,7 +35,7 @@ class LakeOffset(Struct):
 
 
 class LakeProperty(Struct):
-    """``value`` null: it is set, and may be a secret, which is kept from who asks."""
+    """`value` null: it is set, and may be a secret, which is kept from who asks."""
 
     key: str = string()
     value: str | None = string(nullable="0+", default=None)
@@ -45,8 +45,8 @@ class LakeProperty(Struct):
 
 
 class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0-1", flexible="0+"):
-    """Asks for a tiering round: of one table, or (nulls) of the one that needs it most; ``force`` if none
-    is due. ``topic``: of this plain topic.
+    """Asks for a tiering round: of one table, or (nulls) of the one that needs it most; `force` if none
+    is due. `topic`: of this plain topic.
     """
 
     worker: str = string()
@@ -57,8 +57,8 @@ class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0-1", fl
 
 
 class LakeBeginResponse(TableResponse, key=10020, kind="response", versions="0-1", flexible="0+"):
-    """``epoch`` fences every earlier round of the table; the round is lost ``lease_ms`` after the last
-    heartbeat. ``topic``: the round is of this plain topic, whose id ``table_id`` is.
+    """`epoch` fences every earlier round of the table; the round is lost `lease_ms` after the last
+    heartbeat. `topic`: the round is of this plain topic, whose id `table_id` is.
     """
 
     granted: bool = boolean()
@@ -71,7 +71,7 @@ class LakeBeginResponse(TableResponse, key=10020, kind="response", versions="0-1
 
 
 class LakeHeartbeatRequest(ApiMessage, key=10021, kind="request", versions="0", flexible="0+"):
-    """Renews the lease; ``changes`` are in the lake by this round so far, ``doing`` is for people."""
+    """Renews the lease; `changes` are in the lake by this round so far, `doing` is for people."""
 
     table_id: UUID = uuid()
     epoch: int = int64(default=-1)
@@ -80,13 +80,13 @@ class LakeHeartbeatRequest(ApiMessage, key=10021, kind="request", versions="0", 
 
 
 class LakeHeartbeatResponse(TableResponse, key=10021, kind="response", versions="0", flexible="0+"):
-    """``finish``: end the round after what is in hand."""
+    """`finish`: end the round after what is in hand."""
 
     finish: bool = boolean()
 
 
 class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0-1", flexible="0+"):
-    """Reports what is in the lake already: ``offsets`` as they stand inside of snapshot ``snapshot_id``.
+    """Reports what is in the lake already: `offsets` as they stand inside of snapshot `snapshot_id`.
 
     The round goes on until it is given back.
     """
@@ -102,7 +102,7 @@ class LakeCommitResponse(TableResponse, key=10022, kind="response", versions="0-
 
 
 class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-2", flexible="0+"):
-    """``token``: what the server's operator has given to tiering jobs, to be told the catalog's credentials."""
+    """`token`: what the server's operator has given to tiering jobs, to be told the catalog's credentials."""
 
     table_id: UUID = uuid()
     token: str | None = string(versions="2+", nullable="2+", default=None, ignorable=True)
@@ -112,11 +112,11 @@ class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-2",
 
 
 class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="0-2", flexible="0+"):
-    """The coordinator's copy of what the lake's own snapshots say; ``properties`` are the catalog's.
+    """The coordinator's copy of what the lake's own snapshots say; `properties` are the catalog's.
 
-    ``ends`` are the log's ends as readers see them. ``worker`` (null: none), ``doing``, ``changes`` and
-    ``round_ms`` tell of the round that is running, ``failures``, ``retry_in_ms`` and ``failure`` of those that
-    failed since the last commit. ``commits`` were reported since the server started; ``behind_ms`` is how old the
+    `ends` are the log's ends as readers see them. `worker` (null: none), `doing`, `changes` and
+    `round_ms` tell of the round that is running, `failures`, `retry_in_ms` and `failure` of those that
+    failed since the last commit. `commits` were reported since the server started; `behind_ms` is how old the
     oldest record is that the lake does not have (0: it has all; -1: nobody knows).
     """
 
@@ -141,7 +141,7 @@ class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="
 
 
 class LakeEndRequest(ApiMessage, key=10050, kind="request", versions="0", flexible="0+"):
-    """Ends a round; ``failure`` says why it could not be done, null that nothing was wrong."""
+    """Ends a round; `failure` says why it could not be done, null that nothing was wrong."""
 
     table_id: UUID = uuid()
     epoch: int = int64(default=-1)
@@ -159,13 +159,13 @@ class LakeFinishRequest(ApiMessage, key=10051, kind="request", versions="0", fle
 
 
 class LakeFinishResponse(TableResponse, key=10051, kind="response", versions="0", flexible="0+"):
-    """``running``: whether there was a round to finish."""
+    """`running`: whether there was a round to finish."""
 
     running: bool = boolean()
 
 
 class ListedLake(Struct):
-    """How far the lake of one table or plain topic is; the fields are those of DescribeLakeResponse, and ``behind`` is
+    """How far the lake of one table or plain topic is; the fields are those of DescribeLakeResponse, and `behind` is
     the number of offsets that the lake does not have.
     """
 

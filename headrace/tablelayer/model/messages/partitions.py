@@ -9,7 +9,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class CreatePartitionRequest(ApiMessage, key=10024, kind="request", versions="0", flexible="0+"):
-    """``name``: the values of the partition columns as text, joined by dots (``partitions.py``)."""
+    """`name`: the values of the partition columns as text, joined by dots (`partitions.py`)."""
 
     table_id: UUID = uuid()
     name: str = string()

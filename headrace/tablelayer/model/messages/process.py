@@ -11,8 +11,8 @@ class DescribeServerRequest(ApiMessage, key=10070, kind="request", versions="0",
 
 
 class DescribeServerResponse(TableResponse, key=10070, kind="response", versions="0", flexible="0+"):
-    """``cpu_ms``: user and system time since the process began; ``memory_bytes``: of it in memory (-1: not known here);
-    ``open_files_max``: as many as it may have, -1 for any.
+    """`cpu_ms`: user and system time since the process began; `memory_bytes`: of it in memory (-1: not known here);
+    `open_files_max`: as many as it may have, -1 for any.
     """
 
     broker_id: int = int32()
@@ -29,7 +29,7 @@ class BeginBackupRequest(ApiMessage, key=10081, kind="request", versions="0", fl
 
 
 class BeginBackupResponse(TableResponse, key=10081, kind="response", versions="0", flexible="0+"):
-    """``data_directory`` of the broker, on its machine, and the ``folder`` in it that has the cut."""
+    """`data_directory` of the broker, on its machine, and the `folder` in it that has the cut."""
 
     backup_id: str = string()
     data_directory: str = string()
@@ -37,7 +37,7 @@ class BeginBackupResponse(TableResponse, key=10081, kind="response", versions="0
 
 
 class HoldBackupRequest(ApiMessage, key=10082, kind="request", versions="0", flexible="0+"):
-    """Says that a backup is still being made, at least once a minute, or that it ``is_over``."""
+    """Says that a backup is still being made, at least once a minute, or that it `is_over`."""
 
     backup_id: str = string()
     is_over: bool = boolean()

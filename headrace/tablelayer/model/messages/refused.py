@@ -9,7 +9,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class RefusedRecord(Struct):
-    """``index``: of the record in its batch, -1: the batch as a whole; ``dead_letter``: it is in the table's
+    """`index`: of the record in its batch, -1: the batch as a whole; `dead_letter`: it is in the table's
     dead-letter topic, and the batch went on without it.
     """
 
@@ -23,7 +23,7 @@ class RefusedRecord(Struct):
 
 
 class RefusedTable(Struct):
-    """``count``: refused since the server started; ``records``: the last ones, the newest first."""
+    """`count`: refused since the server started; `records`: the last ones, the newest first."""
 
     table_id: UUID = uuid()
     table: str = string()

@@ -7,7 +7,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class GrantColumnsRequest(ApiMessage, key=10060, kind="request", versions="0", flexible="0+"):
-    """``principal`` as in ACLs: ``User:ann``, or ``User:*`` for everybody. Adds to what was granted before."""
+    """`principal` as in ACLs: `User:ann`, or `User:*` for everybody. Adds to what was granted before."""
 
     database: str = string()
     table: str = string()
@@ -20,7 +20,7 @@ class GrantColumnsResponse(TableResponse, key=10060, kind="response", versions="
 
 
 class RevokeColumnsRequest(ApiMessage, key=10061, kind="request", versions="0", flexible="0+"):
-    """``columns`` null: all that were granted."""
+    """`columns` null: all that were granted."""
 
     database: str = string()
     table: str = string()
@@ -29,7 +29,7 @@ class RevokeColumnsRequest(ApiMessage, key=10061, kind="request", versions="0", 
 
 
 class RevokeColumnsResponse(TableResponse, key=10061, kind="response", versions="0", flexible="0+"):
-    """``columns``: those that were taken; empty when none of them was granted."""
+    """`columns`: those that were taken; empty when none of them was granted."""
 
     columns: list[str] = array(string)
 

@@ -7,7 +7,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class SnapshotListing(Struct):
-    """``offset`` is exclusive: the log below it is in the snapshot."""
+    """`offset` is exclusive: the log below it is in the snapshot."""
 
     id: int = int64()
     offset: int = int64()
@@ -17,7 +17,7 @@ class SnapshotListing(Struct):
 
 
 class BucketSnapshotsListing(Struct):
-    """``applied_offset``: what of the log is in the store now, exclusive; ``snapshots``: the newest first."""
+    """`applied_offset`: what of the log is in the store now, exclusive; `snapshots`: the newest first."""
 
     bucket: int = int32()
     applied_offset: int = int64()

@@ -10,9 +10,9 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class StagedChunk(Struct):
-    """A write batch as in AppendRows or PutRows; ``number`` counts an attempt's chunks for this bucket from 0.
+    """A write batch as in AppendRows or PutRows; `number` counts an attempt's chunks for this bucket from 0.
 
-    ``partition_id``: of a partitioned table the partition that the bucket is of.
+    `partition_id`: of a partitioned table the partition that the bucket is of.
     """
 
     partition_id: UUID = uuid(versions="1+")
@@ -24,8 +24,8 @@ class StagedChunk(Struct):
 class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-2", flexible="0+"):
     """Hand over rows that become part of the table when the writer commits the attempt.
 
-    ``writer`` keeps its name over restarts, ``batch_id`` grows, ``attempt`` is new for every run of a task. A
-    chunk that is there already is not stored again. ``update``: the target columns of rows that are there when they are
+    `writer` keeps its name over restarts, `batch_id` grows, `attempt` is new for every run of a task. A
+    chunk that is there already is not stored again. `update`: the target columns of rows that are there when they are
     committed are replaced; no row is made (`WRITE_MODE_UPDATE`).
     """
 
@@ -39,7 +39,7 @@ class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-2", fl
 
 
 class StageRowsResponse(TableResponse, key=10040, kind="response", versions="0-2", flexible="0+"):
-    """``decided``: this batch, or a later one, is committed already; nothing was stored."""
+    """`decided`: this batch, or a later one, is committed already; nothing was stored."""
 
     decided: bool = boolean()
 
@@ -62,7 +62,7 @@ class StagedAttempt(Struct):
 class CommitStagedRequest(ApiMessage, key=10041, kind="request", versions="0-1", flexible="0+"):
     """Write what these attempts have staged, once, in this order; answered when all of it is visible.
 
-    A batch that is decided already is left as it is, whatever attempts are named. ``single``: the writer will not
+    A batch that is decided already is left as it is, whatever attempts are named. `single`: the writer will not
     have another batch, and may soon be forgotten.
     """
 

@@ -67,7 +67,7 @@ DELETED_FIELD = "__deleted"
 
 
 def parse_placeholder(text: str) -> str:
-    """What a connector writes for a value that it does not know; ``hex:`` and its bytes. Raises ValueError."""
+    """What a connector writes for a value that it does not know; `hex:` and its bytes. Raises ValueError."""
     if text.startswith("hex:"):
         try:
             bytes.fromhex(text[4:])
@@ -81,7 +81,7 @@ def parse_placeholder(text: str) -> str:
 
 
 def parse_time_units(text: str) -> dict[str, str]:
-    """Units by column, of ``created=ms, changed=us``. Raises ValueError."""
+    """Units by column, of `created=ms, changed=us`. Raises ValueError."""
     units: dict[str, str] = {}
     for part in text.split(",") if text.strip() else ():
         name, equals, unit = (each.strip() for each in part.rpartition("="))
@@ -108,7 +108,7 @@ class AvroSchemaPlace(StrEnum):
 
 
 def parse_value_path(text: str) -> tuple[str, ...]:
-    """The names of a path such as ``payload.data`` or ``$.payload.data``. Raises ValueError."""
+    """The names of a path such as `payload.data` or `$.payload.data`. Raises ValueError."""
     stripped = text.strip()
     names = tuple(stripped.removeprefix("$.").split("."))
     if not all(names) or stripped == "$" or any(re.search(r"[\[\]*\x00-\x1f]", name) for name in names):

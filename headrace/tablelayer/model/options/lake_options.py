@@ -1,4 +1,4 @@
-"""Options of a lake's own table, which a table's definition passes on: ``paimon.*`` and ``iceberg.*``.
+"""Options of a lake's own table, which a table's definition passes on: `paimon.*` and `iceberg.*`.
 
 Any name goes but those that tiering into the lake sets itself. Which of them a client may give is the server's to say.
 """

@@ -1,8 +1,8 @@
 """What a table option is: its declaration, which is its value too.
 
 Options are class attributes of `options.TableOptions`. Of the class, such an attribute is the declaration
-(``TableOptions.kv_ttl_ms.name``, ``.doc``, ``.alterable``); of an instance, the value that the table goes by
-(``settings.kv_ttl_ms``, an ``int | None``, because its type is a duration and its default is None).
+(`TableOptions.kv_ttl_ms.name`, `.doc`, `.alterable`); of an instance, the value that the table goes by
+(`settings.kv_ttl_ms`, an `int | None`, because its type is a duration and its default is None).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Read = TypeVar("Read", covariant=True)
 class OptionType(msgspec.Struct, Generic[Read], frozen=True):
     """What values of an option are, and how they are written.
 
-    ``parse`` raises ValueError with a reason; ``render`` gives the canonical writing, which ``parse`` reads back.
+    `parse` raises ValueError with a reason; `render` gives the canonical writing, which `parse` reads back.
     """
 
     parse: Callable[[str], Read]
@@ -31,11 +31,11 @@ class OptionType(msgspec.Struct, Generic[Read], frozen=True):
 class Option(Generic[Value]):
     """One declared option.
 
-    ``default``: the value of a table that does not have the option; None: there is none. ``derived`` gives it instead
-    where a table's other options decide it. ``shown_default``: what to say of an option whose default is not a value
-    of its own. ``primary_key_only``: semantics R16. ``names_columns``: its value is a list of columns, follows their
-    renaming, and they cannot be dropped. ``partitioned_only``: only tables with PARTITIONED BY may have it.
-    ``value_format``: only tables with values of one of these formats may have it.
+    `default`: the value of a table that does not have the option; None: there is none. `derived` gives it instead
+    where a table's other options decide it. `shown_default`: what to say of an option whose default is not a value
+    of its own. `primary_key_only`: semantics R16. `names_columns`: its value is a list of columns, follows their
+    renaming, and they cannot be dropped. `partitioned_only`: only tables with PARTITIONED BY may have it.
+    `value_format`: only tables with values of one of these formats may have it.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _DURATION_FACTORS = {word: factor for factor, words in _DURATION_UNITS.items() f
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration as Flink and Fluss write it: ``7 d``, ``3min``, ``1500`` (milliseconds)."""
+    """Milliseconds of a duration as Flink and Fluss write it: `7 d`, `3min`, `1500` (milliseconds)."""
     match = _DURATION.fullmatch(text)
     factor = None if match is None else _DURATION_FACTORS.get(match.group(2).lower())
     if match is None or factor is None:
@@ -40,7 +40,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 def format_duration(milliseconds: int) -> str:
-    """The shortest exact way to write a duration: ``format_duration(604800000) == '7 d'``."""
+    """The shortest exact way to write a duration: `format_duration(604800000) == '7 d'`."""
     for factor, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
         if milliseconds % factor == 0:
             return f"{milliseconds // factor} {unit}"
@@ -48,7 +48,7 @@ def format_duration(milliseconds: int) -> str:
 
 
 def parse_name_list(text: str) -> tuple[str, ...]:
-    """Column names separated by commas, as in ``'bucket.key' = 'a,b'``."""
+    """Column names separated by commas, as in `'bucket.key' = 'a,b'`."""
     return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
 
 
@@ -69,7 +69,7 @@ def one_of(values: type[Word]) -> OptionType[Word]:
 
 
 def whole_number(least: int, most: int, allowed: str) -> OptionType[int]:
-    """A number from least, which is -1 or more, to most; ``allowed`` is what an error says of them."""
+    """A number from least, which is -1 or more, to most; `allowed` is what an error says of them."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*(-1|[0-9]{1,10})\s*", text) or not least <= int(text) <= most:

@@ -4,8 +4,8 @@ The declaration gives the option's name, type, default, checks and documentation
 that the broker describes and OPTIONS.md are computed from it. The attribute of an instance is the table's value.
 
 Names and defaults are Fluss's wherever Fluss has the option. Only what works is declared: any other
-``table.*`` name is refused, with the nearest known one. Names without the prefix ``table.`` are Kafka topic
-configurations, which the broker checks; they pass through untouched. ``bucket.num`` and ``bucket.key``
+`table.*` name is refused, with the nearest known one. Names without the prefix `table.` are Kafka topic
+configurations, which the broker checks; they pass through untouched. `bucket.num` and `bucket.key`
 exist in statements only: a definition has fields for them.
 """
 
@@ -556,7 +556,7 @@ def renamed_column(name: str, value: str, old: str, new: str) -> str:
 def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict[str, str]:
     """Options in canonical writing, sorted by name.
 
-    Raises TableError(INVALID_TABLE) for a ``table.*`` name that is not declared, a value that does not
+    Raises TableError(INVALID_TABLE) for a `table.*` name that is not declared, a value that does not
     parse, and an option of primary-key tables on a log table.
     """
     normal: dict[str, str] = {}
@@ -633,7 +633,7 @@ def parse(name: str, value: str) -> Any:
 
 
 def parse_bucket_count(text: str) -> int:
-    """The value of ``bucket.num``. Raises TableError(INVALID_TABLE) if it is not a number in range."""
+    """The value of `bucket.num`. Raises TableError(INVALID_TABLE) if it is not a number in range."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text):
         raise _invalid(f"option '{BUCKET_COUNT}' = '{text}': the value must be a whole number")
     return int(text)

@@ -95,7 +95,7 @@ def check_inside(column: Column, values: pa.Array) -> None:
     """Check what a column promises beyond its Arrow type: NOT NULL inside of it, CHAR(n), the digits of a second, and
     keys that are there and differ. For columns whose type `has_rules`.
 
-    Raises RowError for one that breaks it, with the place inside as ``tags[2].name``.
+    Raises RowError for one that breaks it, with the place inside as `tags[2].name`.
     """
     found = _first_fault(column.type, values, column.name)
     if found is not None:
@@ -188,7 +188,7 @@ def _mask(array: pa.Array) -> Mask:
 
 
 def repeated_keys(of: Indices, keys: pa.Array) -> Indices:
-    """The entries whose key has been in the same map before, ascending. ``of``: which map each entry is of."""
+    """The entries whose key has been in the same map before, ascending. `of`: which map each entry is of."""
     if len(keys) < 2:
         return np.zeros(0, np.int64)
     codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -1,9 +1,9 @@
 """The functions of the aggregation merge engine: which there are, for which types, and how they are written
 (semantics R9).
 
-A table says ``'fields.<column>.agg' = '<function>'``, and for a parameter of the function
-``'fields.<column>.<function>.<parameter>' = '<value>'``, as Fluss does. A definition keeps them with the columns, so
-that they follow a column through renames; ``options_of`` writes them back. A column without one has
+A table says `'fields.<column>.agg' = '<function>'`, and for a parameter of the function
+`'fields.<column>.<function>.<parameter>' = '<value>'`, as Fluss does. A definition keeps them with the columns, so
+that they follow a column through renames; `options_of` writes them back. A column without one has
 `DEFAULT_FUNCTION`.
 """
 
@@ -69,7 +69,7 @@ _TYPES: Mapping[AggregateFunction, frozenset[TypeKind]] = {
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """The function of one column. ``delimiter`` belongs to listagg and string_agg alone."""
+    """The function of one column. `delimiter` belongs to listagg and string_agg alone."""
 
     function: AggregateFunction
     delimiter: str = DEFAULT_DELIMITER

@@ -1,8 +1,8 @@
 """Columns and schemas.
 
-A schema never changes: a changed table has a new schema with a new ``schema_id``. Columns are known by
-``id``, which is never used again, so that rows written under an older schema can be read. Primary-key
-columns are never null. The JSON form is what is stored and sent; ``Schema.from_json(s.to_json()) == s``.
+A schema never changes: a changed table has a new schema with a new `schema_id`. Columns are known by
+`id`, which is never used again, so that rows written under an older schema can be read. Primary-key
+columns are never null. The JSON form is what is stored and sent; `Schema.from_json(s.to_json()) == s`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ RESERVED_COLUMNS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``id`` identifies it through renames and across schema versions.
+    """One column. `id` identifies it through renames and across schema versions.
 
-    ``default``: what a row gets that is written without the column; ``initial``: what the rows have that were
+    `default`: what a row gets that is written without the column; `initial`: what the rows have that were
     written before the column was added, under schemas that do not know it. Both are canonical texts of
-    ``values.py``; None: null.
+    `values.py`; None: null.
     """
 
     id: int
@@ -93,7 +93,7 @@ class Column:
 
     @classmethod
     def from_dict(cls, value: Any, index: int = 0) -> Column:
-        """The column of a JSON form; ``index`` is its id if it has none. Raises KeyError, TypeError,
+        """The column of a JSON form; `index` is its id if it has none. Raises KeyError, TypeError,
         ValueError and TableError.
         """
         return cls(
@@ -113,7 +113,7 @@ class Schema:
     """The columns of a table in order, and the names of its primary key (empty for a log table).
 
     Raises TableError(INVALID_TABLE) for names that clash or are reserved, and for a primary key that names
-    no column or a nullable one. ``Schema.of`` numbers columns and makes key columns NOT NULL by itself.
+    no column or a nullable one. `Schema.of` numbers columns and makes key columns NOT NULL by itself.
     """
 
     schema_id: int

@@ -1,12 +1,12 @@
 """Which bucket a row belongs to: the hash of its bucket key, for whole batches at once.
 
-- Tables for Iceberg (``table.datalake.format`` = iceberg): Iceberg's own ``bucket(n, column)``, so that a log
-  bucket is a lake bucket: murmur3_32, seed 0, of the column's canonical bytes, ``& 0x7fffffff``, modulo n
+- Tables for Iceberg (`table.datalake.format` = iceberg): Iceberg's own `bucket(n, column)`, so that a log
+  bucket is a lake bucket: murmur3_32, seed 0, of the column's canonical bytes, `& 0x7fffffff`, modulo n
   (Iceberg spec, appendix B). Integers and dates are hashed as 8-byte little-endian longs, timestamps and
   times as microseconds, decimals as the shortest big-endian two's complement of the unscaled value, texts as
   UTF-8, binary as it is.
-- Tables for Paimon: Paimon's own hash of the whole bucket key, for the same reason (``paimon_buckets.py``).
-- All others: murmur3_32, seed 0, of the encoded bucket key (``rows/keys.py``), ``& 0x7fffffff``, modulo n.
+- Tables for Paimon: Paimon's own hash of the whole bucket key, for the same reason (`paimon_buckets.py`).
+- All others: murmur3_32, seed 0, of the encoded bucket key (`rows/keys.py`), `& 0x7fffffff`, modulo n.
 
 The functions are part of the stored format: they place rows for good, and never change. A null in the
 bucket key of a log table goes to bucket 0 (Iceberg's transform gives null there; Paimon hashes nulls like values; key
@@ -64,7 +64,7 @@ def key_buckets(keys: pa.BinaryArray, bucket_count: int) -> Buckets:
 
 
 def iceberg_buckets(column: pa.Array, bucket_count: int) -> Buckets:
-    """int32[n]: Iceberg's ``bucket(bucket_count, column)``; 0 for nulls.
+    """int32[n]: Iceberg's `bucket(bucket_count, column)`; 0 for nulls.
 
     Raises ValueError for types that Iceberg has no buckets for (BOOLEAN, FLOAT, DOUBLE).
     """

@@ -1,10 +1,10 @@
 """Tables: their paths and definitions, and what of a definition is in its topic's configuration.
 
-A ``TableDefinition`` that exists is valid: constructing one checks it (names, keys, options; semantics R5, R6, R16)
-and brings options into canonical writing. It is immutable: a changed table has a new one (``evolution.py``), whose
-``history`` holds every schema before. Two forms go out: JSON (to clients, and back) and topic configuration
-(``table.schema`` in JSON, ``table.schema.history``, ``table.bucket-key``, ``table.comment`` and the options; read in
-``topic_config.py``), so that Kafka's own admin clients can create and describe tables.
+A `TableDefinition` that exists is valid: constructing one checks it (names, keys, options; semantics R5, R6, R16)
+and brings options into canonical writing. It is immutable: a changed table has a new one (`evolution.py`), whose
+`history` holds every schema before. Two forms go out: JSON (to clients, and back) and topic configuration
+(`table.schema` in JSON, `table.schema.history`, `table.bucket-key`, `table.comment` and the options; read in
+`topic_config.py`), so that Kafka's own admin clients can create and describe tables.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ RETENTION_CONFIG = "retention.ms"
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise TableError(INVALID_TABLE) unless ``name`` may name a database or a table; ``kind`` is the word to say."""
+    """Raise TableError(INVALID_TABLE) unless `name` may name a database or a table; `kind` is the word to say."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise _invalid(f"{kind} name '{name}': use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ -")
     if name.startswith("__"):
@@ -80,10 +80,10 @@ def check_name(kind: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TablePath:
-    """Database and table name. The table's topic is ``database.table``.
+    """Database and table name. The table's topic is `database.table`.
 
-    A partition of a table is addressed like a table whose name is ``table.partition``: its topic is
-    ``database.table.partition``.
+    A partition of a table is addressed like a table whose name is `table.partition`: its topic is
+    `database.table.partition`.
     """
 
     database: str
@@ -123,7 +123,7 @@ class TablePath:
 
     @classmethod
     def parse(cls, text: str, default_database: str = DEFAULT_DATABASE) -> TablePath:
-        """The path written ``db.t``, or ``t`` in the default database, or ``db.t.partition``. Raises
+        """The path written `db.t`, or `t` in the default database, or `db.t.partition`. Raises
         TableError(INVALID_TABLE).
         """
         database, dot, table = text.partition(".")
@@ -134,12 +134,12 @@ class TablePath:
 class TableDefinition:
     """Everything that defines one table.
 
-    ``bucket_key``: columns whose hash chooses the bucket; a primary-key table's is its primary key unless
-    given, a log table without one spreads its rows freely. ``options``: declared ``table.*`` options and
-    Kafka topic configurations that were given explicitly; ``settings`` has the effective values.
-    ``bucket.num`` and ``bucket.key`` among the options are folded into the fields, ``fields.<column>.agg`` into
-    the schema's columns. ``table_id`` is the topic's id once the table exists. ``history``: the schemas before
-    ``schema``, oldest first; with it they are ``versions``. ``partition_keys``: the columns whose values make the
+    `bucket_key`: columns whose hash chooses the bucket; a primary-key table's is its primary key unless
+    given, a log table without one spreads its rows freely. `options`: declared `table.*` options and
+    Kafka topic configurations that were given explicitly; `settings` has the effective values.
+    `bucket.num` and `bucket.key` among the options are folded into the fields, `fields.<column>.agg` into
+    the schema's columns. `table_id` is the topic's id once the table exists. `history`: the schemas before
+    `schema`, oldest first; with it they are `versions`. `partition_keys`: the columns whose values make the
     partition a row is in; every partition is a table of its own for reads and writes (`of_partition`).
     """
 
@@ -230,7 +230,7 @@ class TableDefinition:
         return bool(self.partition_keys) and self.path.partition is None
 
     def of_partition(self, name: str, table_id: UUID | None, bucket_count: int = 0) -> TableDefinition:
-        """One partition as a table. ``bucket_count`` 0: as many as the table says."""
+        """One partition as a table. `bucket_count` 0: as many as the table says."""
         path = self.path.of_partition(name)
         _check_path(path, self.partition_keys)
         return self._copy(path=path, table_id=table_id, bucket_count=bucket_count or self.bucket_count)
@@ -279,7 +279,7 @@ class TableDefinition:
         return replace(self, schema=schema, table_id=None, history=())
 
     def to_json(self) -> str:
-        """Compact JSON text; ``TableDefinition.from_json`` gives an equal definition back."""
+        """Compact JSON text; `TableDefinition.from_json` gives an equal definition back."""
         value = {
             "database": self.path.database,
             "table": self.path.table,

@@ -2,7 +2,7 @@
 checked for.
 
 A partition's name is the values of the partition columns as text, joined by dots; its topic is
-``database.table.name``. So values are of A-Z a-z 0-9 _ - and no dot: what Kafka allows in a topic's name.
+`database.table.name`. So values are of A-Z a-z 0-9 _ - and no dot: what Kafka allows in a topic's name.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition that exists. ``values``: as text, in the order of the partition columns."""
+    """One partition that exists. `values`: as text, in the order of the partition columns."""
 
     name: str
     table_id: UUID

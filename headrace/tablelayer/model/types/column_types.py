@@ -1,6 +1,6 @@
 """Column types of tables: their DDL words, and the Arrow types that hold them.
 
-A type is a value: frozen, compared by content, printed as DDL and parsed back (``parse_type(str(t)) == t``). Defaults
+A type is a value: frozen, compared by content, printed as DDL and parsed back (`parse_type(str(t)) == t`). Defaults
 of omitted parameters are Flink's and Fluss's: DECIMAL(10, 0), CHAR(1), BINARY(1), TIME(0), TIMESTAMP(6).
 
 ARRAY<t>, MAP<k, v> and ROW<name t 'comment', ...> nest, MAX_NESTING_DEPTH deep. Inside of them NOT NULL may stand
@@ -87,9 +87,9 @@ class Field:
 class DataType:
     """One type.
 
-    ``length``: CHAR and BINARY (characters, bytes). ``precision``: total digits of a DECIMAL, or digits of
-    the fraction of a second (0-9) of TIME and TIMESTAMP. ``scale``: a DECIMAL's digits after the point. 0
-    elsewhere. ``fields``: the parts of a nested type, none elsewhere; ``array_of``, ``map_of`` and ``row_of`` make
+    `length`: CHAR and BINARY (characters, bytes). `precision`: total digits of a DECIMAL, or digits of
+    the fraction of a second (0-9) of TIME and TIMESTAMP. `scale`: a DECIMAL's digits after the point. 0
+    elsewhere. `fields`: the parts of a nested type, none elsewhere; `array_of`, `map_of` and `row_of` make
     them. Raises TableError(INVALID_TABLE) when a parameter is out of range.
     """
 
@@ -222,12 +222,12 @@ BYTES = DataType(TypeKind.BYTES)
 
 
 def char(length: int = 1) -> DataType:
-    """CHAR(length): text of at most ``length`` characters (code points)."""
+    """CHAR(length): text of at most `length` characters (code points)."""
     return DataType(TypeKind.CHAR, length=length)
 
 
 def binary(length: int = 1) -> DataType:
-    """BINARY(length): exactly ``length`` bytes."""
+    """BINARY(length): exactly `length` bytes."""
     return DataType(TypeKind.BINARY, length=length)
 
 
@@ -256,12 +256,12 @@ ELEMENT, KEY, VALUE = "element", "key", "value"
 
 
 def array_of(element: DataType, *, nullable: bool = True) -> DataType:
-    """ARRAY<element>; ``nullable``: whether an element may be null."""
+    """ARRAY<element>; `nullable`: whether an element may be null."""
     return DataType(TypeKind.ARRAY, fields=(Field(ELEMENT, element, nullable),))
 
 
 def map_of(key: DataType, value: DataType, *, nullable: bool = True) -> DataType:
-    """MAP<key, value>; ``nullable``: whether a value may be null."""
+    """MAP<key, value>; `nullable`: whether a value may be null."""
     return DataType(TypeKind.MAP, fields=(Field(KEY, key, nullable=False), Field(VALUE, value, nullable)))
 
 

@@ -56,7 +56,7 @@ _FRACTION_KINDS = frozenset({TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTA
 
 
 class TypeTextError(Exception):
-    """A type that cannot be understood. ``start`` and ``length`` say where the word at fault stands in the text."""
+    """A type that cannot be understood. `start` and `length` say where the word at fault stands in the text."""
 
     def __init__(self, reason: str, start: int, length: int) -> None:
         super().__init__(reason)
@@ -66,7 +66,7 @@ class TypeTextError(Exception):
 
 
 def parse_type(text: str) -> DataType:
-    """The type written in DDL words, e.g. ``DECIMAL(15, 2)`` or ``ARRAY<INT NOT NULL>``.
+    """The type written in DDL words, e.g. `DECIMAL(15, 2)` or `ARRAY<INT NOT NULL>`.
 
     Raises TableError(INVALID_TABLE) naming the word that is not known or not allowed.
     """
