@@ -1,4 +1,4 @@
-"""Databases and tables: making, dropping, listing, describing and altering them."""
+"""Databases and tables: creating, dropping, listing, describing and altering them."""
 
 from __future__ import annotations
 
@@ -86,8 +86,9 @@ class DescribeTableResponse(TableResponse, key=10006, kind="response", versions=
 
 
 class AlterTableRequest(ApiMessage, key=10007, kind="request", versions="0", flexible="0+"):
-    """`changes`: `evolution.changes_to_json`; all are carried out, or none. `expected_schema_id` -1:
-    whatever schema the table has; else another one is a SCHEMA_CHANGED.
+    """`changes`: the text of `evolution.changes_to_json`; all are carried out, or none.
+
+    `expected_schema_id`: another latest schema fails with SCHEMA_CHANGED; -1 accepts any.
     """
 
     database: str = string()
@@ -107,7 +108,7 @@ class DescribeDatabaseRequest(ApiMessage, key=10008, kind="request", versions="0
 
 
 class DescribeDatabaseResponse(TableResponse, key=10008, kind="response", versions="0", flexible="0+"):
-    """`created_at_ms` is -1 for the database that was always there."""
+    """`created_at_ms` is -1 for the database that always existed."""
 
     created_at_ms: int = int64(default=-1)
     table_count: int = int32()
@@ -116,7 +117,7 @@ class DescribeDatabaseResponse(TableResponse, key=10008, kind="response", versio
 
 
 class AlterDatabaseRequest(ApiMessage, key=10009, kind="request", versions="0", flexible="0+"):
-    """`comment` null: as it is; the empty one takes it away."""
+    """`comment`: null keeps the comment, an empty text removes it."""
 
     name: str = string()
     comment: str | None = string(nullable="0+", default=None)
