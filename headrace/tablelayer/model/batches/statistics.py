@@ -3,13 +3,13 @@
 A reader with a filter skips batches in which no row can match. The server computes statistics from the rows that it
 stores and never takes them from a writer. A text is cut to 32 bytes (the upper bound is then rounded up); flags tell
 which bounds are values of the batch. NaN does not count in the bounds of FLOAT and DOUBLE; a flag tells whether there
-is any. Values are compared as Python's int, float and bytes, in one common form for all precisions of a kind: BOOLEAN
-0 and 1, DATE days, TIME and TIMESTAMP nanoseconds, DECIMAL in units of 10^-38, texts as UTF-8, which sorts by code
-points. On disk, big endian:
+is any. Values are compared as Python's int, float and bytes, in one common form for all precisions of a kind. BOOLEAN
+is 0 or 1, DATE is days, TIME and TIMESTAMP are nanoseconds, DECIMAL is in units of 10^-38. Texts are UTF-8, which
+sorts by code points. On disk, big endian:
 
-    uint8 version (1), uint8 zero, uint16 number of columns
-    per column: int32 column id, int32 null count, uint8 flags, uint8 and uint8 length of the two bounds, uint8 zero
-    then the bounds, in the same order: integers of 8 bytes (16 for DECIMAL), doubles, or bytes
+    uint8 version (1), uint8 zero, uint16 number of columns.
+    Per column: int32 column id, int32 null count, uint8 flags, uint8 and uint8 length of the two bounds, uint8 zero.
+    Then the bounds, in the same order: integers of 8 bytes (16 for DECIMAL), doubles, or bytes.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _next_prefix(prefix: bytes) -> bytes | None:
 
 
 def decode(buffer: memoryview | bytes, schema: Schema, row_count: int) -> dict[int, ColumnStatistics]:
-    """Return the statistics by column id, for a batch of `row_count` rows written under `schema`. Raises DecodeError."""
+    """Return the statistics by column id of a batch of `row_count` rows written under `schema`. Raises DecodeError."""
     found: dict[int, ColumnStatistics] = {}
     if not len(buffer):
         return found
