@@ -223,7 +223,7 @@ def layout_of(field: pa.DataType) -> tuple[int, int]:
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """The numbers of nodes and buffers in messages of a schema. `rows` are the nodes that count rows, one per column."""
+    """Numbers of nodes and buffers in messages of a schema. `rows`: the node of each column, which counts the rows."""
 
     node_count: int
     buffer_count: int

@@ -72,7 +72,7 @@ def filter_of_sql(condition: str, schema: Schema) -> pc.Expression:
     if pushed.left or pushed.predicate is None:
         raise TableError(
             TableErrorCode.INVALID_FILTER,
-            f"the filter cannot have the condition {' and '.join(pushed.left) or '(empty)'}: compare columns "
+            f"a filter cannot express {' and '.join(pushed.left) or 'nothing'}: compare columns "
             f"({', '.join(schema.names)}) with literals of their own type, by =, <>, <, <=, >, >=, IN, BETWEEN, "
             "IS NULL, LIKE 'prefix%', AND, OR, NOT",
         )

@@ -93,7 +93,7 @@ def _check_nesting(expression: pc.Expression) -> None:
 def _check_size(data: bytes | memoryview) -> None:
     if len(data) > FILTER_SIZE_MAX:
         raise _invalid(
-            f"the filter has {len(data)} bytes; the maximum is {FILTER_SIZE_MAX}: read with a part of its values at a time"
+            f"the filter has {len(data)} bytes; the maximum is {FILTER_SIZE_MAX}: use a part of its values at a time"
         )
 
 

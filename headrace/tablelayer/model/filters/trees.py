@@ -29,7 +29,7 @@ def _is_unset(value: Any) -> bool:
 
 
 def conjuncts(condition: Any) -> list[Any]:
-    """Return the parts of a condition that must all hold, without brackets; the condition itself if it is not an AND."""
+    """Return the parts of a condition that must all hold, without brackets; if it is not an AND, itself."""
     from sqlglot import expressions as exp
 
     found, left = [], [condition]
