@@ -1,7 +1,7 @@
 """Records, arrays and maps of Avro as ROW, ARRAY and MAP columns, one level at a time.
 
-Fields match by name, as columns do; a field that the writer does not know is null. Of equal keys in a map the last
-one wins. The caller checks the rules for the values inside (`check_inside`).
+Fields match by name, as columns do; a field that the writer does not know is null. If a map has a key twice, the last
+value counts. The caller checks the rules for the values inside (`check_inside`).
 """
 
 from __future__ import annotations
