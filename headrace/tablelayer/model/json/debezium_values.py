@@ -239,7 +239,7 @@ class DebeziumField(Field):
             row,
             self.column.name,
             f"{self.excerpt(row)} may be the number, or base64 of an unscaled value: choose one with "
-            f"'{TableOptions.debezium_decimals.name}' = 'string' or 'precise', as the connector's decimal.handling.mode",
+            f"'{TableOptions.debezium_decimals.name}' = 'string' or 'precise', as in its decimal.handling.mode",
         )
 
     def _unscaled(self, scale: int) -> pa.Array:

@@ -684,7 +684,7 @@ def _scan_error(row: int, data: np.ndarray, starts: np.ndarray, ends: np.ndarray
         json_scan.NOT_AN_OBJECT: f"a row must be a JSON object that begins with '{{', not {rest!r}",
         json_scan.UNEXPECTED_END: "the JSON text is cut off",
         json_scan.UNEXPECTED_CHARACTER: f"invalid JSON at byte {where}: {rest!r}",
-        json_scan.CONTROL_CHARACTER: f"the string at byte {where} has a control character, which must be escaped in JSON",
+        json_scan.CONTROL_CHARACTER: f"the string at byte {where} has an unescaped control character",
         json_scan.BAD_ESCAPE: f"invalid escape at byte {where}: {rest!r}",
         json_scan.LONE_SURROGATE: f"half of a surrogate pair at byte {where} is not a character: {rest!r}",
         json_scan.TOO_DEEP: f"nested deeper than {json_scan.MAX_DEPTH} levels",

@@ -154,7 +154,7 @@ class _Objects:
 
 
 def _days(year: Numbers, month: Numbers, day: Numbers) -> tuple[Numbers, Mask]:
-    """Return days since 1970-01-01 in the proleptic Gregorian calendar, for any year in 32 bits, and which are dates."""
+    """Return days since 1970-01-01 in the proleptic Gregorian calendar, of any year in 32 bits, and which are dates."""
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
     sound = (month >= 1) & (month <= 12)
     lengths = _MONTHS[np.where(sound, month, 1) - 1] + (leap & (month == 2))
