@@ -390,7 +390,7 @@ class _Work:
         if not widens(column.type, new):
             raise _invalid(
                 f"column '{column.name}' is {column.type} and cannot become {new}: "
-                f"only {_wider_types(column.type)} can hold every value"
+                f"types that can hold every value: {_wider_types(column.type)}"
             )
         for what, names in (
             ("primary", self.primary_key),
