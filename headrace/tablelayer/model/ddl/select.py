@@ -142,7 +142,7 @@ def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: s
 def computes(text: str, *, casts: bool = False) -> bool:
     """Whether an expression does more than state a value: it calls a function, calculates, has a query, or casts.
 
-    With `casts`, a cast counts as stating a value.
+    With `casts`, a cast counts as more than a value.
     """
     plain = (exp.Neg,) if casts else (exp.Cast, exp.Neg)
     tree = _parse_one(f"SELECT ({text}\n)")

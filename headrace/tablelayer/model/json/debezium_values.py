@@ -74,7 +74,7 @@ _INFINITE_TIMES = {
 }
 """The same for timestamps, in milliseconds and in microseconds."""
 _INFINITE_TEXTS = (b"+292269055-12-02", b"-5877611-06-21")
-"""The texts of infinities whose sign is the wrong one."""
+"""The texts of infinities that have the opposite sign."""
 _DIGITS_MAX = 38
 
 

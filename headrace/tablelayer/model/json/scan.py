@@ -417,9 +417,9 @@ def scan(
     """Find the wanted values of all records.
 
     data: uint8, a scratch copy (escapes are resolved in it) with PADDING more bytes at its end; begins, ends:
-    int64[n], the range of each record's text. Names, name_offsets, slots and plain are from `field_table`. Starts,
-    lengths (int32[fields, n]) and kinds (uint8[fields, n]) are zeroed by the caller and filled here. A string's
-    range is the text between the quotes.
+    int64[n], the range of each record's text. `field_table` gives names, name_offsets, slots and plain. The results,
+    zeroed by the caller, are starts, lengths (int32[fields, n]) and kinds (uint8[fields, n]). A string's range is
+    the text between the quotes.
 
     Stops at the first bad record and returns its index, with (code, position, length) in failure[0:3]; returns n if
     all records are sound.

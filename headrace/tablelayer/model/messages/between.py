@@ -265,8 +265,8 @@ class HandOverStagedResponse(TableResponse, key=10098, kind="response", versions
 class KeepDeadLettersRequest(ApiMessage, key=10099, kind="request", versions="0", flexible="0+"):
     """Append records that a table refused to its dead-letter topic, which this broker leads.
 
-    The producer was authorized to write to the topic when the broker of the table stored the records. The answer
-    comes when the records satisfy acks=all.
+    This broker checks no rights: the client that named the topic in the table's options had the right to write to it.
+    The answer comes when the records satisfy acks=all.
     """
 
     topic: str = string()
