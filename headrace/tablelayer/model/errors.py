@@ -1,7 +1,8 @@
-"""The table layer's errors: numbered, with a sentence for the person who reads them.
+"""The table layer's errors: each has a number and a message for people.
 
-Codes start at 1000 so that they share one int16 field with Kafka's own codes (all below 1000), which travel in the
-same responses. A code never changes its meaning and is never used again. Nothing here knows how an error travels.
+Codes start at 1000. They share one int16 field with Kafka's own codes, which are all below 1000 and travel in the
+same responses. A code never changes its meaning and is never used again. This module does not know how an error
+travels.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from enum import IntEnum
 
 
 class TableErrorCode(IntEnum):
-    """What went wrong with a table request, as it travels in ``error_code``."""
+    """The reason why a table request failed, as it travels in `error_code`."""
 
     DATABASE_NOT_FOUND = 1000
     DATABASE_EXISTS = 1001
@@ -45,17 +46,17 @@ class TableErrorCode(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same request may succeed later without anybody changing it."""
+        """Whether the same request may succeed later, although no client or administrator changes anything."""
         return self in (TableErrorCode.BUFFER_EXHAUSTED, TableErrorCode.SCAN_EXPIRED)
 
     @property
     def needs_refresh(self) -> bool:
-        """Whether the request may succeed once its sender has read the table's definition again."""
+        """Whether the request may succeed once the client has read the table's definition again."""
         return self in (TableErrorCode.SCHEMA_CHANGED, TableErrorCode.UNKNOWN_SCHEMA_ID)
 
 
 MESSAGE_LENGTH_MAX = 8_000
-"""Characters of a message. It may quote what a client sent, which may be a megabyte; a person reads it."""
+"""Maximum number of characters of a message, because it may quote what a client sent, which may be a megabyte."""
 
 
 def _clipped(message: str) -> str:
@@ -79,14 +80,14 @@ class TableError(Exception):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same request may succeed later without anybody changing it."""
+        """Whether the same request may succeed later, although no client or administrator changes anything."""
         return self.code.retriable
 
 
 class RowError(TableError):
     """One row of a batch does not fit the schema.
 
-    ``index`` counts from 0 within the batch; ``column`` is None when the row as a whole is at fault.
+    `index` counts from 0 within the batch; `column` is None when the row as a whole is at fault.
     """
 
     def __init__(self, index: int, column: str | None, reason: str) -> None:

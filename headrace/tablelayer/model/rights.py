@@ -1,4 +1,4 @@
-"""Privileges in the words of SQL, and the operations of Kafka's ACLs that they are.
+"""SQL's privileges and the operations of Kafka's ACLs that stand for them.
 
 Codes: org.apache.kafka.common.acl.AclOperation and org.apache.kafka.common.resource.ResourceType.
 """
@@ -20,7 +20,7 @@ OPERATIONS: Final = {
     "ALTER": 7,
     "DESCRIBE": 8,
 }
-"""By privilege. INSERT, UPDATE and DELETE are Write: Kafka has one operation for them."""
+"""The operation of each privilege. INSERT, UPDATE and DELETE are Write: Kafka has one operation for them."""
 
 PRIVILEGES: Final = {
     2: "ALL",
@@ -54,7 +54,7 @@ EVERYBODY: Final = "User:*"
 
 
 def not_granted(privilege: str, table: str) -> KafkaError:
-    """The refusal of what a privilege is for, on a table ("db.t")."""
+    """Return the error for a request that needs a privilege on a table ("db.t") that was not granted."""
     return KafkaError(
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,
         f"not authorized: {privilege} on table {table} is not granted",
@@ -62,17 +62,17 @@ def not_granted(privilege: str, table: str) -> KafkaError:
 
 
 def principal_of(user: str) -> str:
-    """The principal of a user's name; a text that is one already (``Type:name``) stays."""
+    """Return the principal of a user's name. A text that is a principal already (`Type:name`) stays."""
     return user if ":" in user else f"User:{user}"
 
 
 def database_prefix(name: str) -> str:
-    """What the topics of a database begin with, and what rights over the database are asked for by."""
+    """Return the prefix of the database's topics. Rights over the database are ACLs on this prefix."""
     return f"{name}."
 
 
 def resource_text(resource_type: int, pattern_type: int, name: str) -> str:
-    """What an ACL is about, as GRANT would say it where it can."""
+    """Return the resource of an ACL in the words of GRANT where it has them."""
     kind = _RESOURCE_TYPES.get(resource_type, f"resource {resource_type}")
     if resource_type != TOPIC:
         return kind if resource_type == 4 else f"{kind} {_pattern(pattern_type, name)}"

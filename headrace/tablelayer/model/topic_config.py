@@ -1,7 +1,7 @@
-"""A table as it is read from the configuration of its topic, and as that configuration is changed.
+"""A table's definition, read from the configuration of its topic, and changes of that configuration.
 
-What `TableDefinition.to_topic_config` writes gives an equal definition here. A user may write `table.schema` as a
-column list of a CREATE TABLE statement, which is why this stands above both tables and statements.
+Reading what `TableDefinition.to_topic_config` writes gives an equal definition. A user may write `table.schema` as a
+column list of a CREATE TABLE statement, so this module stands above both tables and statements.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from headrace.tablelayer.model.table.evolution import check_successor, drop_foll
 def from_topic_config(
     path: TablePath, topic_id: UUID | None, partitions: int, config: Mapping[str, str]
 ) -> TableDefinition:
-    """The table that a topic's configuration describes; ``partitions`` is its bucket count.
+    """Return the table that a topic's configuration describes. `partitions` is its number of buckets.
 
-    ``table.schema`` is JSON or a DDL column list, which may carry the primary key; ``table.primary-key`` may give it
+    `table.schema` is JSON or a DDL column list, which may include the primary key; `table.primary-key` may give it
     instead. Raises TableError(INVALID_TABLE), or a DdlError pointing into the column list.
     """
     given = dict(config)
@@ -67,16 +67,17 @@ def from_topic_config(
 def changed_table(
     path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
 ) -> TableDefinition:
-    """The table after a change from ``old`` to ``new``, both complete explicit configurations. Raises TableError as
-    `check_successor`.
+    """Return the table after its configuration changed from `old` to `new`, both explicit and complete.
+
+    Raises the errors of `check_successor`.
     """
     wanted = dict(new)
     drop_followed_retention(old, wanted)
     if wanted.get(SCHEMA_CONFIG) == old.get(SCHEMA_CONFIG) and HISTORY_CONFIG in old:
-        wanted.setdefault(HISTORY_CONFIG, old[HISTORY_CONFIG])  # who sets everything anew need not repeat it
+        wanted.setdefault(HISTORY_CONFIG, old[HISTORY_CONFIG])  # a client need not repeat it
     before = from_topic_config(path, None, partitions, old)
     if wanted.get(HISTORY_CONFIG) == old.get(HISTORY_CONFIG):
-        # The schema may be given in other words, but it must be the one that is there.
+        # The schema may be written differently, but it must be equal.
         alone = {name: value for name, value in wanted.items() if name != HISTORY_CONFIG}
         given = from_topic_config(path, None, partitions, alone)
         if given.schema not in (before.schema, before.as_created().schema):

@@ -1,1 +1,1 @@
-"""Arrow arrays as views for kernels, and what kernels share."""
+"""Arrow arrays as views for kernels, and helpers that kernels share."""

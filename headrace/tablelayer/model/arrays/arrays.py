@@ -1,7 +1,7 @@
-"""Arrow arrays as numpy views, and back: the ground the row and key kernels stand on.
+"""Arrow arrays as numpy views, and back, for the kernels of rows and keys.
 
-Views honour the array's offset and keep its memory alive. Those that go into kernels are aligned and
-read-only, so that each kernel is compiled for one signature.
+Views respect the array's offset and keep its memory alive. Views for kernels are aligned and read-only, so that each
+kernel is compiled for one signature.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _EMPTY.flags.writeable = False
 
 @cache
 def slot_dtype(width: int) -> np.dtype[Any]:
-    """A dtype that moves values of a width whatever they mean."""
+    """Return a dtype that moves values of `width` bytes, whatever they mean."""
     return np.dtype(f"<u{width}") if width in (1, 2, 4, 8) else np.dtype(f"V{width}")
 
 
 def fixed_values(array: pa.Array) -> npt.NDArray[Any]:
-    """The values of a fixed-width array as `slot_dtype(width)`[n]; what stands under nulls is undefined."""
+    """Return the values of a fixed-width array as `slot_dtype(width)`[n]. Values under nulls are undefined."""
     if pa.types.is_boolean(array.type):
         bits = np.frombuffer(array.buffers()[1], np.uint8) if len(array) else _EMPTY
         return np.unpackbits(bits, count=array.offset + len(array), bitorder="little")[array.offset :]
@@ -42,7 +42,7 @@ def fixed_values(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def variable_values(array: pa.Array) -> tuple[Offsets, Bytes]:
-    """(int32[n+1] offsets into the data, data) of a text or bytes array."""
+    """Return (int32[n+1] offsets into the data, data) of a text or bytes array."""
     if len(array) == 0:
         return sealed(np.zeros(1, np.int32)), _EMPTY
     _, offsets_buffer, data_buffer = array.buffers()
@@ -52,7 +52,7 @@ def variable_values(array: pa.Array) -> tuple[Offsets, Bytes]:
 
 
 def validity(array: pa.Array) -> Mask | None:
-    """bool[n], true where there is a value; None if there is everywhere."""
+    """Return bool[n], true where there is a value; None if no value is null."""
     if array.null_count == 0:
         return None
     bits = np.frombuffer(array.buffers()[0], np.uint8)
@@ -62,7 +62,7 @@ def validity(array: pa.Array) -> Mask | None:
 
 
 def sealed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values aligned and read-only."""
+    """Return the same values, aligned and read-only."""
     flags = values.flags
     if not (flags.c_contiguous and flags.aligned):
         values = values.copy()
@@ -73,26 +73,26 @@ def sealed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def bitmap(valid: Mask | None) -> pa.Buffer | None:
-    """Arrow's validity buffer of a mask."""
+    """Return Arrow's validity buffer for a mask."""
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def binary_array(
     offsets: Offsets, data: Bytes, valid: Mask | None = None, arrow_type: pa.DataType | None = None
 ) -> pa.Array:
-    """A binary (or text) array over the given offsets and data."""
+    """Return a binary (or text) array over the given offsets and data."""
     buffers = [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(arrow_type or pa.binary(), len(offsets) - 1, buffers)
 
 
 def fixed_array(values: npt.NDArray[Any], valid: Mask | None, arrow_type: pa.DataType) -> pa.Array:
-    """A fixed-width array of contiguous values of `slot_dtype(width)`; bytes 0 and 1 for booleans."""
+    """Return a fixed-width array of contiguous values of `slot_dtype(width)`; booleans are bytes 0 and 1."""
     body = np.packbits(values, bitorder="little") if pa.types.is_boolean(arrow_type) else values
     return pa.Array.from_buffers(arrow_type, len(values), [bitmap(valid), pa.py_buffer(body.view(np.uint8))])
 
 
 def ends_to_offsets(lengths: npt.NDArray[np.int64]) -> Offsets:
-    """int32[n+1] offsets of values of the given lengths. Raises ValueError beyond 2 GiB."""
+    """Return int32[n+1] offsets of values of the given lengths. Raises ValueError beyond 2 GiB."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     if offsets[-1] > np.iinfo(np.int32).max:

@@ -1,6 +1,6 @@
 """Raw loads and stores for kernels: bytes and words at an address, without numpy's index arithmetic.
 
-Nothing here checks bounds. Callers keep the array that an address comes from alive, and stay inside of it.
+Bounds are not checked. Callers keep the array that an address comes from alive, and stay inside of it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-Int64 = Any  # what kernels count with: to a type checker neither int nor quite np.int64
+Int64 = Any  # a number in a kernel: to a type checker neither int nor quite np.int64
 
 
 @intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
-    """An int64 address as a pointer that numba's carray takes."""
+    """Return an int64 address as a pointer that numba's carray takes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -28,7 +28,7 @@ def pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """The number of zero bits below the lowest set bit of a uint64, which must not be 0."""
+    """Return the number of zero bits below the lowest set bit of a uint64, which must not be 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -53,7 +53,7 @@ def int64_at(address: int, index: int) -> Int64:
 
 @njit(cache=True, nogil=True)
 def word_at(address: int, index: int) -> Int64:
-    """Eight bytes from byte ``index`` on as a uint64, the first byte lowest."""
+    """Return the eight bytes from byte `index` on as a uint64, the first byte lowest."""
     return carray(pointer(address + index), 1, np.uint64)[0]
 
 
@@ -64,7 +64,7 @@ def put_byte(address: int, value: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def put_pair(address: int, value: Any) -> None:
-    """Two bytes of a uint16, the lower one first."""
+    """Store the two bytes of a uint16, the lower one first."""
     carray(pointer(address), 1, np.uint16)[0] = value
 
 
@@ -75,13 +75,13 @@ def put_int32(address: int, value: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def put_word(address: int, value: Any) -> None:
-    """Eight bytes of a uint64, the lowest first."""
+    """Store the eight bytes of a uint64, the lowest first."""
     carray(pointer(address), 1, np.uint64)[0] = value
 
 
 @njit(cache=True, nogil=True)
 def copy_bytes(source: int, target: int, length: int) -> Int64:
-    """Copy bytes that do not overlap, words first; the address behind them."""
+    """Copy bytes that do not overlap, words first. Return the address behind them."""
     index = np.int64(0)
     while index + 8 <= length:
         put_word(target + index, word_at(source, index))
@@ -94,5 +94,5 @@ def copy_bytes(source: int, target: int, length: int) -> Int64:
 
 @njit(cache=True, nogil=True)
 def bit_at(address: int, index: int) -> Int64:
-    """A bit of an Arrow bitmap."""
+    """Return a bit of an Arrow bitmap."""
     return (byte_at(address, index >> 3) >> (index & 7)) & 1

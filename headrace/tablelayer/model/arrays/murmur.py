@@ -1,4 +1,7 @@
-"""murmur3_32's two steps for kernels: a word into the state, and the end. Austin Appleby's MurmurHash3_x86_32."""
+"""The two steps of murmur3_32 for kernels: mix a word into the state, and finish.
+
+Source: Austin Appleby's MurmurHash3_x86_32.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from headrace.protocol.loading.jit import njit
 
 @njit(cache=True, nogil=True, inline="always")
 def mix(state: Any, word: Any) -> Any:
-    """uint32: the state after four more bytes, as a little-endian uint32."""
+    """Return the state (uint32) after four more bytes, given as a little-endian uint32."""
     word = np.uint32(word * np.uint32(0xCC9E2D51))
     word = np.uint32((word << np.uint32(15)) | (word >> np.uint32(17)))
     state = np.uint32(state ^ np.uint32(word * np.uint32(0x1B873593)))
@@ -21,7 +24,7 @@ def mix(state: Any, word: Any) -> Any:
 
 @njit(cache=True, nogil=True, inline="always")
 def finish(state: Any, length: Any) -> Any:
-    """uint32: the hash of `length` bytes."""
+    """Return the hash (uint32) of `length` bytes."""
     state = np.uint32(state ^ np.uint32(length))
     state = np.uint32((state ^ (state >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     state = np.uint32((state ^ (state >> np.uint32(13))) * np.uint32(0xC2B2AE35))

@@ -1,5 +1,6 @@
-"""Decimals as their unscaled value in big-endian two's complement, as Java's BigInteger, Debezium and Avro write them,
-from and to the 128-bit words of Arrow. Compiled.
+"""Decimals as unscaled big-endian two's complement bytes, from and to Arrow's 128-bit words. Compiled.
+
+Java's BigInteger, Debezium and Avro write them so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from headrace.tablelayer.model.arrays.memory import Int64
 Array = npt.NDArray[Any]
 
 BYTES_MAX = 16
-"""What 38 digits take; more bytes are read if they only repeat the sign."""
+"""Bytes that 38 digits take. More bytes are read if they only repeat the sign."""
 
 _POWER_WORDS = np.array([[10**each & (1 << 64) - 1, 10**each >> 64] for each in range(39)], np.uint64)
 

@@ -1,4 +1,4 @@
-"""How wide the values of an Arrow type are, known without loading Arrow before there is one."""
+"""The widths of Arrow types' values, without loading Arrow before it is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ else:
 
 @cache
 def width_of(arrow_type: pa.DataType) -> int:
-    """Bytes of a value of a fixed-width type (1 for booleans); 0 for texts, bytes and nested values."""
+    """Return the bytes of a value of a fixed-width type (1 for booleans); 0 for texts, bytes and nested values."""
     if pa.types.is_boolean(arrow_type):
         return 1
     if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type) or pa.types.is_nested(arrow_type):

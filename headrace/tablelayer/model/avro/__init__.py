@@ -1,1 +1,1 @@
-"""Rows to Avro's binary encoding and back."""
+"""Conversion of rows to Avro's binary encoding and back."""

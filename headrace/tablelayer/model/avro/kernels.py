@@ -1,10 +1,9 @@
-"""Walking over Avro's binary encoding, compiled: where the values of a batch of records are, and what they hold.
+"""Compiled loops over Avro's binary encoding, which find and read the values of a batch of records.
 
-A kernel works on one type for all rows: `positions[row]` is where the row's value of this type begins, and rows
-without one (`given` false) are passed over. `data` has PADDING more bytes at its end. Every value is walked over once
-by `walk`, within the bounds of its record and with everything checked; what it holds can then be read without checks.
-
-Node tables are those of `avro_schema.AvroSchema`: kind, size or first link, number of links, takes no bytes.
+A kernel works on one type for all rows: `positions[row]` is the start of the row's value of this type; rows without
+one (`given` false) are skipped. `data` has PADDING more bytes at its end. `walk` goes over every value once and
+checks it completely, within the bounds of its record; afterwards values can be read without checks. Node tables are
+those of `avro_schema.AvroSchema`: kind, size or first link, number of links, takes no bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 Int64 = Any
 
-PADDING = 10  # the longest number
-MAX_DEPTH = 100  # of values in values: schemas that contain themselves have no other bound
+PADDING = 10  # bytes of the longest number
+MAX_DEPTH = 100  # nesting of values: the only bound for schemas that contain themselves
 
 CUT_OFF = 1
 BAD_NUMBER = 2
@@ -35,7 +34,7 @@ _UNION, _RECORD, _ARRAY, _MAP = range(10, 14)
 
 @njit(cache=True, nogil=True)
 def _long(data: Bytes, position: Int64) -> tuple[Int64, Int64]:
-    """(value, position after it) of a zigzag number; position -1 when it has more than ten bytes."""
+    """Return (value, position after it) of a zigzag number; position -1 if it has more than ten bytes."""
     byte = np.uint64(data[position])
     position += 1
     value = byte & np.uint64(127)
@@ -54,7 +53,7 @@ def _long(data: Bytes, position: Int64) -> tuple[Int64, Int64]:
 def _skip(
     data: Bytes, table: Array, links: Array, node: Int64, position: Int64, end: Int64, stack: Array
 ) -> Int64:
-    """The position after the value of a node, or -code. stack: int64[MAX_DEPTH, 2], scratch."""
+    """Return the position after the value of a node, or -code. stack: int64[MAX_DEPTH, 2], scratch."""
     depth = 0
     current = np.int64(node)
     position = np.int64(position)
@@ -98,11 +97,11 @@ def _skip(
             if depth >= MAX_DEPTH:
                 return -TOO_DEEP
             stack[depth, 0] = current
-            stack[depth, 1] = 0  # fields done, or items left of the block
+            stack[depth, 1] = 0  # fields that are done, or items left of the block
             depth += 1
         if position > end:
             return -CUT_OFF
-        # A value ends here, or a container begins: on with what comes next in the innermost container.
+        # A value has ended or a container has begun: continue with the innermost container.
         while not descended:
             if depth == 0:
                 return position
@@ -127,7 +126,7 @@ def _skip(
                     depth -= 1
                     continue
                 if table[container, 0] == _ARRAY and table[item, 3] == 1:
-                    continue  # a block of items without bytes: there is nothing to walk over
+                    continue  # a block of items without bytes needs no walk
             stack[depth - 1, 1] = left - 1
             if table[container, 0] == _MAP:
                 value, position = _long(data, position)
@@ -142,7 +141,8 @@ def _skip(
 
 @njit(cache=True, nogil=True)
 def _block(data: Bytes, position: Int64, end: Int64, takes_bytes: bool) -> tuple[Int64, Int64]:
-    """(items, position after the head) of a block of items; 0 items end it. Position -code if wrong."""
+    """Return (items, position after the head) of a block of items; 0 items end the value. On errors the position is
+    -code."""
     if position >= end:
         return np.int64(0), np.int64(-CUT_OFF)
     count, position = _long(data, position)
@@ -165,8 +165,10 @@ def walk(
     data: Bytes, table: Array, links: Array, record: int, positions: Array, given: Array, ends: Array,
     slots: Array, found: Array, after: Array, failure: Array,
 ) -> Int64:  # fmt: skip
-    """Over one record of each row. slots: int64[fields], where in `found` a field's positions go, -1 for nowhere;
-    found: int64[slots, n]; after: int64[n], the position after the record.
+    """Walk over one record of each row.
+
+    slots: int64[fields], the row of `found` for a field's positions, -1 for none; found: int64[slots, n]; after:
+    int64[n], the position after the record.
     """
     stack = np.empty((MAX_DEPTH, 2), np.int64)
     first, count = table[record, 1], table[record, 2]
@@ -185,7 +187,7 @@ def walk(
                 and data[position] == 0
                 and table[links[table[node, 1]], 0] == _NULL
             ):
-                position += 1  # what most nulls look like
+                position += 1  # the common form of a null
                 continue
             position = _skip(data, table, links, node, position, end, stack)
             if position < 0:
@@ -200,7 +202,7 @@ def walk(
 def branches(
     data: Bytes, table: Array, links: Array, union: int, positions: Array, given: Array, nodes: Array
 ) -> None:
-    """Which type each value of a union has, in nodes: int64[n] (-1: there is none); positions move on to it."""
+    """Write the type of each value of a union to nodes, int64[n] (-1: no value), and move positions on to the value."""
     for row in range(len(positions)):
         nodes[row] = -1
         if given[row]:
@@ -211,7 +213,7 @@ def branches(
 
 @njit(cache=True, nogil=True)
 def longs(data: Bytes, positions: Array, given: Array, values: Array) -> None:
-    """values: int64[n]."""
+    """Read numbers into values: int64[n]."""
     for row in range(len(positions)):
         if given[row]:
             values[row], _ = _long(data, positions[row])
@@ -219,7 +221,7 @@ def longs(data: Bytes, positions: Array, given: Array, values: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def copies(data: Bytes, positions: Array, given: Array, out: Array) -> None:
-    """out: uint8[n, size], values of a fixed size."""
+    """Copy values of a fixed size to out: uint8[n, size]."""
     size = out.shape[1]
     for row in range(len(positions)):
         if given[row]:
@@ -229,7 +231,7 @@ def copies(data: Bytes, positions: Array, given: Array, out: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def spans(data: Bytes, positions: Array, given: Array, lengths: Array) -> None:
-    """lengths: int64[n] of texts and bytes, 0 where there is none; positions move on to what they hold."""
+    """Write the lengths of texts and bytes to lengths, int64[n] (0: no value), and move positions on to their bytes."""
     for row in range(len(positions)):
         lengths[row] = 0
         if given[row]:
@@ -243,9 +245,10 @@ def items(
     data: Bytes, table: Array, links: Array, node: int, positions: Array, given: Array, most: int, fill: bool,
     counts: Array, keys: Array, values: Array,
 ) -> Int64:  # fmt: skip
-    """What arrays or maps hold, all of it one behind the other. Without `fill` only counts: int64[n] are filled, with
-    it keys (where a map's texts begin) and values: int64[items]. Returns the first row with which there are more than
-    `most` items, or -1.
+    """Count or find the items of arrays or maps, one after the other.
+
+    Without `fill` only counts, int64[n], are filled; with it also keys (positions of a map's texts) and values:
+    int64[items]. Returns the first row at which there are more than `most` items, or -1.
     """
     stack = np.empty((MAX_DEPTH, 2), np.int64)
     end = np.int64(len(data) - PADDING)
@@ -284,8 +287,11 @@ def items(
 
 @njit(cache=True, nogil=True)
 def container_bodies(data: Bytes, positions: Array, ends: Array, starts: Array, sizes: Array) -> Int64:
-    """The one object of each container file. positions: int64[n], behind the file's metadata; ends: its end; starts,
-    sizes: int64[n], filled. Returns the first row whose file is anything else than one block of one object, or -1."""
+    """Find the one object of each container file.
+
+    positions: int64[n], behind the file's metadata; ends: the file's end; starts, sizes: int64[n], filled. Returns
+    the first row whose file is not exactly one block of one object, or -1.
+    """
     for row in range(len(positions)):
         sync, end = np.int64(positions[row]), np.int64(ends[row])
         position = sync + 16

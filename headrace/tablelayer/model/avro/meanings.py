@@ -1,4 +1,4 @@
-"""What the values of a writer's type mean: what its numbers count, and which column type is the nearest to it."""
+"""Meanings of a writer's types: the unit of its numbers, and the nearest column type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = {
 
 
 class Sort(StrEnum):
-    """What a number is: a day, a time of day, or a moment, in UTC, local, or either."""
+    """The kind of a time: a day, a time of day, or a moment in UTC, in local time, or in either."""
 
     DATE = "date"
     TIME = "time"
@@ -31,8 +31,9 @@ class Sort(StrEnum):
 
 
 def counted(node: Node) -> tuple[str, Sort] | None:
-    """What the numbers of a type count, 'd', 'ms', 'us' or 'ns', by its logical type or else Connect's name; None if
-    neither says so.
+    """Return the unit ('d', 'ms', 'us' or 'ns') and the kind of a type's numbers; None if they are not times.
+
+    The logical type decides, or else the name that Connect's converter gave.
     """
     if node.kind not in _WHOLE:
         return None
@@ -51,7 +52,7 @@ def counted(node: Node) -> tuple[str, Sort] | None:
 
 
 def is_variable_decimal(node: Node) -> bool:
-    """Whether it is a record of a scale and an unscaled value."""
+    """Whether the type is Debezium's record of a scale and an unscaled value."""
     return (
         node.kind is AvroKind.RECORD
         and node.connect == VARIABLE_DECIMAL
@@ -60,7 +61,7 @@ def is_variable_decimal(node: Node) -> bool:
 
 
 def nearest_type(node: Node, depth: int = 1) -> DataType | None:
-    """The column type that has what a type has, whose JSON is its text; None if there is none."""
+    """Return the nearest column type, in which values have the same text in JSON; None if there is no such type."""
     if depth > _DEPTH_MAX:
         return None
     if node.kind is AvroKind.UNION:

@@ -1,7 +1,7 @@
-"""Records, arrays and maps of Avro as ROW, ARRAY and MAP columns, a level at a time.
+"""Records, arrays and maps of Avro as ROW, ARRAY and MAP columns, one level at a time.
 
-A field belongs to the field of its name, as columns do; one that the writer does not know is null. Of a key that is
-twice in a map the last value counts. What is promised of the values inside is checked by the caller (`check_inside`).
+Fields match by name, as columns do; a field that the writer does not know is null. If a map has a key twice, the last
+value counts. The caller checks the rules for the values inside (`check_inside`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headrace.tablelayer.model.types.column_types import DataType
 from headrace.tablelayer.model.types.sizes import RowBytes, value_width
 
 _EMPTY_ITEMS_MAX = 1 << 20
-"""Items that take no bytes, such as nulls, can be any number: of a batch at most as many are read, or as its bytes."""
+"""Maximum number of items without bytes, such as nulls, in a batch, unless the batch has more bytes than this."""
 
 _POSITION_BYTES = 8
-_KEY = Node(-1, AvroKind.STRING)  # what stands in front of a map's values
+_KEY = Node(-1, AvroKind.STRING)  # the node of a map's keys
 
 
 class MisfitError(Exception):
-    """A row's value that is not one of the column. `place`: where inside of it, as in ``.name[2]``."""
+    """A row's value does not fit the column. `place`: the position inside the value, as in `.name[2]`."""
 
     def __init__(self, row: int, reason: str, place: str = "") -> None:
         super().__init__(reason)
@@ -37,7 +37,7 @@ class MisfitError(Exception):
 
 
 class Reader(Protocol):
-    """What reads values of any type: `avro_read` has it."""
+    """The part of `avro_read`'s reader that reads values of any type."""
 
     data: np.ndarray
     writer: AvroSchema
@@ -60,7 +60,7 @@ def is_map(node: Node) -> bool:
 
 
 def rows(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    """n records. Raises MisfitError and AvroSchemaError as the reader does."""
+    """Return n records as a ROW column. Raises MisfitError and AvroSchemaError as the reader does."""
     wanted = {field.name: index for index, field in enumerate(data_type.fields)}
     unknown = [name for name in node.names if name not in wanted]
     if unknown and reader.fail_unknown:
@@ -92,7 +92,7 @@ def rows(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_ty
 
 
 def lists(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    """n arrays. Raises as `rows` does."""
+    """Return n arrays. Raises as `rows` does."""
     counts, _, values = _items(reader, node, positions, given)
     _count_items(reader, counts, data_type)
     part = _inside(reader, node.children[0], values, data_type.fields[0].type, counts)
@@ -100,7 +100,7 @@ def lists(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_t
 
 
 def maps(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    """n maps, or arrays of pairs. Raises as `rows` does."""
+    """Return n maps, given as maps or as arrays of pairs. Raises as `rows` does."""
     counts, starts, values = _items(reader, node, positions, given)
     _count_items(reader, counts, data_type)
     key, value = data_type.fields
@@ -113,7 +113,7 @@ def maps(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_ty
         found, _, _ = reader.walk(
             pair, {name: index for index, name in enumerate(pair.names)}, values, every, ends
         )
-        # Pairs have their names for people; Avro's own maps in Parquet and Iceberg count on the order.
+        # The names of a pair's fields are free; Avro's maps in Parquet and Iceberg rely on the order.
         keys = _inside(reader, pair.children[0], found[0], key.type, counts)
         values = found[1]
     if keys.null_count:
@@ -136,7 +136,7 @@ def _valid(given: Mask) -> Mask | None:
 def _items(
     reader: Reader, node: Node, positions: np.ndarray, given: Mask
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(int64[n] numbers of items, positions of a map's keys, positions of the values)."""
+    """Return (int64[n] numbers of items, positions of a map's keys, positions of the values)."""
     counts = np.zeros(len(positions), np.int64)
     none = np.zeros(0, np.int64)
     most = max(len(reader.data), _EMPTY_ITEMS_MAX)
@@ -155,7 +155,7 @@ def _items(
 
 
 def _count_items(reader: Reader, counts: np.ndarray, data_type: DataType) -> None:
-    """Raise MisfitError if so many items are more than may be made."""
+    """Raise MisfitError if these items would take too much memory."""
     of = owners(counts)
     try:
         with reader.sizes.inside(of):
@@ -175,6 +175,6 @@ def _inside(
 
 
 def _entry_error(counts: np.ndarray, at: int, misfit: MisfitError) -> MisfitError:
-    """What is wrong with an item as what is wrong with the row that it is of."""
+    """Return an item's error as an error of the row that has the item."""
     row = int(owners(counts)[at])
     return MisfitError(row, misfit.reason, f"[{at - int(counts[:row].sum())}]{misfit.place}")

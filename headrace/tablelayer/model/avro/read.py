@@ -1,9 +1,10 @@
-"""Avro's binary encoding to rows, whole batches at a time, by the schema that they were written with.
+"""Conversion of Avro's binary encoding to rows, for whole batches, by the schema of their writer.
 
-A field belongs to the column of its name; fields that are no columns are passed over, or refused where the table says
-so. A column without a field has its default, or null. Whole numbers become decimals and floating-point numbers, int
+A field belongs to the column with its name. A field without a column is skipped, or refused if the table says so. A
+column without a field gets its default, or null. Whole numbers become decimals and floating-point numbers, int
 becomes BIGINT, float becomes DOUBLE, bytes become texts (if they are UTF-8) and back, an enum becomes the text of its
-symbol. Narrower columns take what fits in them. Nothing is rounded or cut, but that a double becomes the nearest FLOAT.
+symbol. Narrower columns accept values that fit. Nothing is rounded or cut, except that a double becomes the nearest
+FLOAT.
 
 | column | fields |
 |---|---|
@@ -11,9 +12,9 @@ symbol. Narrower columns take what fits in them. Nothing is rounded or cut, but 
 | FLOAT, DOUBLE | float, double, int, long, decimal, string |
 | DECIMAL | decimal of any scale, if no digits are lost; int, long, string |
 | BOOLEAN | boolean, string |
-| CHAR, STRING | string, enum, bytes; the text in JSON of anything else but fixed |
+| CHAR, STRING | string, enum, bytes; the text in JSON of any other type but fixed |
 | BINARY, BYTES | bytes, fixed, string |
-| DATE | int (date, or without a logical type); what counts days, or moments at midnight; string |
+| DATE | int (date, or without a logical type); numbers of days, or moments at midnight; string |
 | TIME | time-millis, -micros, -nanos; string |
 | TIMESTAMP | local-timestamp-* and timestamp-* (which is in UTC); date; string |
 | TIMESTAMP_LTZ | timestamp-*; date; string with a zone |
@@ -21,11 +22,10 @@ symbol. Narrower columns take what fits in them. Nothing is rounded or cut, but 
 | ARRAY | array |
 | MAP | map, if its keys are texts or bytes; array of records of two fields |
 
-A number counts what its logical type says, or else the name that Connect's converter gave its type
-(`io.debezium.time.MicroTimestamp`), or else the table's `table.kafka.debezium.time-units`. A decimal may be Debezium's
-`VariableScaleDecimal` too. Strings are read as they are in JSON.
-
-The compiled loops are in `avro_kernels`; what is nested is in `avro_nested`.
+The unit of a number follows from its logical type, or else from the name that Connect's converter gave its type
+(`io.debezium.time.MicroTimestamp`), or else from the table's `table.kafka.debezium.time-units`. A decimal may also be
+Debezium's `VariableScaleDecimal`. Strings are read as in JSON. The compiled loops are in `avro_kernels`; nested types
+are in `avro_nested`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from headrace.tablelayer.model.types.column_types import (
 )
 from headrace.tablelayer.model.types.sizes import RowBytes, RowCost
 
-_FOUND_BYTES = 8  # of a field: its position
+_FOUND_BYTES = 8  # per field: its position
 _WHOLE = (AvroKind.INT, AvroKind.LONG)
 _TEXTS = (AvroKind.STRING, AvroKind.BYTES)
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -73,10 +73,10 @@ _FROM_DECIMALS = NUMERIC_KINDS
 _FROM_TEXTS = NUMERIC_KINDS | _TEMPORAL_KINDS | {TypeKind.BOOLEAN}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 _REASONS = {
-    kernels.CUT_OFF: "the record ends in the middle of it",
+    kernels.CUT_OFF: "the record ends inside this value",
     kernels.BAD_NUMBER: "it is not a value of the writer's schema",
     kernels.BAD_BRANCH: "it has a branch or symbol that the writer's schema does not have",
-    kernels.BAD_LENGTH: "its length is more than the record has",
+    kernels.BAD_LENGTH: "its length exceeds the record",
     kernels.TOO_DEEP: f"it is nested deeper than {kernels.MAX_DEPTH} levels",
 }
 
@@ -90,7 +90,7 @@ class AvroTexts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: pa.BinaryArray) -> AvroTexts:
-        """Of n binary values, none of them null."""
+        """Return the records in n binary values, none of them null."""
         count = len(values)
         if not count:
             nothing = np.zeros(0, np.int64)
@@ -112,9 +112,10 @@ def avro_to_rows(
     unknown_fields: UnknownFields = UnknownFields.IGNORE,
     units: Mapping[str, str] | None = None,
 ) -> pa.RecordBatch:
-    """The rows of n records. units: by column, what numbers count whose schema does not say it.
+    """Return the rows of n records. units: by column, the unit of numbers whose schema does not tell it.
 
-    Raises RowError for the first that does not fit; what cannot be read whatever it holds is the error of row 0.
+    Raises RowError for the first value that does not fit. A field whose type cannot be read at all is an error of row
+    0.
     """
     return _Reader(texts, writer, fail_unknown=unknown_fields is UnknownFields.FAIL, units=units).rows(
         columns
@@ -140,7 +141,7 @@ class _Reader:
     def rows(self, columns: Sequence[Column]) -> pa.RecordBatch:
         root, count = self.writer.root, len(self.texts.starts)
         if root.kind is not AvroKind.RECORD:
-            raise RowError(0, None, f"the writer's schema is {root}; a row is a record")
+            raise RowError(0, None, f"the writer's schema is {root}, but a row must be a record")
         names = {column.name: index for index, column in enumerate(columns)}
         if self.fail_unknown:
             for name in root.names:
@@ -155,8 +156,10 @@ class _Reader:
         over = after[:good] != self.texts.ends[:good]
         if over.any():
             good = int(np.argmax(over))
-            error = RowError(good, None, "bytes follow the record: it was written with another schema")
-        # The rows before a bad one are still converted: one of them may be the first that does not fit.
+            error = RowError(
+                good, None, "there are bytes behind the record: it was written with another schema"
+            )
+        # The rows before a bad one are still converted, because one of them may have an earlier error.
         arrays: list[pa.Array] = []
         failures = [] if error is None else [error]
         by_name = dict(zip(root.names, root.children, strict=True))
@@ -182,7 +185,8 @@ class _Reader:
     def walk(
         self, record: Node, wanted: dict[str, int], starts: np.ndarray, given: Mask, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, RowError | None]:
-        """(positions of the wanted fields int64[wanted, n], those after the records int64[n], what is wrong)."""
+        """Return (positions of the wanted fields int64[wanted, n], those after the records int64[n], the first
+        error)."""
         slots = np.array([wanted.get(name, -1) for name in record.names] or [0], np.int64)
         found = np.zeros((len(wanted), len(starts)), np.int64)
         after = np.zeros(len(starts), np.int64)
@@ -199,9 +203,10 @@ class _Reader:
         return found, after, RowError(row, name, f"in the Avro value, {_REASONS[int(failure[0])]}")
 
     def read(self, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-        """Values of a node as those of a column type; null where they are null or not given. `positions` is consumed.
+        """Return the values of a node as a column type; null where they are null or not given. `positions` is
+        consumed.
 
-        Raises MisfitError for the first row that does not fit, AvroSchemaError if none can.
+        Raises MisfitError for the first row that does not fit, AvroSchemaError if no value can fit.
         """
         if node.kind is AvroKind.NULL:
             return pa.nulls(len(positions), data_type.arrow())
@@ -242,7 +247,7 @@ class _Reader:
         return out
 
     def binary(self, node: Node, positions: np.ndarray, given: Mask) -> pa.Array:
-        """Bytes and texts as they stand."""
+        """Return bytes and texts unchanged."""
         if node.kind is AvroKind.FIXED:
             lengths = np.where(given, node.size, 0).astype(np.int64)
         else:
@@ -269,15 +274,13 @@ def _checked(column: Column, values: pa.Array) -> pa.Array:
     return values
 
 
-# -- conversions -------------------------------------------------------------------------------------------
-
 _Converter = Callable[[_Reader, Node, np.ndarray, Mask, DataType], pa.Array]
 
 
 def _converter(node: Node, data_type: DataType, unit: str | None) -> _Converter:
-    """What reads this type of the writer as a column type; `unit`: what its numbers count if they do not say it.
+    """Return the function that reads this type of the writer as a column type.
 
-    Raises AvroSchemaError if there is no such reading.
+    `unit`: the unit of its numbers if the type does not tell it. Raises AvroSchemaError if there is no such function.
     """
     kind, logical, target = node.kind, node.logical, data_type.kind
     is_decimal = logical == "decimal" or is_variable_decimal(node)
@@ -313,13 +316,13 @@ def _converter(node: Node, data_type: DataType, unit: str | None) -> _Converter:
     if fits is None:
         hint = ""
         if kind in _WHOLE and counted(node) is None and target in _TEMPORAL_KINDS:
-            hint = f"; '{TableOptions.debezium_units.name}' says what the numbers of a column count"
-        raise AvroSchemaError(f"the writer's schema has {node}, which is not read as {data_type}{hint}")
+            hint = f"; '{TableOptions.debezium_units.name}' sets the unit of a column's numbers"
+        raise AvroSchemaError(f"the writer's schema has {node}, which cannot be read as {data_type}{hint}")
     return fits
 
 
 def _counts(node: Node, data_type: DataType, unit: str | None) -> str | None:
-    """What a type's numbers count, as values of a date or time; None if they are none of its kind."""
+    """Return the unit of a type's numbers as values of a date or time; None if they are not of its kind."""
     meaning, target = counted(node), data_type.kind
     if meaning is None:
         if unit is None and target is TypeKind.DATE and node.kind is AvroKind.INT:
@@ -405,10 +408,10 @@ def _decimals(
         lengths = np.zeros(count, np.int64)
         kernels.spans(reader.data, positions, given, lengths)
     words = _words(reader.data, positions, lengths, given, data_type)
-    # A scale beyond 38 digits is no Arrow type: the digits that it would lose are found as those of others are.
+    # A scale beyond 38 is not possible in Arrow.
     source = pa.decimal128(38, node.scale) if node.scale <= 38 else None
     if source is None:
-        raise AvroSchemaError(f"the writer's schema has {node}; a scale of at most 38 is read")
+        raise AvroSchemaError(f"the writer's schema has {node}; the largest supported scale is 38")
     values = fixed_array(words.reshape(-1).view("V16"), _valid(given), source)
     return _rescaled(values, data_type)
 
@@ -416,7 +419,7 @@ def _decimals(
 def _words(
     data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, given: Mask, data_type: DataType
 ) -> np.ndarray:
-    """Unscaled values, int64[n, 2]."""
+    """Return unscaled values, int64[n, 2]."""
     words = np.zeros((len(starts), 2), np.int64)
     row = int(unscaled.from_bytes(data, starts, lengths, given, 38, words))
     if row >= 0:
@@ -430,7 +433,7 @@ _SCALED = row_of(("scale", INT), ("value", BYTES))
 def _variable_decimals(
     reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType
 ) -> pa.Array:
-    """Debezium's records of a scale and an unscaled value."""
+    """Return the decimals of Debezium's records of a scale and an unscaled value."""
     scale, value = row_fields(avro_nested.rows(reader, node, positions, given, _SCALED))
     offsets, data = variable_values(value)
     present = np.asarray(pc.and_(pc.is_valid(scale), pc.is_valid(value)))
@@ -440,7 +443,7 @@ def _variable_decimals(
     for each in np.unique(scales[present]).tolist():
         at = np.flatnonzero(present & (scales == each))
         if abs(each) > 38:
-            raise MisfitError(int(at[0]), f"its scale is {each}; one of at most 38 is read")
+            raise MisfitError(int(at[0]), f"its scale is {each}; the largest supported scale is 38")
         try:
             part = _rescaled(
                 fixed_array(words[at].reshape(-1).view("V16"), None, pa.decimal128(38, each)), data_type
@@ -461,7 +464,7 @@ def _whole_decimals(
 
 
 def _rescaled(values: pa.Array, data_type: DataType) -> pa.Array:
-    """Decimals as values of a column type, exact. Raises MisfitError for the first that is not one."""
+    """Return decimals as values of a column type, exactly. Raises MisfitError for the first that does not fit."""
     try:
         return of_decimals(values, data_type)
     except pa.ArrowInvalid:
@@ -526,13 +529,15 @@ def _binaries(
     lengths = pc.fill_null(pc.binary_length(values), data_type.length).to_numpy(zero_copy_only=False)
     _fit(
         lengths != data_type.length,
-        lambda row: f"{lengths[row]} bytes are not the {data_type.length} of {data_type}",
+        lambda row: (
+            f"a value of {lengths[row]} bytes does not have the {data_type.length} bytes of {data_type}"
+        ),
     )
     return values.cast(data_type.arrow())
 
 
 def _ticks(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    """Numbers that count days, or parts of a second since 1970 or midnight."""
+    """Return the numbers of days, or of parts of a second since 1970 or midnight, as a column."""
     values, unit = reader.longs(positions, given), _counts(node, data_type, reader.unit)
     what = node.logical or node.connect or unit
     if data_type.kind is TypeKind.DATE:
@@ -558,14 +563,14 @@ def _ticks(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data
         return _array(ticks, given, data_type)
     _fit(
         (ticks < 0) | (ticks >= 86_400 * target),
-        lambda row: f"{values[row]} ({what}) is no time of a day",
+        lambda row: f"{values[row]} ({what}) is not a time of day",
     )
     return _array(ticks.astype(np.int32) if data_type.precision <= 3 else ticks, given, data_type)
 
 
 def _days(values: np.ndarray, unit: str, given: Mask, data_type: DataType) -> pa.Array:
     per_day = 1 if unit == "d" else 86_400 * _TICKS[unit]
-    _fit(values % per_day != 0, lambda row: f"{values[row]} is a time, not a date: it is not at midnight")
+    _fit(values % per_day != 0, lambda row: f"{values[row]} is not a date: it is not at midnight")
     days = values // per_day
     _fit(
         (days >= 1 << 31) | (days < -(1 << 31)),

@@ -1,7 +1,7 @@
 """Avro schemas (specification 1.12): parsed into tables for the kernels of `avro_read`, and made for tables.
 
-A schema from elsewhere is hostile until it is parsed: names must be defined, a type may contain itself only by way of a
-union, an array or a map, and sizes and depths are bounded. Anything wrong is an `AvroSchemaError`.
+A schema from a client is untrusted until it is parsed: names must be defined, a type may contain itself only through
+a union, an array or a map, and sizes and depths are bounded. Any violation is an `AvroSchemaError`.
 
 | column | written as |
 |---|---|
@@ -14,10 +14,11 @@ union, an array or a map, and sizes and depths are bounded. Anything wrong is an
 | TIMESTAMP up to 3, 6, 9 digits | long, local-timestamp-millis, -micros, -nanos |
 | TIMESTAMP_LTZ | long, timestamp-millis, -micros, -nanos |
 | ROW; ARRAY | record; array |
-| MAP by CHAR or STRING; by anything else | map; array of records of `key` and `value`, as in Iceberg |
+| MAP with keys of CHAR or STRING; of another type | map; array of records of `key` and `value`, as in Iceberg |
 
 A column, field, element or value that can be null is a union of null and its type; columns and fields have null as
-their default. Types that need names have those of the places they are in, such as who_address, numbered if taken.
+their default. A type that needs a name is named after its position, such as who_address, with a number if the name is
+taken.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class AvroSchemaError(ValueError):
-    """A schema that is wrong, or is not supported; the text says what."""
+    """A schema that is wrong or not supported, with the reason."""
 
 
 class AvroKind(IntEnum):
-    """What a value of a schema begins with. The numbers are those of the kernels."""
+    """The kind of a schema's type. The numbers are those of the kernels."""
 
     NULL = 0
     BOOLEAN = 1
@@ -78,8 +79,11 @@ _PRIMITIVES = {kind.name.lower(): kind for kind in AvroKind if kind <= AvroKind.
 
 
 class Node(msgspec.Struct, eq=False):
-    """One type of a schema. `children`: the branches of a union, the types of a record's fields (`names`), or what an
-    array or a map holds. `size`: bytes of a FIXED. `connect`: the name that Connect's converter gave the type."""
+    """One type of a schema.
+
+    `children`: the branches of a union, the types of a record's fields (`names`), or the items of an array or a map.
+    `size`: bytes of a FIXED. `connect`: the name that Connect's converter gave the type.
+    """
 
     index: int
     kind: AvroKind
@@ -92,7 +96,7 @@ class Node(msgspec.Struct, eq=False):
     children: list[Node] = msgspec.field(default_factory=list)
 
     def __str__(self) -> str:
-        """As a person would name it."""
+        """The name of the type for people."""
         if self.kind is AvroKind.UNION:
             return "union of " + ", ".join(map(str, self.children))
         name = self.kind.name.lower()
@@ -103,9 +107,11 @@ class Node(msgspec.Struct, eq=False):
 
 
 class AvroSchema(msgspec.Struct, frozen=True, eq=False):
-    """table: int64[nodes, 4] of kind, size or first link, number of links (or symbols), whether its values take
-    no bytes; links:
-    int64 indices of nodes."""
+    """A parsed schema.
+
+    table: int64[nodes, 4] of kind, size or first link, number of links (or symbols), whether its values take no
+    bytes. links: int64 indices of nodes.
+    """
 
     root: Node
     nodes: list[Node]
@@ -113,17 +119,17 @@ class AvroSchema(msgspec.Struct, frozen=True, eq=False):
     links: npt.NDArray[np.int64]
 
     def as_field(self, name: str) -> AvroSchema:
-        """A record of one field of this type; its values are encoded alike."""
+        """Return a record with one field of this type; its values have the same encoding."""
         node = Node(len(self.nodes), AvroKind.RECORD, names=[name], children=[self.root])
         table = np.vstack([self.table, [AvroKind.RECORD, len(self.links), 1, 0]]).astype(np.int64)
         return AvroSchema(node, [*self.nodes, node], table, np.append(self.links, self.root.index))
 
     @classmethod
     def parse(cls, text: str) -> AvroSchema:
-        """Raises AvroSchemaError."""
+        """Return the parsed schema. Raises AvroSchemaError."""
         if len(text) > SCHEMA_TEXT_MAX:
             raise AvroSchemaError(
-                f"the Avro schema has {len(text)} characters; at most {SCHEMA_TEXT_MAX} are read"
+                f"the Avro schema has {len(text)} characters; the maximum is {SCHEMA_TEXT_MAX}"
             )
         try:
             value = json.loads(text)
@@ -158,7 +164,7 @@ def _is_empty(node: Node, known: dict[int, bool | None]) -> bool:
     if node.kind is AvroKind.RECORD:
         answers = [
             _is_empty(child, known) for child in node.children
-        ]  # all, so that records without end are found
+        ]  # all children, so that endless records are found
         answer = all(answers)
     else:
         answer = node.kind is AvroKind.NULL or (node.kind is AvroKind.FIXED and node.size == 0)
@@ -192,10 +198,10 @@ class _Parser:
             node = self.new(AvroKind.UNION)
             node.children = [self.node(each, namespace) for each in value]
             if not value or any(each.kind is AvroKind.UNION for each in node.children):
-                raise AvroSchemaError("a union of the Avro schema is empty, or has a union in it")
+                raise AvroSchemaError("a union of the Avro schema is empty or contains a union")
             return node
         if not isinstance(value, dict):
-            raise AvroSchemaError(f"{json.dumps(value)[:60]} is no type of an Avro schema")
+            raise AvroSchemaError(f"{json.dumps(value)[:60]} is not a type of an Avro schema")
         kind = value.get("type")
         if isinstance(kind, (dict, list)):
             return self.beside(self.node(kind, namespace), value)
@@ -209,7 +215,7 @@ class _Parser:
             node = self.define(AvroKind.ENUM, value, namespace)
             symbols = _of(value, "symbols")
             if not isinstance(symbols, list) or not all(isinstance(each, str) for each in symbols):
-                raise AvroSchemaError("the symbols of an enum in the Avro schema are no list of names")
+                raise AvroSchemaError("the symbols of an enum in the Avro schema are not a list of names")
             node.names = symbols
         elif kind == "fixed":
             node = self.define(AvroKind.FIXED, value, namespace)
@@ -222,7 +228,9 @@ class _Parser:
             if kind not in _PRIMITIVES:
                 return node
         else:
-            raise AvroSchemaError(f"{json.dumps(value)[:60]} is no type of an Avro schema: it has no 'type'")
+            raise AvroSchemaError(
+                f"{json.dumps(value)[:60]} is not a type of an Avro schema: it has no 'type'"
+            )
         self.logical(node, value)
         return node
 
@@ -230,7 +238,7 @@ class _Parser:
         node = self.new(kind)
         name = _of(value, "name")
         if not isinstance(name, str):
-            raise AvroSchemaError(f"{name!r} is no name of a type in an Avro schema")
+            raise AvroSchemaError(f"{name!r} is not a name of a type in an Avro schema")
         full = name if "." in name else _full(name, str(value.get("namespace", namespace)))
         self.named[full] = node
         return node
@@ -249,13 +257,14 @@ class _Parser:
             node.names.append(each["name"])
             node.children.append(self.beside(self.node(_of(each, "type"), inner), each))
         if len(set(node.names)) != len(node.names):
-            raise AvroSchemaError(f"record '{name}' of the Avro schema has two fields of one name")
+            raise AvroSchemaError(f"record '{name}' of the Avro schema has two fields with the same name")
         return node
 
     def beside(self, node: Node, value: dict[str, Any]) -> Node:
-        """A type whose meaning stands beside it: `{"name": "at", "type": "long", "logicalType": "timestamp-millis"}`.
+        """Return a type with the logical type of its field: `{"name": "at", "type": "long", "logicalType":
+        "timestamp-millis"}`.
 
-        Of a union it is that of its branches. A type that has a name has its meaning where it is defined.
+        In a union it holds for the branches. A type with a name has its logical type in its definition.
         """
         for each in node.children if node.kind is AvroKind.UNION else [node]:
             if each.kind <= AvroKind.STRING and each.logical is None and each.connect is None:
@@ -263,7 +272,7 @@ class _Parser:
         return node
 
     def logical(self, node: Node, value: dict[str, Any]) -> None:
-        """What is not valid is ignored, as the specification has it."""
+        """Set a node's logical type. Invalid ones are ignored, as the specification demands."""
         connect = value.get("connect.name")
         if isinstance(connect, str):
             node.connect = connect
@@ -290,9 +299,7 @@ def _of(value: dict[str, Any], name: str) -> Any:
     return value[name]
 
 
-# -- the schema of a table ---------------------------------------------------------------------------------
-
-_SECONDS_MAX = ((1 << 63) - 1) // 1000  # there is no unit of seconds in Avro: they become milliseconds
+_SECONDS_MAX = ((1 << 63) - 1) // 1000  # Avro has no unit of seconds: they become milliseconds
 _PLAIN = {
     TypeKind.BOOLEAN: "boolean", TypeKind.TINYINT: "int", TypeKind.SMALLINT: "int", TypeKind.INT: "int",
     TypeKind.BIGINT: "long", TypeKind.FLOAT: "float", TypeKind.DOUBLE: "double", TypeKind.CHAR: "string",
@@ -307,7 +314,7 @@ def is_name(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def schema_text(schema: Schema, database: str, table: str) -> str:
-    """The schema of a table's rows, in JSON: a record named as the table, in the database's namespace."""
+    """Return the schema of a table's rows in JSON: a record with the table's name, in the database's namespace."""
     names = {_safe(table)}
     fields = [_field(column, column.name, names) for column in schema.columns]
     value = {"type": "record", "name": _safe(table), "namespace": _safe(database), "fields": fields}
@@ -330,12 +337,12 @@ def _safe(name: str) -> str:
 
 
 def ticks_name(data_type: DataType) -> str:
-    """The unit in which a TIME or TIMESTAMP is written."""
+    """Return the unit in which a TIME or TIMESTAMP is written."""
     return "millis" if data_type.precision <= 3 else "micros" if data_type.precision <= 6 else "nanos"
 
 
 def _free(name: str, names: set[str]) -> str:
-    """A name for a type that no other type of the schema has; it is taken then."""
+    """Return a name for a type that no other type of the schema has, and reserve it."""
     found, number = name, 2
     while found in names:
         found, number = f"{name}_{number}", number + 1
@@ -344,7 +351,7 @@ def _free(name: str, names: set[str]) -> str:
 
 
 def _type_of(data_type: DataType, place: str, names: set[str]) -> Any:
-    """place: where the type is, the names on the way to it joined by _; names: those of types that are taken."""
+    """Return a type in JSON. place: the names on the way to the type, joined by _; names: type names that are taken."""
     plain = _PLAIN.get(data_type.kind)
     if plain is not None:
         return plain
@@ -387,7 +394,7 @@ def _type_of(data_type: DataType, place: str, names: set[str]) -> Any:
             return {"type": "long", "logicalType": f"local-timestamp-{ticks_name(data_type)}"}
         case TypeKind.TIMESTAMP_LTZ:
             return {"type": "long", "logicalType": f"timestamp-{ticks_name(data_type)}"}
-    raise AvroSchemaError(f"{data_type} has no form in Avro here")
+    raise AvroSchemaError(f"{data_type} cannot be written in Avro")
 
 
 def _item(part: Field, place: str, names: set[str]) -> Any:
@@ -396,11 +403,11 @@ def _item(part: Field, place: str, names: set[str]) -> Any:
 
 
 def _name_complaint(what: str, name: str) -> str:
-    return f"{what} '{name}': a field in Avro has a name of A-Z a-z 0-9 _ that begins with no digit"
+    return f"{what} '{name}': a field's name in Avro has only A-Z a-z 0-9 _ and does not begin with a digit"
 
 
 def complaint_about(columns: Sequence[Column]) -> str | None:
-    """Why a table cannot have Avro values; None if it can."""
+    """Return why a table cannot have Avro values; None if it can."""
     for column in columns:
         if not is_name(column.name):
             return _name_complaint("column", column.name)
@@ -412,7 +419,7 @@ def complaint_about(columns: Sequence[Column]) -> str | None:
 
 
 def check_range(columns: Sequence[Column], rows: pa.RecordBatch) -> None:
-    """Raises RowError for the first TIMESTAMP in seconds whose milliseconds do not fit into a long."""
+    """Raise RowError for the first TIMESTAMP in seconds whose milliseconds do not fit into a long."""
     for column, values in zip(columns, rows.columns, strict=True):
         row = _first_beyond(column.type, values) if _has_seconds(column.type) else None
         if row is not None:
@@ -420,7 +427,7 @@ def check_range(columns: Sequence[Column], rows: pa.RecordBatch) -> None:
             raise RowError(
                 row,
                 column.name,
-                f"it {what} more than 292 million years from 1970, which is not written in Avro",
+                f"it {what} more than 292 million years from 1970, which does not fit into Avro's long of milliseconds",
             )
 
 

@@ -1,4 +1,4 @@
-"""Values of Avro as texts, and texts as values, by the same rules as in JSON: `json/rows.py` has them."""
+"""Values of Avro as texts, and texts as values, by the rules for JSON in `json/rows.py`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _Z = ord("Z")
 
 
 def values_of(texts: pa.Array, data_type: DataType) -> pa.Array:
-    """Texts, UTF-8, as values of a type that is not nested. Raises MisfitError."""
+    """Return UTF-8 texts as values of a type that is not nested. Raises MisfitError."""
     offsets, found = variable_values(texts)
     data = np.zeros(len(found) + json_scan.PADDING, np.uint8)
     data[: len(found)] = found
     given = np.asarray(pc.is_valid(texts))
     kinds = np.where(given, json_scan.STRING, json_scan.NULL).astype(np.uint8)
     lengths = np.where(given, np.diff(offsets), 0).astype(np.int32)
-    if data_type.kind in (TypeKind.DATE, TypeKind.TIME):  # a connector says of them that they are in UTC
+    if data_type.kind in (
+        TypeKind.DATE,
+        TypeKind.TIME,
+    ):  # a connector's zone Z means that the value is in UTC
         lengths -= (lengths > 1) & (data[np.maximum(offsets[:-1] + lengths - 1, 0)] == _Z)
     field = Field(Column(0, "value", data_type), data, offsets[:-1].astype(np.int32), lengths, kinds)
     try:
@@ -38,12 +41,13 @@ def values_of(texts: pa.Array, data_type: DataType) -> pa.Array:
 
 
 def texts_of(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
-    """Values of a type as the texts that they have in JSON, without the quotes of a date or time. Raises MisfitError,
-    and AvroSchemaError if values of this type have no text.
+    """Return values of a type as their texts in JSON, without the quotes of a date or time.
+
+    Raises MisfitError, and AvroSchemaError if values of this type have no text.
     """
     nearest = nearest_type(node)
     if nearest is None:
-        raise AvroSchemaError(f"the writer's schema has {node}, which is not read as {data_type}")
+        raise AvroSchemaError(f"the writer's schema has {node}, which cannot be read as {data_type}")
     values = reader.read(node, positions, given, nearest)
     if nearest.kind is TypeKind.STRING:
         return values

@@ -1,8 +1,8 @@
-"""Rows to Avro's binary encoding: one compiled pass that writes each row once, from the Arrow buffers.
+"""Conversion of rows to Avro's binary encoding: one compiled pass that writes each row once, from the Arrow buffers.
 
-What a column becomes is in `avro_schema`. Nested columns are written level by level, the innermost first, each level
-in one such pass; in the next one they are bytes to copy. The kernel reads the columns through their addresses, as that
-of `json_write` does; the arrays are kept alive by the caller meanwhile.
+The types are in `avro_schema`. Nested columns are written level by level, the innermost first, each level in one
+pass; the next pass copies their bytes. The kernel reads the columns through their addresses, as in `json_write`; the
+caller keeps the arrays alive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headrace.tablelayer.model.types.column_types import DataType, Field, TypeKi
 
 _BOOLEAN, _INT8, _INT16, _INT32, _INT64, _COPIED, _VARIABLE, _DECIMAL, _ENCODED = range(9)
 _KIND, _NULLABLE, _OFFSET, _VALIDITY, _VALUES, _DATA, _SIZE = range(7)
-"""What describes a column to the kernel. _SIZE: bytes of a copied value, or what an integer is multiplied by."""
+"""The description of a column for the kernel. _SIZE: bytes of a copied value, or the factor of an integer."""
 
 _MAX_LENGTH = {
     _BOOLEAN: 1,
@@ -45,12 +45,12 @@ _MAX_LENGTH = {
     _ENCODED: 0,
 }
 _INTEGERS = {1: _INT8, 2: _INT16, 4: _INT32, 8: _INT64}
-_SIZE_MAX = 5  # bytes of a length, as a number below 2^31 takes
+_SIZE_MAX = 5  # bytes of a length, a number below 2^31
 _SYNC_SIZE = 16
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What stands around each row. `sized`: the row's length stands in front of it, as in a container file's block."""
+    """The bytes before and after each row. `sized`: the row's length precedes it, as in a container file's block."""
 
     front: bytes
     back: bytes = b""
@@ -58,18 +58,20 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes around each row."""
+        """The number of bytes before and after each row."""
         return len(self.front) + len(self.back)
 
     @classmethod
     def confluent(cls, schema_id: int) -> Frame:
-        """Confluent's wire format: a zero byte, and the schema's id in four bytes, the highest first."""
+        """Return Confluent's wire format: a zero byte, and the schema's id in four bytes, big endian."""
         return cls(b"\0" + schema_id.to_bytes(4, "big"))
 
     @classmethod
     def container(cls, schema: str) -> Frame:
-        """An object container file with one block of one row, not compressed. The sync marker is a hash of the schema:
-        the same row makes the same value."""
+        """Return an uncompressed object container file with one block of one row.
+
+        The sync marker is a hash of the schema, so that the same row makes the same value.
+        """
         text = schema.encode()
         sync = hashlib.md5(text, usedforsecurity=False).digest()
         parts = [b"Obj\x01", _long(2)]
@@ -82,7 +84,7 @@ _NO_FRAME = Frame(b"")
 
 
 def _long(value: int) -> bytes:
-    """A number of 0 or more as Avro writes it."""
+    """Return a number of 0 or more in Avro's encoding."""
     rest, out = value << 1, bytearray()
     while rest > 127:
         out.append(rest & 127 | 128)
@@ -92,8 +94,10 @@ def _long(value: int) -> bytes:
 
 
 def rows_to_avro(rows: pa.RecordBatch, schema: Schema, frame: Frame) -> tuple[Offsets, Bytes]:
-    """n values as (int32[n+1] offsets, data). rows: of the schema's columns. Raises ValueError beyond 2 GiB, RowError
-    as `check_range` does."""
+    """Return n values as (int32[n+1] offsets, data). rows: with the schema's columns.
+
+    Raises ValueError beyond 2 GiB, RowError as `check_range` does.
+    """
     check_range(schema.columns, rows)
     return _values(schema.columns, rows.columns, rows.num_rows, frame)
 
@@ -101,7 +105,7 @@ def rows_to_avro(rows: pa.RecordBatch, schema: Schema, frame: Frame) -> tuple[Of
 def _values(
     parts: Sequence[Column | Field], arrays: Sequence[pa.Array], count: int, frame: Frame
 ) -> tuple[Offsets, Bytes]:
-    """Parts one behind the other, n times: (int32[n+1] offsets, data)."""
+    """Return n values, each of all parts one after the other: (int32[n+1] offsets, data)."""
     table = np.zeros((len(parts), 7), np.int64)
     capacity = count * (len(frame.front) + len(frame.back) + 2 * _SIZE_MAX)
     kept = []
@@ -119,7 +123,7 @@ def _values(
 
 
 def _encoded(data_type: DataType, array: pa.Array) -> pa.Array:
-    """Nested values as n binary values, each without what says that it is not null."""
+    """Return nested values as n binary values, each without the union's branch for "not null"."""
     parts = data_type.fields
     if data_type.kind is TypeKind.ROW:
         offsets, data = _values(parts, row_fields(array), len(array), _NO_FRAME)
@@ -139,7 +143,7 @@ def _check_capacity(capacity: int) -> None:
 
 
 def _describe(row: np.ndarray, column: Column | Field, array: pa.Array) -> int:
-    """Describe a column to the kernel; the bytes that it takes at most."""
+    """Describe a column to the kernel. Return the maximum number of bytes that it takes."""
     count, buffers, data_type = len(array), array.buffers(), column.type
     row[_NULLABLE] = column.nullable
     row[_OFFSET] = array.offset
@@ -164,7 +168,7 @@ def _describe(row: np.ndarray, column: Column | Field, array: pa.Array) -> int:
         case _:
             row[_KIND] = _INTEGERS[array.type.bit_width // 8]
             if data_type.kind in (TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ):
-                row[_SIZE] = 1000 if data_type.unit == "s" else 1  # there is no unit of seconds in Avro
+                row[_SIZE] = 1000 if data_type.unit == "s" else 1  # Avro has no unit of seconds
     each = int(row[_SIZE]) if row[_KIND] == _COPIED else _MAX_LENGTH[int(row[_KIND])]
     return count * (each + 1) + extra
 
@@ -182,11 +186,11 @@ def _put_long(out: Bytes, position: int, value: Any) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _put_decimal(out: Bytes, position: int, low: Any, high: Any) -> Int64:
-    """The fewest bytes of two's complement that hold the value, behind their number."""
+    """Write the length and the shortest two's complement bytes that hold the value."""
     sign = np.int64(-1) if high < 0 else np.int64(0)
     size = 16
     while size > 1:
-        # The highest byte goes if it only repeats the sign of the one below it.
+        # Leave out the highest byte if it only repeats the sign of the byte below it.
         at = size - 1
         word = high if at >= 8 else low
         top = (word >> np.int64(8 * (at & 7))) & 255
@@ -205,7 +209,7 @@ def _put_decimal(out: Bytes, position: int, low: Any, high: Any) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _write(table: Any, count: int, front: Bytes, back: Bytes, sized: bool, out: Bytes, offsets: Any) -> Int64:
-    """Write all rows; offsets: int32[n + 1]. Returns the bytes written."""
+    """Write all rows; offsets: int32[n + 1]. Return the number of bytes written."""
     position = np.int64(0)
     for row in range(count):
         for index in range(len(front)):
@@ -261,7 +265,7 @@ def _write(table: Any, count: int, front: Bytes, back: Bytes, sized: bool, out: 
             length = position - begin - _SIZE_MAX
             source_start = begin + _SIZE_MAX
             position = _put_long(out, begin, length)
-            for index in range(length):  # to the left: the gap was for the longest size
+            for index in range(length):  # move it left: the gap was for the longest length
                 out[position + index] = out[source_start + index]
             position += length
         for index in range(len(back)):
@@ -273,8 +277,11 @@ def _write(table: Any, count: int, front: Bytes, back: Bytes, sized: bool, out: 
 
 @njit(cache=True, nogil=True)
 def _write_blocks(counts: Any, item_offsets: Any, items: Bytes, out: Bytes, offsets: Any) -> Int64:
-    """The items of each value as one block and its end. counts: int64[n]; item_offsets: int32[items + 1] into `items`;
-    offsets: int32[n + 1], filled. Returns the bytes written."""
+    """Write the items of each value as one block and its end.
+
+    counts: int64[n]; item_offsets: int32[items + 1] into `items`; offsets: int32[n + 1], filled. Returns the number
+    of bytes written.
+    """
     position = np.int64(0)
     item = np.int64(0)
     for row in range(len(counts)):

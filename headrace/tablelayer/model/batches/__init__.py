@@ -1,1 +1,1 @@
-"""Arrow batches as they are logged and sent, what is checked of them, and what is known of their values."""
+"""Arrow batches as they are logged and sent, their checks, and statistics of their values."""

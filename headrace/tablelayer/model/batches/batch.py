@@ -1,7 +1,7 @@
-"""The Arrow log batch: what a table's log holds, and what writers send and scanners get.
+"""The Arrow log batch, which is logged, sent by writers and answered to scanners.
 
-Behind the 61-byte header that it shares with Kafka's batches (`protocol.records.header`, magic 100), all
-integers big endian:
+Behind the 61-byte header that it shares with Kafka's batches (`protocol.records.header`, magic 100), all integers big
+endian:
 
     61 int32  sequence count            how many sequence numbers the batch consumes
     65 int16  schema id
@@ -12,11 +12,11 @@ integers big endian:
     77        change types, statistics or offset deltas, zeros up to a multiple of 8
               one Arrow IPC record batch message without a schema (`ipc.py`)
 
-Record count and offsets count rows; a batch without rows still takes one offset. From a filtered batch rows
-were left out: it still covers all its offsets, and an int32, little endian, per row left says which offset is the
-row's own, from the batch's base. Base and max timestamp are equal: the time of the append, stamped by the server.
-The CRC covers everything from byte 21, so a projected or filtered batch (message rewritten, CRC field 0) cannot be
-checked by it; the connection vouches for it.
+Record count and offsets count rows; a batch without rows still takes one offset. A filtered batch lacks some of its
+rows, but still covers all of its offsets: one little-endian int32 per remaining row gives its offset from the batch's
+base. Base and max timestamp are equal: the time of the append, which the server sets. The CRC covers everything from
+byte 21. It does not hold for a projected or filtered batch (message rewritten, CRC field 0), which relies on the
+connection's checksums.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ from headrace.tablelayer.model.options.table_options import ArrowCompression
 APPEND_ONLY: Final = 0x01
 FILTERED: Final = 0x02
 PREFIX_SIZE: Final = 77
-"""Bytes in front of the change types."""
+"""Bytes before the change types."""
 
 EXTENSION: Final = Struct(">ihbbii")
-"""All of the prefix behind the header, from the sequence count to the length of the statistics."""
+"""The prefix behind the header, from the sequence count to the length of the statistics."""
 LENGTHS: Final = Struct(">ii")
-"""Of the change types, and of the statistics or offset deltas."""
+"""The lengths of the change types and of the statistics or offset deltas."""
 LENGTHS_POSITION: Final = 69
 _COMPRESSION_POSITION: Final = 67
 _NUMBERS: Final = {ArrowCompression.NONE: 0, ArrowCompression.LZ4_FRAME: 1, ArrowCompression.ZSTD: 2}
@@ -78,7 +78,7 @@ _COMPRESSIONS: Final = {number: compression for compression, number in _NUMBERS.
 
 
 class ChangeType(IntEnum):
-    """What happened to a row. In a write to a primary-key table 3 means upsert and 4 delete."""
+    """The kind of change of a row. In a write to a primary-key table 3 means upsert and 4 delete."""
 
     APPEND = 0
     INSERT = 1
@@ -88,7 +88,7 @@ class ChangeType(IntEnum):
 
     @property
     def short(self) -> str:
-        """As people write it: `+A`, `+I`, `-U`, `+U`, `-D`."""
+        """The short form for people: `+A`, `+I`, `-U`, `+U`, `-D`."""
         return ("+A", "+I", "-U", "+U", "-D")[self]
 
 
@@ -108,10 +108,10 @@ def encode_arrow_batch(
     statistics: bytes = b"",
     offset_deltas: npt.NDArray[np.int32] | None = None,
 ) -> memoryview:
-    """One whole batch, ready for a log, a write request or a scanner.
+    """Return one whole batch, ready for a log, a write request or a scanner.
 
-    `change_types` is uint8[rows], or None for a batch of appends. `sequence_count` defaults to the number of
-    rows, `last_offset_delta` to the last row's. `offset_deltas`: int32[rows], of a filtered batch, which has no
+    `change_types` is uint8[rows], or None for a batch of appends. `sequence_count` defaults to the number of rows,
+    `last_offset_delta` to the last row's. `offset_deltas` (int32[rows]) makes a filtered batch, which has no
     statistics. Raises ValueError if there is not one change type or offset delta per row.
     """
     rows = batch.num_rows
@@ -127,7 +127,7 @@ def encode_arrow_batch(
     message = encode_ipc(batch, compression)
     start = message_position(len(changes), len(statistics))
     size = start + len(message)
-    buffer = memoryview(pa.allocate_buffer(size)).cast("B")  # of pages that Arrow keeps; not zeroed
+    buffer = memoryview(pa.allocate_buffer(size)).cast("B")  # from Arrow's pool of pages; not zeroed
     buffer[:start] = bytes(start)
     HEADER.pack_into(
         buffer,
@@ -164,7 +164,7 @@ def encode_arrow_batch(
 
 
 def with_statistics(batch: Buffer, statistics: bytes) -> bytearray:
-    """A whole batch, not a filtered one, with these statistics in place of those it has; its CRC is left wrong."""
+    """Return a whole, unfiltered batch with other statistics. Its CRC is wrong afterwards."""
     view = memoryview(batch).cast("B")
     changes_length, old_length = LENGTHS.unpack_from(view, LENGTHS_POSITION)
     end = PREFIX_SIZE + changes_length
@@ -179,13 +179,13 @@ def with_statistics(batch: Buffer, statistics: bytes) -> bytearray:
 
 
 def stamp_timestamp(buffer: bytearray | memoryview, timestamp_ms: int) -> None:
-    """Set the time of the append in a whole batch, and its CRC anew."""
+    """Set the time of the append in a whole batch, and compute its CRC again."""
     BOTH_TIMESTAMPS.pack_into(buffer, BASE_TIMESTAMP_POSITION, timestamp_ms, timestamp_ms)
     write_crc(buffer)
 
 
 def schema_id_of(buffer: Buffer, position: int = 0) -> int:
-    """The schema id of the batch at a position. Raises DecodeError if it ends before that."""
+    """Return the schema id of the batch at a position. Raises DecodeError if it ends before that."""
     if len(buffer) < position + PREFIX_SIZE:
         raise DecodeError(f"an Arrow batch is cut off at {len(buffer) - position} bytes")
     schema_id: int = EXTENSION.unpack_from(buffer, position + HEADER_SIZE)[1]
@@ -193,8 +193,10 @@ def schema_id_of(buffer: Buffer, position: int = 0) -> int:
 
 
 def opened_size_of(batch: Buffer) -> int:
-    """Bytes of a batch when it is decompressed, as it says itself; its own size if that cannot be made out, or would be
-    refused anyway (`ArrowBatch.to_record_batch`)."""
+    """Return the decompressed size of a batch according to its metadata.
+
+    It is the batch's own size if the metadata cannot be read or `ArrowBatch.to_record_batch` would refuse the batch.
+    """
     view = memoryview(batch).cast("B")
     size = len(view)
     if size < PREFIX_SIZE or not view[_COMPRESSION_POSITION]:
@@ -218,14 +220,16 @@ def stamp_writer(
     base_sequence: int,
     sequence_count: int,
 ) -> None:
-    """Set who writes a whole batch and how many sequence numbers it takes. The CRC is not brought up to date."""
+    """Set the writer of a whole batch and the number of sequence numbers that it takes. The CRC is not updated."""
     PRODUCER.pack_into(buffer, PRODUCER_ID_POSITION, producer_id, producer_epoch, base_sequence)
     SEQUENCE_COUNT.pack_into(buffer, SEQUENCE_COUNT_POSITION, sequence_count)
 
 
 class ArrowBatch(msgspec.Struct, frozen=True):
-    """A view of one batch. `message`, `change_types`, `statistics` and `offset_deltas` (of a filtered batch, int32
-    per row) are views of its buffer.
+    """A view of one batch.
+
+    `message`, `change_types`, `statistics` and `offset_deltas` (of a filtered batch, int32 per row) are views of its
+    buffer.
     """
 
     header: BatchHeader
@@ -238,7 +242,7 @@ class ArrowBatch(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, buffer: Buffer) -> ArrowBatch:
-        """The batch that `buffer` begins with. Raises DecodeError if it is not a whole Arrow batch."""
+        """Return the batch at the start of `buffer`. Raises DecodeError if it is not a whole Arrow batch."""
         view = memoryview(buffer).cast("B")
         header = read_header(view)
         if header.magic != MAGIC_ARROW:
@@ -287,8 +291,9 @@ class ArrowBatch(msgspec.Struct, frozen=True):
         rows_max: int = ROWS_PER_MESSAGE_MAX,
         bytes_max: int | None = None,
     ) -> pa.RecordBatch:
-        """The rows, of the columns that the message holds. `untrusted`, `rows_max`, `bytes_max`: as for `decode_ipc`.
-        Raises DecodeError.
+        """Return the rows, with the columns that the message holds.
+
+        `untrusted`, `rows_max`, `bytes_max`: as for `decode_ipc`. Raises DecodeError.
         """
         batch = decode_ipc(
             self.message,
@@ -304,5 +309,5 @@ class ArrowBatch(msgspec.Struct, frozen=True):
 
 
 def message_position(change_types_length: int, statistics_length: int = 0) -> int:
-    """Where the Arrow message begins, from the start of the batch."""
+    """Return the position of the Arrow message from the start of the batch."""
     return (PREFIX_SIZE + change_types_length + statistics_length + 7) & ~7

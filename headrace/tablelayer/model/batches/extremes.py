@@ -1,7 +1,7 @@
 """The least and the greatest value of columns, as a batch of two rows.
 
-Nulls do not count; a column without values has null in both rows. NaN is greater than every number, as SQL engines
-have it (DuckDB, Spark); texts are ordered by code points, BINARY by bytes, false before true.
+Nulls do not count; a column without values has null in both rows. NaN is greater than every number, as in DuckDB and
+Spark. Texts are ordered by code points, BINARY by bytes, and false is less than true.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ _ORDERED_AS_BYTES = (pa.types.is_string, pa.types.is_binary, pa.types.is_fixed_s
 
 
 def check_ordered(columns: Sequence[Column]) -> None:
-    """Raises TableError(INVALID_PROJECTION) for a column whose values have no order."""
+    """Raise TableError(INVALID_PROJECTION) for a column whose values have no order."""
     for column in columns:
         if pa.types.is_nested(column.type.arrow()):
             raise TableError(
                 TableErrorCode.INVALID_PROJECTION,
-                f"column '{column.name}' is of type {column.type}: its values have no least and no greatest",
+                f"column '{column.name}' is of type {column.type}: its values have no order",
             )
 
 
 def extremes(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """Of all rows of the parts, which may be results of this function. All fields of the schema become nullable."""
+    """Return the extremes of all rows of the parts, which may be results of this function.
+
+    All fields of the schema become nullable.
+    """
     fields = [field.with_nullable(True) for field in schema]
     arrays = [
         _of_column(pa.chunked_array([part.column(index) for part in parts], field.type), field.type)

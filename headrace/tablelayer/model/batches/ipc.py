@@ -1,13 +1,11 @@
 """Rows on the wire: one encapsulated Arrow IPC record batch message, without the schema.
 
-Both sides know the schema by its id, so it never travels. A message is metadata (a flatbuffer) and a body of
-buffers; its length is a multiple of 8. Decoding copies nothing unless the buffers are compressed, or lie at an address
-that is no multiple of 8, as what came from the network may: else the rows keep the given buffer alive. Source: Arrow
-columnar format, "Encapsulated message format".
-
-What a stranger sent is checked in two steps: all that the metadata says (`ipc_metadata`), so that a message costs no
-more than its bounds allow and a projection of it can be read too; then, decompressed, every offset, null count and
-text, by Arrow.
+Both sides know the schema by its id, so it never travels. A message is metadata (a flatbuffer) and a body of buffers;
+its length is a multiple of 8. Decoding keeps the given buffer alive and copies nothing, unless the buffers are
+compressed or their address is not a multiple of 8, which can happen with data from the network. Source: Arrow
+columnar format, "Encapsulated message format". Messages from clients are checked in two steps. First `ipc_metadata`
+checks everything that the metadata tells, so that a message stays within its bounds and a projection of it can be
+read too. Then Arrow checks every offset, null count and text of the decompressed message.
 """
 
 from __future__ import annotations
@@ -23,29 +21,37 @@ from headrace.tablelayer.model.batches.ipc_metadata import check_message
 from headrace.tablelayer.model.options.table_options import ArrowCompression
 
 ROWS_PER_MESSAGE_MAX: Final = 1 << 20
-"""Rows of one message of a stranger. Writers send two MiB at a time, and a row is counted as a byte at least; so many
-rows are some ten MB of text for a Kafka consumer, which gets a batch as a whole."""
+"""Maximum number of rows in one message from a client.
+
+Writers send two MiB at a time, and each row counts as at least one byte. This number of rows is about 10 MB of text
+for a Kafka consumer, which gets a batch as a whole.
+"""
 
 BYTES_PER_MESSAGE_MAX: Final = 100 << 20
-"""Bytes of one message of a stranger without its compression: what the largest request can carry without any
-(`socket.request.max.bytes`). Compression saves the network, and buys nothing else."""
+"""Maximum decompressed size of one message from a client, in bytes.
+
+It is the size of the largest request without compression (`socket.request.max.bytes`): compression saves network
+traffic, but does not allow more data.
+"""
 
 STORED_BYTES_MAX: Final = 512 << 20
-"""Bytes of a message in the log without its compression, beyond which it is not read: a changelog has two rows for one
-that was written, and log of before there were bounds is to be read too."""
+"""Maximum decompressed size of a logged message that is read, in bytes.
+
+It is larger because a changelog has two rows for one written row, and logs from before the bounds must be readable.
+"""
 
 _CODECS = {ArrowCompression.ZSTD: "zstd", ArrowCompression.LZ4_FRAME: "lz4"}
 _CODEC_NUMBERS = {ArrowCompression.NONE: -1, ArrowCompression.LZ4_FRAME: 0, ArrowCompression.ZSTD: 1}
 _UNBOUNDED = (1 << 63) - 1
 _ALIGNMENT = 8
-"""Of buffers: Arrow's engine warns of less, and copies."""
+"""Alignment of buffers. With less, Arrow's engine warns and copies."""
 _NUMBERED = re.compile(r"\bIn column ([0-9]+): (Invalid: )?")
-"""How Arrow names a column that is not valid."""
+"""The way in which Arrow names a column that is not valid."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def encode_ipc(batch: pa.RecordBatch, compression: ArrowCompression | None = None) -> bytes | memoryview:
-    """The message of one batch; each buffer compressed on its own when a compression is given."""
+    """Return the message of one batch. With a compression, each buffer is compressed on its own."""
     if any(pa.types.is_nested(kind) for kind in batch.schema.types):
         columns = [_with_offsets_of_nothing(column) for column in batch.columns]
         batch = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
@@ -69,13 +75,13 @@ def decode_ipc(
     bytes_max: int | None = None,
     compression: ArrowCompression | None = None,
 ) -> pa.RecordBatch:
-    """The rows of a message written by `encode_ipc` under the same schema (names and types, in order).
+    """Return the rows of a message that `encode_ipc` wrote under the same schema (names and types, in order).
 
-    `untrusted`: nothing is believed; later code may rely on everything, and so may whoever reads some of its columns.
-    `rows_max` and `bytes_max` (None: BYTES_PER_MESSAGE_MAX) bound the rows and the decompressed bytes, before any is
-    decompressed. With `bytes_max` alone the metadata is checked and the rows are not counted.
-    `compression`: what the message must have, as its sender says. Raises DecodeError for anything that is not such a
-    message.
+    `untrusted`: check everything, so that later code may rely on it, even code that reads only some columns.
+    `rows_max` and `bytes_max` (None: BYTES_PER_MESSAGE_MAX) bound the rows and the decompressed bytes; they are
+    checked before decompression. With `bytes_max` alone the metadata is checked and the rows are not counted.
+    `compression`: the compression that the message must have, according to its sender. Raises DecodeError for
+    anything that is not such a message.
     """
     if untrusted or bytes_max is not None:
         found = check_message(
@@ -86,7 +92,7 @@ def decode_ipc(
         )
         if compression is not None and found != _CODEC_NUMBERS[compression]:
             raise DecodeError(
-                f"an Arrow batch says that its compression is {compression}, and it has another one"
+                f"an Arrow batch declares the compression {compression}, but its message has another one"
             )
     try:
         given = pa.py_buffer(buffer)
@@ -94,7 +100,9 @@ def decode_ipc(
             given = pa.py_buffer(bytes(buffer))
         message = pa.ipc.read_message(given)
         if message.type != "record batch":
-            raise DecodeError(f"an Arrow message of rows was expected, this is a {message.type} message")
+            raise DecodeError(
+                f"a record batch message of Arrow was expected; this is a {message.type} message"
+            )
         batch = pa.ipc.read_record_batch(message, arrow_schema)
         if untrusted:
             batch.validate(full=True)
@@ -108,7 +116,7 @@ def decode_ipc(
 
 
 def _parts(array: pa.Array) -> list[pa.Array]:
-    """The arrays that a nested array has its values in, as they are in its buffers: of a map, its entries."""
+    """Return the child arrays of a nested array as its buffers have them; for a map, its entries."""
     kind = array.type
     if pa.types.is_struct(kind):
         return [array.field(index) for index in range(kind.num_fields)]
@@ -120,7 +128,7 @@ def _parts(array: pa.Array) -> list[pa.Array]:
 
 
 def _has_offsets_of_nothing(array: pa.Array) -> bool:
-    """Whether an array without values has the one offset 0, if it is of a kind with offsets. Texts may have none."""
+    """Whether an array without values has the one offset 0, if its type has offsets. Texts may have none."""
     kind = array.type
     nested = pa.types.is_list(kind) or pa.types.is_map(kind)
     if len(array) or not (nested or pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -133,16 +141,18 @@ def _has_offsets_of_nothing(array: pa.Array) -> bool:
 def _check_offsets_of_nothing(array: pa.Array) -> None:
     """Raise DecodeError unless an array without values, or one inside of it, has the one offset 0.
 
-    Arrow does not look at it when it validates, and follows it when it measures or copies lists and maps.
+    Arrow does not check this offset when it validates, but follows it when it measures or copies lists and maps.
     """
     if not _has_offsets_of_nothing(array):
-        raise DecodeError("a column, or a part of one, without any value has not the one offset 0")
+        raise DecodeError(
+            "a column without values, or a part of a column, does not have exactly the offset 0"
+        )
     for part in _parts(array):
         _check_offsets_of_nothing(part)
 
 
 def _with_offsets_of_nothing(array: pa.Array) -> pa.Array:
-    """The same array, of which each part without values has the one offset 0: Java's Arrow writes none."""
+    """Return the same array with the one offset 0 in each part without values; Java's Arrow writes none."""
     if not len(array):
         return pa.array([], array.type)
     parts = _parts(array)
@@ -156,15 +166,15 @@ def _with_offsets_of_nothing(array: pa.Array) -> pa.Array:
 
 
 def answer_bytes_max(message: Buffer) -> int:
-    """The `bytes_max` for what a server has sent: without compression whatever has arrived, up to 8 values a byte."""
+    """Return the `bytes_max` of a server's answer: any size without compression, up to 8 values per byte."""
     return max(STORED_BYTES_MAX, 8 * len(message))
 
 
 def decode_answer(message: Buffer, arrow_schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of an answer, which costs no more than `answer_bytes_max`. Raises DecodeError."""
+    """Return the rows of an answer within `answer_bytes_max`. Raises DecodeError."""
     return decode_ipc(message, arrow_schema, bytes_max=answer_bytes_max(message))
 
 
 def _schema_message_size(stream: memoryview) -> int:
-    """Bytes of the schema message a stream begins with: continuation, metadata length, metadata (no body)."""
+    """Return the bytes of the stream's first message, its schema: continuation, metadata length, metadata (no body)."""
     return 8 + int.from_bytes(stream[4:8], "little")

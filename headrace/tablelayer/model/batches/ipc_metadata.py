@@ -1,11 +1,10 @@
-"""The metadata of an Arrow record batch message, read and written; and whether a message is what it says.
+"""The metadata of an Arrow record batch message: reading, writing, and checking a message against it.
 
 Flatbuffers: https://flatbuffers.dev/internals. Tables: Message.fbs of the Arrow format, `Message`, `RecordBatch`,
-`FieldNode`, `Buffer`, `BodyCompression`. Metadata of any Arrow writer is read; what is written has one fixed layout.
-
-`check_message` holds everything about a message that its metadata and the lengths in front of compressed buffers can
-say, before a byte is decompressed: what it accepts has just the columns of its schema, each buffer in its own place
-within the body, and costs no more than it was allowed to. What is in the buffers is Arrow's to check.
+`FieldNode`, `Buffer`, `BodyCompression`. Metadata of any Arrow writer is read; metadata is written in one fixed
+layout. `check_message` checks before decompression everything that the metadata and the lengths before compressed
+buffers tell. A message that it accepts has exactly the columns of its schema, has each buffer in its own place within
+the body, and stays within its bounds. Arrow checks the contents of the buffers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _CONTINUATION: Final = 0xFFFFFFFF
 _RECORD_BATCH: Final = 3
 _METADATA_V4, _METADATA_V5 = 3, 4
 _NOT_COMPRESSED: Final = -1
-"""Stands in front of a buffer of a compressed message that would have become larger."""
+"""The length before a buffer of a compressed message that would have become larger by compression."""
 
 # Message: at 16, its vtable at 4. RecordBatch: at 48, vtable at 36. BodyCompression: at 80, vtable at 72. The
 # vector of nodes has its count at 92 and its elements at 96.
@@ -42,11 +41,11 @@ _MESSAGE_AT, _BATCH_AT, _COMPRESSION_AT = 16, 48, 80
 
 
 class RecordBatchMetadata(msgspec.Struct, frozen=True):
-    """What the metadata of a record batch message says.
+    """The metadata of a record batch message.
 
-    `nodes` is int64[fields, 2] of (length, null count), `buffers` int64[n, 2] of (position in the body,
-    length). `codec` is -1 without compression, else Arrow's number of it. `body_position` counts from the
-    start of the message.
+    `nodes` is int64[fields, 2] of (length, null count), `buffers` int64[n, 2] of (position in the body, length).
+    `codec` is
+    -1 without compression, else Arrow's number of it. `body_position` counts from the start of the message.
     """
 
     row_count: int
@@ -58,7 +57,7 @@ class RecordBatchMetadata(msgspec.Struct, frozen=True):
 
 
 def metadata_size(head: bytes | memoryview) -> int:
-    """Bytes of a message in front of its body, from its first eight bytes. Raises DecodeError."""
+    """Return the bytes of a message before its body, given its first eight bytes. Raises DecodeError."""
     if len(head) < 8 or _U32.unpack_from(head, 0)[0] != _CONTINUATION:
         raise DecodeError("an Arrow message does not begin with its continuation marker")
     size: int = _I32.unpack_from(head, 4)[0]
@@ -68,10 +67,12 @@ def metadata_size(head: bytes | memoryview) -> int:
 
 
 def parse_metadata(message: bytes | memoryview) -> RecordBatchMetadata:
-    """Read the metadata of a record batch message; the body need not be there. Raises DecodeError."""
+    """Read the metadata of a record batch message, with or without its body. Raises DecodeError."""
     end = metadata_size(message)
     if end > len(message):
-        raise DecodeError(f"an Arrow message of {len(message)} bytes says that its metadata has {end}")
+        raise DecodeError(
+            f"an Arrow message of {len(message)} bytes declares {end} bytes up to the end of its metadata"
+        )
     try:
         return _parse(memoryview(message)[8:end], end)
     except (error, IndexError, OverflowError, ValueError) as cause:
@@ -91,8 +92,10 @@ def _parse(metadata: memoryview, body_position: int) -> RecordBatchMetadata:
 
 
 class _Raw(msgspec.Struct, frozen=True):
-    """As `RecordBatchMetadata`, flat: nodes are (length, null count, length, ...), buffers (position, length, ...).
-    `variadic` counts the numbers of variadic buffers, of which no type of a column has any."""
+    """`RecordBatchMetadata` with flat nodes (length, null count, length, ...) and buffers (position, length, ...).
+
+    `variadic` is the number of variadic buffer counts; no column type has any.
+    """
 
     version: int
     row_count: int
@@ -108,12 +111,12 @@ def _read(metadata: memoryview) -> _Raw:
     message = _follow(metadata, 0)
     kind = _slot(metadata, message, 1)
     if kind is None or metadata[kind] != _RECORD_BATCH:
-        raise ValueError("it is not a record batch")
+        raise ValueError("the message is not a record batch")
     version = _slot(metadata, message, 0)
     header = _slot(metadata, message, 2)
     size = _slot(metadata, message, 3)
     if header is None:
-        raise ValueError("it has no header")
+        raise ValueError("the message has no header")
     batch = _follow(metadata, header)
     length = _slot(metadata, batch, 0)
     compression = _slot(metadata, batch, 3)
@@ -137,12 +140,12 @@ def _read(metadata: memoryview) -> _Raw:
 
 
 def _follow(metadata: memoryview, position: int) -> int:
-    """The place that the offset at `position` points to."""
+    """Return the position to which the offset at `position` points."""
     return position + int(_U32.unpack_from(metadata, position)[0])
 
 
 def _slot(metadata: memoryview, table: int, index: int) -> int | None:
-    """Where field `index` of a table lies; None when the writer left it out."""
+    """Return the position of field `index` of a table; None if the writer left it out."""
     vtable = table - _I32.unpack_from(metadata, table)[0]
     if vtable < 0:
         raise ValueError("a table points outside of the metadata")
@@ -153,7 +156,7 @@ def _slot(metadata: memoryview, table: int, index: int) -> int | None:
 
 
 def _pairs(metadata: memoryview, position: int | None) -> tuple[int, ...]:
-    """A vector of structs of two int64, FieldNode or Buffer, flat."""
+    """Return a vector of structs of two int64 (FieldNode or Buffer), flat."""
     if position is None:
         return ()
     vector = _follow(metadata, position)
@@ -166,7 +169,7 @@ def _pairs(metadata: memoryview, position: int | None) -> tuple[int, ...]:
 def build_metadata(
     row_count: int, nodes: npt.NDArray[np.int64], buffers: npt.NDArray[np.int64], codec: int, body_size: int
 ) -> bytes:
-    """The bytes of a record batch message in front of its body, the continuation marker included."""
+    """Return the bytes of a record batch message before its body, including the continuation marker."""
     buffers_count_at = _NODES_AT + 16 * len(nodes) + 4
     size = buffers_count_at + 4 + 16 * len(buffers)
     compression = _COMPRESSION_AT - (_BATCH_AT + 20)
@@ -198,8 +201,10 @@ def build_metadata(
 
 
 def layout_of(field: pa.DataType) -> tuple[int, int]:
-    """Field nodes and buffers of a column of this type, its children included (Arrow columnar format, "Buffer
-    listing")."""
+    """Return the number of field nodes and buffers of a column of this type, including its children.
+
+    Source: Arrow columnar format, "Buffer listing".
+    """
     if pa.types.is_null(field):
         return 1, 0
     if pa.types.is_string(field) or pa.types.is_binary(field):
@@ -218,7 +223,7 @@ def layout_of(field: pa.DataType) -> tuple[int, int]:
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """What the messages of a schema have. `rows` are the nodes of its columns, which count the rows."""
+    """Numbers of nodes and buffers in messages of a schema. `rows`: the node of each column, which counts the rows."""
 
     node_count: int
     buffer_count: int
@@ -226,12 +231,15 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 _recent: dict[int, tuple[pa.Schema, _Layout]] = {}
-"""By the identity of a schema, which is kept for it: to hash one takes longer than to check a small message."""
+"""Layouts by the identity of a schema, which is kept alive here. Hashing a schema takes longer than checking a small
+message."""
 _RECENT_MAX: Final = 256
 
 _sound: dict[tuple[bytes, int, int, int, int], pa.Schema] = {}
-"""Messages without compression that were found sound: their metadata, how long they are, and what they were checked
-against; few rows look alike from one to the next. Schemas are kept, as above."""
+"""Uncompressed messages that passed the check: their metadata, their length, and the schema and bounds of the check.
+
+Consecutive small messages often have the same metadata. Schemas are kept alive, as above.
+"""
 _SOUND_BYTES_MAX: Final = 1 << 10
 
 
@@ -259,17 +267,19 @@ def _layout_of_schema(arrow_schema: pa.Schema) -> _Layout:
 
 
 def check_message(message: Buffer, arrow_schema: pa.Schema, rows_max: int, bytes_max: int) -> int:
-    """Raise DecodeError unless this is one whole record batch message of just these columns, within the bounds. Gives
-    the number of its codec, -1 without compression.
+    """Raise DecodeError unless this is one whole record batch message of exactly these columns, within the bounds.
 
-    `bytes_max` bounds its buffers when they are decompressed, and how many values they have, those inside of nested
-    ones too: each counts a byte at least, for there are types of a bit a value, and readers that make a text of each.
-    Buffers stand one behind the other within the body, so a projection is never larger than what it is made from.
+    Returns the number of its codec, -1 without compression. `bytes_max` bounds the decompressed size of its buffers,
+    and also the number of values, including those inside nested values: each counts as one byte, since some types
+    have one bit per value and some readers make a text of each. Buffers do not overlap, so a projection is never
+    larger than its source.
     """
     view = memoryview(message)
     position = metadata_size(view)
     if position > len(view) or position % 8:
-        raise DecodeError(f"an Arrow message of {len(view)} bytes says that its metadata has {position}")
+        raise DecodeError(
+            f"an Arrow message of {len(view)} bytes declares {position} bytes up to the end of its metadata"
+        )
     known = None
     if position <= _SOUND_BYTES_MAX:
         known = bytes(view[:position]), len(view), id(arrow_schema), rows_max, bytes_max
@@ -283,7 +293,7 @@ def check_message(message: Buffer, arrow_schema: pa.Schema, rows_max: int, bytes
         raise DecodeError(f"an Arrow message has the metadata version {found.version + 1}; 4 and 5 are read")
     if found.body_size != len(view) - position:
         raise DecodeError(
-            f"an Arrow message says that its body has {found.body_size} bytes, and has {len(view) - position}"
+            f"an Arrow message declares a body of {found.body_size} bytes, but has {len(view) - position}"
         )
     layout = _layout_for(arrow_schema)
     nodes, buffers = found.nodes, found.buffers
@@ -298,7 +308,7 @@ def check_message(message: Buffer, arrow_schema: pa.Schema, rows_max: int, bytes
             f"an Arrow message has the unknown compression {found.codec}, method {found.method}"
         )
     _check_buffers(view[position:], buffers, compressed=found.codec >= 0, bytes_max=bytes_max)
-    if known is not None and found.codec < 0:  # what was checked is in the metadata alone
+    if known is not None and found.codec < 0:  # the check used the metadata only
         if len(_sound) >= _RECENT_MAX:
             _sound.clear()
         _sound[known] = arrow_schema
@@ -306,7 +316,7 @@ def check_message(message: Buffer, arrow_schema: pa.Schema, rows_max: int, bytes
 
 
 def opened_size(message: Buffer) -> int:
-    """Bytes of a message when it is decompressed, as it says itself. Raises DecodeError if it cannot be made out."""
+    """Return the decompressed size of a message according to its metadata. Raises DecodeError if it cannot be read."""
     view = memoryview(message)
     position = metadata_size(view)
     try:
@@ -333,7 +343,7 @@ def _check_counts(found: _Raw, layout: _Layout, rows_max: int, bytes_max: int) -
     values = 0
     for length, nulls in zip(nodes[::2], nodes[1::2], strict=True):
         if not 0 <= nulls <= length:
-            raise DecodeError(f"an Arrow message says that {nulls} of {length} values are null")
+            raise DecodeError(f"an Arrow message declares {nulls} of {length} values as null")
         values += length
     if values > bytes_max:
         raise DecodeError(
@@ -363,11 +373,13 @@ def _check_buffers(body: memoryview, buffers: tuple[int, ...], *, compressed: bo
             continue
         if length < 8:
             raise DecodeError(
-                f"a compressed buffer of an Arrow message has {length} bytes; its length alone has 8"
+                f"a compressed buffer of an Arrow message has {length} bytes; the length before it takes 8"
             )
         opened: int = _I64.unpack_from(body, start)[0]
         if opened < _NOT_COMPRESSED:
-            raise DecodeError(f"a compressed buffer of an Arrow message says that {opened} bytes are in it")
+            raise DecodeError(
+                f"a compressed buffer of an Arrow message declares a decompressed size of {opened} bytes"
+            )
         total += length - 8 if opened == _NOT_COMPRESSED else opened
     if total > bytes_max:
         raise DecodeError(

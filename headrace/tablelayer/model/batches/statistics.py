@@ -1,19 +1,15 @@
-"""Statistics of a batch: per column the number of nulls and bounds of the values, so that a reader with a filter
-need not look at batches in which nothing can match.
+"""Statistics of a batch: the number of nulls and the bounds of the values of each column.
 
-They are computed by the server from the rows that it stores, never taken over from a writer, and are bounds: a
-text is cut to 32 bytes (the upper bound is then rounded up). Which bounds are values of the batch is marked. NaN
-is no part of the bounds of FLOAT and DOUBLE; whether there is any is marked too.
+A reader with a filter skips batches in which no row can match. The server computes statistics from the rows that it
+stores and never takes them from a writer. A text is cut to 32 bytes (the upper bound is then rounded up); flags tell
+which bounds are values of the batch. NaN does not count in the bounds of FLOAT and DOUBLE; a flag tells whether there
+is any. Values are compared as Python's int, float and bytes, in one common form for all precisions of a kind. BOOLEAN
+is 0 or 1, DATE is days, TIME and TIMESTAMP are nanoseconds, DECIMAL is in units of 10^-38. Texts are UTF-8, which
+sorts by code points. On disk, big endian:
 
-Values are compared as Python's int, float and bytes, in one common form for all precisions of a kind: BOOLEAN 0
-and 1, DATE days, TIME and TIMESTAMP nanoseconds, DECIMAL in units of 10^-38, texts as UTF-8, whose order is that
-of code points.
-
-On disk, big endian:
-
-    uint8 version (1), uint8 zero, uint16 number of columns
-    per column: int32 column id, int32 null count, uint8 flags, uint8 and uint8 length of the two bounds, uint8 zero
-    then the bounds, in the same order: integers of 8 bytes (16 for DECIMAL), doubles, or bytes
+    uint8 version (1), uint8 zero, uint16 number of columns.
+    Per column: int32 column id, int32 null count, uint8 flags, uint8 and uint8 length of the two bounds, uint8 zero.
+    Then the bounds, in the same order: integers of 8 bytes (16 for DECIMAL), doubles, or bytes.
 """
 
 from __future__ import annotations
@@ -44,9 +40,13 @@ from headrace.tablelayer.model.types.column_types import (
 Bound = int | float | bytes
 
 STATISTICS_FROM_ROWS: Final = 512
-"""Batches with fewer rows have none: reading such a batch costs about what its statistics would."""
+"""Minimum number of rows of a batch with statistics. Reading a smaller batch costs about as much as its statistics.
+"""
 AUTO_COLUMNS_MAX: Final = 8
-"""Each costs 1 to 3 ns a row, some hundredths of an append. Keys and times come first in most tables."""
+"""Maximum number of columns that have statistics by default.
+
+Each costs 1 to 3 ns per row, some hundredths of an append. Keys and times come first in most tables.
+"""
 
 _VERSION: Final = 1
 _FRONT: Final = Struct(">BxH")
@@ -59,7 +59,7 @@ _UNITS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
 class ColumnStatistics(msgspec.Struct, frozen=True):
-    """`lowest` and `highest` are None when there is no value, or none is known (texts of 0xFF, NaN alone)."""
+    """`lowest` and `highest` are None when there is no value or no bound is known (texts of 0xFF, NaN alone)."""
 
     row_count: int
     null_count: int
@@ -75,9 +75,9 @@ class ColumnStatistics(msgspec.Struct, frozen=True):
 
 
 def automatic_columns(schema: Schema) -> tuple[str, ...]:
-    """The columns that have statistics unless the table says otherwise: the first ones of fixed width.
+    """Return the columns that have statistics by default: the first ones of fixed width.
 
-    Bounds of texts cost ten times as much as those of integers, and those of random texts exclude nothing.
+    Bounds of texts cost ten times as much as those of integers, and bounds of random texts exclude nothing.
     """
     fixed = [
         column.name
@@ -88,9 +88,9 @@ def automatic_columns(schema: Schema) -> tuple[str, ...]:
 
 
 def compute(rows: pa.RecordBatch, schema: Schema, names: Collection[str]) -> bytes:
-    """The statistics of the columns called so, encoded; `rows` has all of the schema's columns, valid.
+    """Return the encoded statistics of the named columns. `rows` has all of the schema's columns, and is valid.
 
-    Nested columns have none, whatever they are called.
+    Nested columns have no statistics, even if they are named.
     """
     front: list[bytes] = [b""]
     bounds: list[bytes] = []
@@ -104,7 +104,7 @@ def compute(rows: pa.RecordBatch, schema: Schema, names: Collection[str]) -> byt
 
 
 def _bounds(array: pa.Array, data_type: DataType) -> tuple[int, bytes, bytes]:
-    """(flags, lowest, highest), encoded."""
+    """Return (flags, lowest, highest), encoded."""
     kind = data_type.kind
     nothing = 0, b"", b""
     if len(array) == array.null_count:
@@ -148,7 +148,7 @@ def _decimal_extremes(array: pa.Array, data_type: DataType) -> tuple[int, int]:
     if bool((high == low >> 63).all()):
         return int(low.min()), int(low.max())
     top = high == high.min(), high == high.max()
-    # The low half has no sign of its own where the high one counts.
+    # The low half is unsigned; only the high half has the sign.
     ends = int(low[top[0]].view("<u8").min()), int(low[top[1]].view("<u8").max())
     return (int(high.min()) << 64) + ends[0], (int(high.max()) << 64) + ends[1]
 
@@ -168,20 +168,20 @@ def _variable_bounds(array: pa.Array) -> tuple[int, bytes, bytes]:
 
 
 def _next_prefix(prefix: bytes) -> bytes | None:
-    """The least bytes behind all that begin with `prefix`; None if there are none."""
+    """Return the least bytes that are greater than every text with this prefix; None if there are none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
 def decode(buffer: memoryview | bytes, schema: Schema, row_count: int) -> dict[int, ColumnStatistics]:
-    """By column id, the statistics of a batch of `row_count` rows written under `schema`. Raises DecodeError."""
+    """Return the statistics by column id of a batch of `row_count` rows written under `schema`. Raises DecodeError."""
     found: dict[int, ColumnStatistics] = {}
     if not len(buffer):
         return found
     try:
         version, count = _FRONT.unpack_from(buffer, 0)
         if version != _VERSION:
-            return found  # of a later release: nothing is known
+            return found  # written by a later release: nothing is known
         at = _FRONT.size + count * _COLUMN.size
         types = {column.id: column.type for column in schema.columns}
         for index in range(count):
@@ -221,7 +221,7 @@ def _decode_bound(data: bytes, data_type: DataType) -> Bound:
 
 @cache
 def factor_of(data_type: DataType) -> int:
-    """What the stored integer of a type is multiplied with in the common form."""
+    """Return the factor from a type's stored integer to the common form."""
     kind = data_type.kind
     if kind is TypeKind.DECIMAL:
         return int(10 ** (38 - data_type.scale))
@@ -231,7 +231,7 @@ def factor_of(data_type: DataType) -> int:
 
 
 def scalar_of(bound: Bound, data_type: DataType) -> pa.Scalar:
-    """An exact bound as a value of the column's Arrow type."""
+    """Return an exact bound as a value of the column's Arrow type."""
     arrow = data_type.arrow()
     if isinstance(bound, bytes):
         array = pa.array([bound], pa.binary())
@@ -248,8 +248,10 @@ def scalar_of(bound: Bound, data_type: DataType) -> pa.Scalar:
 
 
 def comparable(source: Column, target: Column) -> bool:
-    """Whether bounds of a column under an old schema hold for it under another: texts and numbers that became
-    wider keep their order, BINARY(n) that is padded does not keep its values."""
+    """Whether a column's bounds under an old schema also hold under another.
+
+    Texts and numbers that became wider keep their order; padding BINARY(n) changes its values.
+    """
     old, new = source.type, target.type
     if old == new or (old.kind is new.kind and old.kind is not TypeKind.BINARY):
         return True

@@ -1,11 +1,10 @@
-"""Statements of `headrace sql` and of the client: parsing, and the way back to text.
+"""Statements of `headrace sql` and of the client: parsing, and conversion back to text.
 
-The words are those of the Fluss documentation (Flink SQL): ``parse`` gives one frozen value per
-statement, and a ``DdlError`` that points at the word it cannot make sense of. What is not in this release
-is refused by name. Queries (``SELECT``) are DuckDB's SQL, with backticks allowed; ``Select`` tells which
-tables and columns they need, and whether a lookup, a count or a limit scan answers them.
-
-``parse(create_table_sql(definition))`` gives the definition back, as it would be if it were new.
+The syntax is that of the Fluss documentation (Flink SQL). `parse` returns one frozen value per statement, or raises a
+`DdlError` that points at the word it cannot understand. Statements that are not in this release are refused by name.
+Queries (`SELECT`) are DuckDB's SQL, with backticks allowed; `Select` tells which tables and columns they need, and
+whether a lookup, a count or a limit scan answers them. `parse(create_table_sql(definition))` returns the definition
+as it would be if it were new.
 """
 
 from headrace.tablelayer.model.ddl.errors import DdlError

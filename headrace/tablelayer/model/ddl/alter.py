@@ -1,4 +1,4 @@
-"""ALTER TABLE, in Flink's and Fluss's words (ADD, MODIFY, DROP, RENAME, SET, RESET) and in Spark's (ADD COLUMNS,
+"""ALTER TABLE, in the syntax of Flink and Fluss (ADD, MODIFY, DROP, RENAME, SET, RESET) and of Spark (ADD COLUMNS,
 ALTER COLUMN, SET TBLPROPERTIES).
 
     ADD [COLUMN] [IF NOT EXISTS] name type [NOT NULL] [DEFAULT value] [COMMENT 'text'] [FIRST | AFTER name | LAST]
@@ -12,8 +12,8 @@ ALTER COLUMN, SET TBLPROPERTIES).
     ADD [IF NOT EXISTS] PARTITION (column = value, ...)        DROP [IF EXISTS] PARTITION (column = value, ...)
     SET [TBLPROPERTIES] ('option' = 'value', ...)       RESET ('option', ...)       UNSET TBLPROPERTIES ('option', ...)
 
-What MODIFY does not say stays as it is. Whether a change is possible depends on the table (`evolution.py`); each is
-kept with the place of the word it is about, so that the error can point there.
+MODIFY keeps the properties that it does not name. The table decides whether a change is possible (`evolution.py`);
+each change is kept with the position of its word, so that the error can point there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLAUSES = frozenset({"NOT", "NULL", "DEFAULT", "COMMENT", "FIRST", "AFTER", "LA
 
 
 class AlterReader:
-    """One statement behind ALTER TABLE."""
+    """A reader of one statement after ALTER TABLE."""
 
     def __init__(self, clauses: ClauseReader) -> None:
         self.clauses = clauses
@@ -69,7 +69,7 @@ class AlterReader:
         return AlterTable(path, tuple(self.changes), if_exists, self.stream.sql, tuple(self.places))
 
     def partition_clause(self, path: TablePath) -> AddPartition | DropPartition | None:
-        """ADD or DROP PARTITION, which is a statement of its own; None if something else follows."""
+        """Read ADD or DROP PARTITION, which is a statement of its own; return None if something else follows."""
         stream = self.stream
         if stream.at("ADD", "PARTITION") or stream.at("ADD", "IF", "NOT", "EXISTS", "PARTITION"):
             stream.expect("ADD")
@@ -113,7 +113,7 @@ class AlterReader:
             raise stream.expected(_VERBS)
 
     def each(self, read: object, *words: str) -> None:
-        """One, or several in parentheses; behind a word for a column that may be left out."""
+        """Read one item, or several in parentheses, after one of the optional `words`."""
         assert callable(read)
         for word in words:
             if self.stream.at(word) and not self.is_name(word):
@@ -129,7 +129,7 @@ class AlterReader:
                 return
 
     def is_name(self, word: str) -> bool:
-        """Whether COLUMN is the name of one: nothing that could be a name stands behind it."""
+        """Whether COLUMN is the name of a column: no other name follows it."""
         following = self.stream.position + 1
         if following >= len(self.stream.tokens):
             return True
@@ -180,7 +180,7 @@ class AlterReader:
         self.note(RenameColumn(token.text, self.clauses.column_name(new)), token)
 
     def modify(self) -> None:
-        """One column's new type, nullability, default, comment, place: those that are said."""
+        """Read one column's new type, nullability, default, comment and position, as far as they are given."""
         stream = self.stream
         token = stream.name("the name of a column")
         data_type: DataType | None = None
@@ -209,7 +209,7 @@ class AlterReader:
                 after = self.place()
                 if last:
                     raise stream.error(
-                        "say AFTER and the name of the last column", stream.tokens[stream.position - 1]
+                        "use AFTER with the name of the last column", stream.tokens[stream.position - 1]
                     )
             else:
                 break
@@ -218,7 +218,7 @@ class AlterReader:
         self.note(ModifyColumn(token.text, data_type, nullable, comment, default, drop_default, after), token)
 
     def untyped_default(self) -> str | None:
-        """A literal for a column whose type is not known here, as its text."""
+        """Read a literal for a column whose type is not known here, as its text."""
         value = read_literal(self.stream)
         return None if value is None else plain_text(value)
 

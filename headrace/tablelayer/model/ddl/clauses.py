@@ -1,6 +1,6 @@
-"""The clauses that statements are made of: names, columns, keys, comments, options, partitions.
+"""The clauses of statements: names, columns, keys, comments, options, partitions.
 
-Read by recursive descent over sqlglot's tokens, as the statements are (`parser.py`, `alter.py`).
+Like statements, they are read by recursive descent over sqlglot's tokens (`parser.py`, `alter.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from headrace.tablelayer.model.types.values import Value, canonical
 
 
 def parse_columns(text: str) -> Schema:
-    """The schema of a column list: ``id BIGINT NOT NULL, name STRING, PRIMARY KEY (id) NOT ENFORCED``.
+    """Return the schema of a column list: `id BIGINT NOT NULL, name STRING, PRIMARY KEY (id) NOT ENFORCED`.
 
-    The parentheses around it may be there or not. Raises DdlError.
+    The parentheses around it are optional. Raises DdlError.
     """
     reader = ClauseReader(TokenStream(text), DEFAULT_DATABASE)
     wrapped = reader.stream.accept_kind(TokenType.L_PAREN)
@@ -44,16 +44,16 @@ def parse_columns(text: str) -> Schema:
 
 
 class ClauseReader:
-    """One pass over one text. Methods read what they are named after and raise DdlError."""
+    """A reader that goes over one text once. Each method reads the clause in its name and raises DdlError."""
 
     def __init__(self, stream: TokenStream, database: str) -> None:
         self.stream = stream
         self.database = database
         self.named: dict[str, Token] = {}
-        """The names of the list that was read last, and where they stand."""
+        """The names of the last list that was read, with their tokens."""
 
     def partition_spec(self) -> dict[str, Value]:
-        """PARTITION (column = value, ...)."""
+        """Read PARTITION (column = value, ...)."""
         self.stream.expect("PARTITION")
         self.stream.expect_kind(TokenType.L_PAREN, "'(' and a partition column, such as dt = '2024-09-19'")
         spec: dict[str, Value] = {}
@@ -74,7 +74,7 @@ class ClauseReader:
         return self.stream.text("a comment in single quotes, or NULL").text
 
     def properties(self) -> dict[str, str]:
-        """Pairs of texts in parentheses, of any names."""
+        """Read pairs of texts in parentheses, with any names."""
         self.stream.expect_kind(TokenType.L_PAREN, "'(' and pairs such as 'owner' = 'sales'")
         found: dict[str, str] = {}
         while True:
@@ -123,7 +123,7 @@ class ClauseReader:
             raise self.stream.error(error.message, token) from error
 
     def refuse(self, *words: str, what: str) -> None:
-        """Say of known words that they are not in this release."""
+        """Raise the error that a known word is not in this release."""
         for word in words:
             if self.stream.at(word):
                 raise self.stream.error(f"{what} {word} is not in this release", self.stream.token)
@@ -192,7 +192,7 @@ class ClauseReader:
             self.stream.accept("ENFORCED")
 
     def names(self) -> list[str]:
-        """Names up to and with the closing parenthesis; `named` has their tokens."""
+        """Read names up to and including the closing parenthesis; `named` has their tokens."""
         names: list[str] = []
         self.named = {}
         while True:
@@ -206,7 +206,7 @@ class ClauseReader:
                 return names
 
     def refuse_nested(self, columns: Iterable[Column], names: Iterable[str], what: str) -> None:
-        """An error at the name of a column that would be part of a key, if it is nested."""
+        """Raise an error at the name of a nested column that would be part of a key."""
         nested = {column.name: column.type.kind for column in columns if column.type.is_nested}
         for name in names:
             if name in nested:
@@ -214,7 +214,7 @@ class ClauseReader:
                 raise self.stream.error(reason, self.named.get(name))
 
     def column(self, index: int) -> tuple[Column, bool]:
-        """A column, and whether it is called the primary key."""
+        """Read a column, and whether it is declared as the primary key."""
         for words, what in (
             (("WATERMARK", "FOR"), "WATERMARK is not in this release"),
             (("FOREIGN", "KEY"), "foreign keys are not in this release"),
@@ -254,7 +254,7 @@ class ClauseReader:
         return token.text
 
     def default(self, data_type: DataType) -> str | None:
-        """A literal as the canonical text of a value of the type; None for NULL."""
+        """Read a literal as the canonical text of a value of the type; None for NULL."""
         token = self.stream.token
         value = read_literal(self.stream)
         if value is None:
@@ -262,7 +262,7 @@ class ClauseReader:
         try:
             return canonical(value, data_type)
         except ValueError as error:
-            raise self.stream.error(f"the default: {error}", token) from None
+            raise self.stream.error(f"invalid default: {error}", token) from None
 
     def options(self, *, is_primary_key_table: bool) -> dict[str, str]:
         self.stream.expect_kind(TokenType.L_PAREN, "'(' and the options")
@@ -281,7 +281,7 @@ class ClauseReader:
                 return found
 
     def option(self, *, is_primary_key_table: bool) -> tuple[str, str]:
-        """One pair, checked."""
+        """Read one pair and check it."""
         name = self.stream.text("an option, such as 'bucket.num' = '4'")
         self.stream.expect_kind(TokenType.EQ, "'='")
         value = self.stream.text("the option's value in single quotes")

@@ -1,19 +1,19 @@
-"""What is said of a statement that is not understood."""
+"""The error for a statement that cannot be understood."""
 
 from __future__ import annotations
 
 from headrace.tablelayer.model.errors import TableError, TableErrorCode
 
 _SHOWN = 200
-"""Characters of a line that an error shows."""
+"""Maximum number of characters of a line that an error shows."""
 
 
 class DdlError(TableError):
     """A statement that cannot be understood or is not allowed.
 
-    ``line`` and ``column`` count from 1 and say where ``word`` stands ('' at the end of the text), ``start`` from 0;
-    ``reason`` is the sentence alone, ``message`` has the place and shows the line with the word marked, of a long
-    line what is around the word.
+    `line` and `column` are the position of `word` ('' at the end of the text), counted from 1; `start` counts from 0.
+    `reason` is the sentence without the position. `message` has the position and shows the line with the word marked;
+    of a long line it shows the part around the word.
     """
 
     def __init__(self, reason: str, sql: str, start: int, length: int) -> None:

@@ -1,7 +1,7 @@
-"""Which parts a query may have: those that come to DuckDB as they are written.
+"""The clauses that a query may have: those that DuckDB has.
 
-sqlglot's grammar takes clauses of many engines (`FOR UPDATE`, `WITH (NOLOCK)`, `CLUSTER BY`), and leaves out or
-rewrites those that DuckDB does not have. Here they are refused.
+sqlglot's grammar accepts clauses of many engines (`FOR UPDATE`, `WITH (NOLOCK)`, `CLUSTER BY`), and drops or rewrites
+those that DuckDB does not have. Here they are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KNOWN: dict[type[exp.Expr], tuple[str, ...]] = {
 
 
 def check_known(tree: exp.Expr) -> None:
-    """Raise ValueError for a query with a part that DuckDB does not have."""
+    """Raise ValueError for a query with a clause that DuckDB does not have."""
     for node in tree.walk():
         kind: Any = type(node)
         names = _names(kind)
@@ -57,9 +57,9 @@ def check_known(tree: exp.Expr) -> None:
         if isinstance(node, exp.DataType) and not isinstance(
             node.parent, (exp.Cast, exp.DataType, exp.ColumnDef)
         ):
-            # The parser takes `text[1]` for a type, and DuckDB for an element of a column.
+            # The parser reads `text[1]` as a type, and DuckDB as an element of a column.
             raise ValueError(
-                f"{_shown(node)} stands where a value is needed; put a column's name that is also a type's in double"
+                f"{_shown(node)} is a type, but a value is needed; put a column's name that is also a type's in double"
                 " quotes"
             )
     try:

@@ -1,4 +1,4 @@
-"""Literals of statements as Python values: exact, with the place of what is wrong."""
+"""Literals of statements as exact Python values; errors have their position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Value", "read_literal"]
 
 
 def read_literal(stream: TokenStream) -> Value:
-    """The literal that comes next. Raises DdlError if there is none, or if it does not fit its type."""
+    """Read the next literal. Raises DdlError if there is no literal, or if it does not fit its type."""
     token = stream.token
     if token is None:
         raise stream.expected("a value")
@@ -65,11 +65,11 @@ def read_literal(stream: TokenStream) -> Value:
 
 
 def _read_nested(stream: TokenStream, depth: int) -> list[Any] | tuple[Any, ...]:
-    """ARRAY[a, b], MAP[key, value, ...] or ROW(a, b), in Flink's words."""
+    """Read ARRAY[a, b], MAP[key, value, ...] or ROW(a, b), in Flink's syntax."""
     first = stream.token
     assert first is not None
     if depth > MAX_NESTING_DEPTH:
-        raise stream.error(f"more than {MAX_NESTING_DEPTH} values inside of each other are too many", first)
+        raise stream.error(f"values are nested deeper than {MAX_NESTING_DEPTH} levels", first)
     word = first.text.upper()
     stream.position += 1
     opening, closing, what = TokenType.L_BRACKET, TokenType.R_BRACKET, "]"
@@ -87,7 +87,7 @@ def _read_nested(stream: TokenStream, depth: int) -> list[Any] | tuple[Any, ...]
     if word == "ROW":
         return tuple(values)
     if len(values) % 2:
-        raise stream.error("MAP[...] has keys and values in turn; a value is missing", first)
+        raise stream.error("MAP[...] needs keys and values in turn; a value is missing", first)
     return list(zip(values[::2], values[1::2], strict=True))
 
 
@@ -98,7 +98,7 @@ def _read_number(stream: TokenStream) -> int | Decimal:
         sign = -1
     else:
         stream.accept_kind(TokenType.PLUS)
-    # The tokenizer cuts ".5" and "1e5" in pieces that stand next to each other.
+    # The tokenizer splits ".5" and "1e5" into adjacent tokens.
     start = stream.token
     last = start
     while (token := stream.token) is not None and last is not None:

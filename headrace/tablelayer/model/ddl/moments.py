@@ -1,12 +1,11 @@
-"""Comparisons and functions of columns with nanoseconds, in words that DuckDB has.
+"""Comparisons and functions of columns with nanoseconds, rewritten in SQL that DuckDB supports.
 
-DuckDB compares a TIMESTAMP_NS, TIMESTAMPTZ_NS or TIME_NS with a literal by casting the literal: one that is beyond the
-type's range is an error, one with nine digits is cut to six, and there are no comparisons of TIMESTAMPTZ_NS and TIME_NS
-with the types of microseconds, nor functions over them. Here such literals become literals of the column's own type, a
-comparison with what is beyond the range becomes its answer (null for null), and, where DuckDB has refused the query
-(`casts`), the other side of a comparison and the argument of a function are cast.
-
-A column is known by the tables of the FROM that it stands under; any other one is left as it is.
+DuckDB compares a TIMESTAMP_NS, TIMESTAMPTZ_NS or TIME_NS with a literal by casting the literal. A literal beyond the
+type's range is an error, one with nine digits is cut to six, and TIMESTAMPTZ_NS and TIME_NS have no comparisons with
+the types of microseconds, and no functions. Here such literals become literals of the column's own type, and a
+comparison with a value beyond the range becomes its answer (null for null). If DuckDB has refused the query
+(`casts`), the other side of a comparison and the argument of a function are cast. A column is found through the
+tables in the FROM of its SELECT; a column that is not found stays unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ _COARSER = {
     " AS TIMESTAMPTZ), CAST(x AS TIMESTAMPTZ))",
     _TIME_NS: "CAST(MAKE_TIMESTAMP(EPOCH_NS(x) // 1000) AS TIME)",
 }
-"""What functions take, cut (a cast rounds; infinities have no EPOCH_NS). A TIMESTAMP_NS is taken as it is."""
+"""Conversions to types that functions accept. They cut, because a cast rounds; infinities have no EPOCH_NS.
+
+Functions accept a TIMESTAMP_NS directly.
+"""
 _LIMIT = 1 << 63
 _LESS, _GREATER = (exp.LT, exp.LTE), (exp.GT, exp.GTE)
 _MIRRORED: dict[type, type] = {
@@ -45,7 +47,7 @@ _MOMENT_TYPES = ("date", "timestamp", "timestampntz", "timestamp_ns", "timestamp
 
 
 def adapt_moments(tree: exp.Expr, tables: Mapping[int, pa.Schema], *, casts: bool) -> None:
-    """Change a query in its place. `tables`: the schemas of its table nodes, by `id`."""
+    """Change a query in place. `tables`: the schemas of its table nodes, by `id`."""
     kinds = _Kinds(tables)
     if not kinds.any:
         return
@@ -91,7 +93,7 @@ def _null_safe(node: Any, kinds: _Kinds, casts: bool) -> None:
 
 
 def _shown(expression: exp.Expr) -> str:
-    """How DuckDB calls a column that has no name, more or less."""
+    """Return approximately the name that DuckDB gives to an unnamed column."""
     return expression.sql(dialect=DuckDB, normalize_functions="lower")
 
 
@@ -116,7 +118,7 @@ class _Kinds:
         return found.pop() if found is not None and len(found) == 1 else None
 
     def _of_sources(self, select: exp.Select, qualifier: str, name: str) -> set[str | None] | None:
-        """The types of the columns of this name that stand behind a FROM; None where that is not known."""
+        """Return the types of the columns with this name in a FROM; None if they are not known."""
         found = set[str | None]()
         for source in (select.args.get("from_"), *(select.args.get("joins") or ())):
             if source is None:
@@ -136,7 +138,7 @@ class _Kinds:
         return found
 
     def _of_query(self, source: exp.Expr, name: str) -> set[str | None] | None:
-        """As `_of_sources`, of a query in brackets or one of WITH."""
+        """Do the same as `_of_sources` for a query in brackets or in WITH."""
         query = defining(source) if isinstance(source, exp.Table) and not source.db else source
         if not isinstance(query, (exp.CTE, exp.Subquery)) or type(query.this) is not exp.Select:
             return None
@@ -159,7 +161,7 @@ class _Kinds:
 
 
 def _is_named(expression: exp.Expr, name: str) -> bool:
-    """Return whether a SELECT gives another thing than the column under a name."""
+    """Return whether a SELECT expression has the name of a column but is not that column."""
     return (
         isinstance(expression, exp.Alias)
         and expression.alias.lower() == name
@@ -178,7 +180,7 @@ def _cast(node: exp.Expr, kind: str) -> exp.Expr:
 
 
 def _cut(node: exp.Expr, kind: str) -> exp.Expr:
-    """A value in microseconds."""
+    """Return a value in microseconds."""
     made = sqlglot.parse_one(_COARSER[kind], read=DuckDB)
     for place in list(made.find_all(exp.Column)):
         place.replace(node.copy())
@@ -186,7 +188,7 @@ def _cut(node: exp.Expr, kind: str) -> exp.Expr:
 
 
 def _takes_microseconds(parent: exp.Expr | None) -> bool:
-    """Return whether a node is a function or a sum, which DuckDB has for microseconds alone."""
+    """Return whether a node is a function or a sum, which DuckDB only has for microseconds."""
     if isinstance(parent, (exp.Add, exp.Sub)):
         return True
     return isinstance(parent, exp.Func) and not isinstance(
@@ -195,7 +197,7 @@ def _takes_microseconds(parent: exp.Expr | None) -> bool:
 
 
 def _ticks(node: Any, kind: str) -> int | None:
-    """The nanoseconds of a literal, of any size; None for anything else."""
+    """Return the nanoseconds of a literal, of any size; None for anything else."""
     while only(node, exp.Paren, "this"):
         node = node.this
     if only(node, exp.Cast, "this", "to") and only(node.to, exp.DataType, "this"):
@@ -213,7 +215,7 @@ def _ticks(node: Any, kind: str) -> int | None:
 
 
 def _literal(ticks: int, kind: str) -> exp.Expr:
-    """Within the range, as DuckDB writes it; the ends of it are its infinities."""
+    """Return a literal within the range, in DuckDB's syntax; the ends of the range are its infinities."""
     if abs(ticks) == _LIMIT - 1:
         text = "infinity" if ticks > 0 else "-infinity"
     else:
@@ -223,7 +225,7 @@ def _literal(ticks: int, kind: str) -> exp.Expr:
 
 
 def _compared(comparison: exp.Expr, kind: str, casts: bool) -> exp.Expr:
-    """A comparison of a column of the kind, which is on its left side, with anything."""
+    """Return a comparison of a column of the kind, on its left side, with any expression."""
     column, other = comparison.this, comparison.expression
     ticks = _ticks(other, kind)
     if ticks is None:
@@ -242,7 +244,7 @@ def _compared(comparison: exp.Expr, kind: str, casts: bool) -> exp.Expr:
 
 
 def _operand(other: Any, kind: str, casts: bool) -> exp.Expr:
-    """What a column of the kind is compared with, if that is no literal that was understood."""
+    """Return the other side of a comparison if it is not a literal that was understood."""
     of_text = only(other, exp.Cast, "this", "to") and only(other.this, exp.Literal, "this", "is_string")
     if of_text and kind == _TIME_NS and other.to.is_type("time"):
         return _cast(other.this, kind)
@@ -253,7 +255,7 @@ def _operand(other: Any, kind: str, casts: bool) -> exp.Expr:
 
 
 def _among(node: exp.In, kind: str, casts: bool) -> None:
-    """IN: of the values those that the column can have."""
+    """Rewrite an IN with those values that the column can have."""
     kept, column = list[exp.Expr](), node.this
     for value in node.expressions:
         ticks = _ticks(value, kind)
@@ -262,7 +264,7 @@ def _among(node: exp.In, kind: str, casts: bool) -> None:
         elif -_LIMIT < ticks < _LIMIT:
             kept.append(_literal(ticks, kind))
         elif ticks == -_LIMIT:
-            return  # DuckDB says that it has no such value
+            return  # DuckDB reports that it has no such value
     if kept:
         node.set("expressions", kept)
     else:

@@ -1,7 +1,7 @@
 """The statements' grammar, read by recursive descent over sqlglot's tokens.
 
-A grammar of our own because the words are Flink's and Fluss's, every error must point at its word, and literals must
-stay exact; sqlglot's syntax trees keep neither the places nor the types. Queries go to sqlglot whole.
+The grammar is our own, because its syntax is Flink's and Fluss's, every error must point at its word, and literals
+must stay exact; sqlglot's syntax trees keep neither positions nor types. Queries are passed to sqlglot whole.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from headrace.tablelayer.model.table.evolution import Change, ModifyColumn, SetT
 def parse(
     sql: str, default_database: str = DEFAULT_DATABASE, views: Mapping[str, str] | None = None
 ) -> list[Statement]:
-    """As `tablelayer.model.ddl.parse`."""
+    """See `tablelayer.model.ddl.parse`."""
     parser = Parser(TokenStream(sql), default_database, views or {})
     return parser.statements()
 
 
 _OF_QUERIES = ("DESC", "WITH", "FROM", "PIVOT", "UNPIVOT")
-"""Beginnings that an error need not name."""
+"""First words of queries that an error does not list."""
 
 
 class Parser(QueryReader):
-    """Methods read the statement that they are named after and raise DdlError."""
+    """A parser whose methods read the statement in their name and raise DdlError."""
 
     def __init__(self, stream: TokenStream, database: str, views: Mapping[str, str]) -> None:
         super().__init__(stream, database, views)
@@ -274,7 +274,7 @@ class Parser(QueryReader):
         raise self.stream.expected("SET or RESET")
 
     def comment_on(self) -> Statement:
-        """COMMENT ON DATABASE, TABLE or COLUMN, in the words of Spark and PostgreSQL."""
+        """Read COMMENT ON DATABASE, TABLE or COLUMN, in the syntax of Spark and PostgreSQL."""
         self.stream.expect("COMMENT", "ON")
         if self.stream.accept("DATABASE"):
             name = self.database_name()
@@ -311,7 +311,7 @@ class Parser(QueryReader):
         primary_key: tuple[str, ...] = ()
         if not self.of_query():
             self.stream.expect_kind(TokenType.L_PAREN, "'(' and the columns, or AS and a query")
-            if self.at_primary_key():  # of a query's columns
+            if self.at_primary_key():  # the columns are the query's
                 primary_key = tuple(self.primary_key())
             else:
                 schema = self.column_list()
@@ -339,7 +339,7 @@ class Parser(QueryReader):
                 self.refuse_nested(columns, partition_keys, "partition")
             elif self.stream.at("DISTRIBUTED"):
                 raise self.stream.error(
-                    "say WITH ('bucket.num' = '4', 'bucket.key' = 'column') instead", self.stream.token
+                    "use WITH ('bucket.num' = '4', 'bucket.key' = 'column') instead", self.stream.token
                 )
             else:
                 break

@@ -1,8 +1,8 @@
-"""The way to the parser, which a statement of plain words alone does not go.
+"""A fast path for statements of plain words, which do not need the parser.
 
-The parser stands on sqlglot, whose import takes longer than most answers; `SHOW DATABASES`, `SHOW TABLES IN shop`, `USE
-shop` and `DESCRIBE shop.orders` mean without it what they mean to it. Whatever has a quote, a comment, a pattern or a
-second statement, and whatever is wrong, is the parser's.
+The parser needs sqlglot, whose import takes longer than most answers. `SHOW DATABASES`, `SHOW TABLES IN shop`, `USE
+shop` and `DESCRIBE shop.orders` mean the same here as in the parser. A text with a quote, a comment, a pattern, a
+second statement or an error goes to the parser.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.tablelayer.model.errors import TableError
 from headrace.tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath, check_name
 
 _LENGTH_MAX = 600
-"""Longer than two names may be; what is longer is no such statement."""
+"""Maximum length of such a statement, longer than two names can be."""
 _WORDS = re.compile(
     r"[ \t\r\n]*([A-Za-z]+(?:[ \t\r\n]+[A-Za-z_][A-Za-z0-9_]*)*(?:\.[A-Za-z_][A-Za-z0-9_]*)?)[ \t\r\n]*;?[ \t\r\n]*"
 )
@@ -32,11 +32,11 @@ _WORDS = re.compile(
 def parse(
     sql: str, default_database: str = DEFAULT_DATABASE, views: Mapping[str, str] | None = None
 ) -> list[Statement]:
-    """The statements of a text, separated by ``;``.
+    """Return the statements of a text, separated by `;`.
 
-    Tables named without a database are in ``default_database``, or in the one that a USE before them names. ``views``
-    are queries by ``database.name``; those that the text defines or drops join them or leave. Raises DdlError for the
-    first statement that cannot be understood; none of them has been carried out then.
+    Tables without a database are in `default_database`, or in the database of an earlier USE. `views` are queries by
+    `database.name`; the text may add and drop views. Raises DdlError for the first statement that cannot be
+    understood; then no statement has been carried out.
     """
     plain = plain_statement(sql, default_database)
     if plain is not None:
@@ -47,7 +47,7 @@ def parse(
 
 
 def plain_statement(sql: str, database: str) -> Statement | None:
-    """What a text of plain words means; None if that is for the parser to say."""
+    """Return the statement of a text of plain words; None if the parser must read it."""
     found = _WORDS.fullmatch(sql) if len(sql) <= _LENGTH_MAX else None
     if found is None:
         return None
@@ -102,4 +102,4 @@ _READ: dict[str, Callable[[str, str], Statement | None]] = {
     "DESCRIBE": _describe,
     "DESC": _describe,
 }
-"""By the words before the last one."""
+"""Readers by the words before the last one."""

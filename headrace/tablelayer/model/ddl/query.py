@@ -1,4 +1,4 @@
-"""What is known of a query once it is parsed (`tablelayer.model.ddl.select`). Values; no parser is loaded for them."""
+"""The properties of a parsed query (`tablelayer.model.ddl.select`). Plain values, which need no parser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.tablelayer.model.types.values import Value
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a column is between, by AND; None: no bound on that side."""
+    """The bounds of a column by conditions that are joined by AND; None: no bound on that side."""
 
     lower: Value = None
     upper: Value = None
@@ -20,8 +20,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class PastTable(msgspec.Struct, frozen=True):
-    """A table as of a time (``FOR SYSTEM_TIME AS OF``, milliseconds or a datetime) or at offsets by bucket (``FOR
-    VERSION AS OF``)."""
+    """A table in the past: at a time (`FOR SYSTEM_TIME AS OF`) or at offsets by bucket (`FOR VERSION AS OF`).
+
+    A time is a number of milliseconds or a datetime.
+    """
 
     table: str
     moment: int | datetime | Mapping[int, int]
@@ -30,9 +32,9 @@ class PastTable(msgspec.Struct, frozen=True):
 class Select(msgspec.Struct, frozen=True):
     """One query.
 
-    ``tables``: what it reads, ``database.table`` each, with suffixes such as ``$changelog`` as they are written. Of a
-    simple query: ``columns`` in order (None: all), ``equals`` the literals that columns must equal, ``limit``,
-    ``is_count`` for COUNT(*). ``alias`` names of columns are DuckDB's business: such a query is not simple.
+    `tables`: the tables that it reads, as `database.table`, with suffixes such as `$changelog`. A simple query also
+    has `columns` in order (None: all), `equals` (the literals that columns must equal), `limit`, and `is_count` for
+    COUNT(*). A query that renames columns is not simple; DuckDB does that.
     """
 
     sql: str
@@ -43,30 +45,38 @@ class Select(msgspec.Struct, frozen=True):
     limit: int | None = None
     is_count: bool = False
     bounds: Mapping[str, Bounds] = msgspec.field(default_factory=dict)
-    """Of a query over one table: what its condition says about columns (lower case) that must hold in any case."""
+    """In a query over one table: the bounds of columns (lower case) that hold for every row."""
     moments: Mapping[str, PastTable] = msgspec.field(default_factory=dict)
-    """Those of ``tables`` that are read as they were."""
+    """The tables that are read as they were in the past."""
     columns_read: Mapping[str, frozenset[str] | None] = msgspec.field(default_factory=dict)
-    """Per table the names that may be columns of it (a superset; lower case), or None for all columns."""
+    """For each table the names that may be its columns (a superset; lower case), or None for all columns."""
     conditions: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    """Per table, conditions in DuckDB's SQL over its columns, unqualified: rows that do not meet all of them are of
-    no use. A condition may name things that are no columns of the table."""
+    """For each table the conditions on its columns, in unqualified DuckDB SQL, that a row must meet to be needed.
+
+    A condition may name things that are not columns of the table.
+    """
     counts: str | None = None
-    """The table of a query that is COUNT(*) with WHERE, all of it in ``conditions``, and nothing else."""
+    """The table of a query that is only COUNT(*) with a WHERE, all of which is in `conditions`."""
     reads: str | None = None
-    """The table of a query that gives plain columns of it (``columns_given``; None: all), with a WHERE or without one,
-    all of it in ``conditions``, and has no other clause."""
+    """The table of a query that only returns plain columns of it (`columns_given`; None: all), with an optional
+    WHERE.
+
+    All of the WHERE is in `conditions`.
+    """
     columns_given: tuple[str, ...] | None = None
     aggregates: tuple[tuple[str, str | None], ...] = ()
-    """Of a query over one table that gives nothing but MIN, MAX and COUNT of plain columns and COUNT(*), all of its
-    WHERE in ``conditions``: (function in capitals, column or None for ``*``), for each column of the answer."""
+    """The answer's columns in a query over one table that only returns MIN, MAX and COUNT of plain columns, and
+    COUNT(*).
+
+    Each is (function in capitals, column or None for `*`). All of the WHERE is in `conditions`.
+    """
     database: str = "default"
-    """Where names without a database are."""
+    """The database of names without a database."""
     reads_once: bool = False
-    """Each of ``tables`` is gone through once from its beginning to its end, so that its rows may come as a stream."""
+    """Each of `tables` is read once from its beginning to its end, so that its rows may come as a stream."""
 
     pivots: bool = False
-    """Which columns it gives may depend on the rows."""
+    """The columns of the result may depend on the rows."""
 
     @property
     def table(self) -> str | None:

@@ -1,5 +1,7 @@
-"""Queries among other statements: where they begin and end; what they are is `tablelayer.model.ddl.select`'s, whose
-parser only a statement with a query in it waits for."""
+"""Queries among other statements: where they begin and end.
+
+`tablelayer.model.ddl.select` analyzes them; its parser is loaded only for a statement with a query in it.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ _AFTER_NAMES = (TokenType.COMMA, TokenType.R_PAREN, TokenType.DOT, TokenType.SEM
 
 
 class QueryReader(ClauseReader):
-    """``views``: queries by ``database.name``, which stand for the names."""
+    """A reader of queries. `views`: queries by `database.name`, which replace the names."""
 
     def __init__(self, stream: TokenStream, database: str, views: Mapping[str, str]) -> None:
         super().__init__(stream, database)
         self.views = dict(views)
 
     def at_query(self, ahead: int = 0) -> bool:
-        """Whether a query begins here, or so many tokens further on; brackets may be around it."""
+        """Return whether a query begins `ahead` tokens further on, perhaps in brackets."""
         position, tokens = self.stream.position + ahead, self.stream.tokens
         while position < len(tokens) and tokens[position].token_type is TokenType.L_PAREN:
             position += 1
@@ -36,7 +38,7 @@ class QueryReader(ClauseReader):
         return tokens[position].text.upper() in _BEGINNINGS and not is_name
 
     def query(self, *, in_brackets: bool = False) -> Select:
-        """All up to the end of the statement, or to the bracket that closes what stands before it."""
+        """Read a query up to the end of the statement, or up to the closing bracket around it."""
         stream = self.stream
         if stream.token is None:
             raise stream.expected("a query")
@@ -53,7 +55,7 @@ class QueryReader(ClauseReader):
         return analyze(stream.sql, first.start, last.end + 1, self.database, self.views)
 
     def analyzed(self, sql: str) -> Select:
-        """A query that is written nowhere."""
+        """Return the analysis of a query that is not part of the text."""
         from headrace.tablelayer.model.ddl.select import analyze
 
         return analyze(sql, 0, len(sql), self.database, self.views)

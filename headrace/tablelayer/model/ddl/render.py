@@ -1,4 +1,4 @@
-"""Definitions back to statements."""
+"""Conversion of definitions to statements."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.types.values import literal_sql
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Words that would be read as something else at the beginning of a column.
+# Words that have another meaning at the beginning of a column.
 _QUOTED_WORDS = frozenset({"PRIMARY", "CONSTRAINT", "WATERMARK", "UNIQUE", "INDEX", "IF", "CHECK", "FOREIGN"})
 
 
 def quote_name(name: str) -> str:
-    """A name as it can stand in a statement: in backticks when it needs them."""
+    """Return a name in the form for a statement, in backticks if it needs them."""
     if _PLAIN_NAME.fullmatch(name) and name.upper() not in _QUOTED_WORDS:
         return name
     return "`" + name.replace("`", "``") + "`"
 
 
 def quote_text(text: str) -> str:
-    """A text in single quotes."""
+    """Return a text in single quotes."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def create_table_sql(definition: TableDefinition) -> str:
-    """The CREATE TABLE statement that makes this table; ``parse`` gives ``definition.as_created()`` back."""
+    """Return the CREATE TABLE statement of a table; `parse` turns it into `definition.as_created()`."""
     lines = [_column_sql(column) for column in definition.schema.columns]
     if definition.is_primary_key_table:
         names = ", ".join(quote_name(name) for name in definition.schema.primary_key)
@@ -52,7 +52,7 @@ def create_table_sql(definition: TableDefinition) -> str:
 
 
 def create_database_sql(name: str, comment: str | None, properties: Mapping[str, str]) -> str:
-    """The CREATE DATABASE statement that makes this database."""
+    """Return the CREATE DATABASE statement of a database."""
     sql = f"CREATE DATABASE {quote_name(name)}"
     if comment is not None:
         sql += f" COMMENT {quote_text(comment)}"

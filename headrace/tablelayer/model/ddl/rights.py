@@ -1,6 +1,6 @@
-"""Users and what they may do: CREATE, ALTER and DROP USER, GRANT, REVOKE, SHOW GRANTS, SHOW USERS.
+"""Users and their rights: CREATE, ALTER and DROP USER, GRANT, REVOKE, SHOW GRANTS, SHOW USERS.
 
-Rights are Kafka's ACLs (`tablelayer.model.rights`), so GRANT names no more than they can say: privileges on a table or
+Rights are Kafka's ACLs (`tablelayer.model.rights`), so GRANT has only what ACLs can express: privileges on a table or
 a database, and columns of SELECT on a table.
 """
 
@@ -25,7 +25,7 @@ from headrace.tablelayer.model.table.definition import TablePath
 
 
 class RightsReader:
-    """Methods read what they are named after and raise DdlError."""
+    """A reader whose methods read the statement or clause in their name and raise DdlError."""
 
     def __init__(self, reader: ClauseReader) -> None:
         self._reader = reader
@@ -46,7 +46,7 @@ class RightsReader:
         return Revoke(privileges, path, database, self.principal())
 
     def show_grants(self) -> ShowGrants:
-        """Behind SHOW GRANTS."""
+        """Read the rest of SHOW GRANTS."""
         if self._stream.accept("FOR"):
             return ShowGrants(principal=self.principal())
         if self._stream.accept("ON"):
@@ -60,7 +60,7 @@ class RightsReader:
         return ShowUsers()
 
     def create_user(self) -> CreateUser:
-        """Behind CREATE USER."""
+        """Read the rest of CREATE USER."""
         if_not_exists = self._stream.accept("IF", "NOT", "EXISTS")
         return CreateUser(self.user(), self.password(), if_not_exists)
 
@@ -71,8 +71,6 @@ class RightsReader:
         if_exists = self._stream.accept("IF", "EXISTS")
         return DropUser(self.user(), if_exists)
 
-    # -- clauses -------------------------------------------------------------------------------------------
-
     def privileges(self) -> tuple[Privilege, ...]:
         found: dict[str, Privilege] = {}
         while True:
@@ -80,7 +78,7 @@ class RightsReader:
             name = token.text.upper()
             if name not in OPERATIONS:
                 raise self._stream.error(
-                    f"{token.text} is no privilege; there are {', '.join(OPERATIONS)}", token
+                    f"{token.text} is not a privilege; the privileges are {', '.join(OPERATIONS)}", token
                 )
             if name == "ALL":
                 self._stream.accept("PRIVILEGES")
@@ -88,7 +86,7 @@ class RightsReader:
             if self._stream.is_kind(TokenType.L_PAREN):
                 if name != "SELECT":
                     raise self._stream.error(
-                        f"columns go with SELECT; {name} is for whole tables", self._stream.token
+                        f"only SELECT can have columns; {name} is for whole tables", self._stream.token
                     )
                 self._stream.position += 1
                 columns = tuple(self._reader.names())
@@ -103,13 +101,15 @@ class RightsReader:
         token = self._stream.token
         if self._stream.accept("DATABASE"):
             if any(each.columns for each in privileges):
-                raise self._stream.error("columns are of a table: GRANT SELECT (a, b) ON TABLE db.t", token)
+                raise self._stream.error(
+                    "columns can only be granted on a table: GRANT SELECT (a, b) ON TABLE db.t", token
+                )
             return None, self._reader.database_name()
         self._stream.accept("TABLE")
         return self._reader.table_path(), None
 
     def principal(self) -> str:
-        """A name, or a text: a user's name, or a principal such as 'User:CN=ann'."""
+        """Read a user's name, or a text: a user's name, or a principal such as 'User:CN=ann'."""
         token = self._name_or_text("a user's name, or a principal in single quotes, such as 'User:ann'")
         kind, colon, name = token.text.partition(":")
         if not token.text or (colon and not (kind and name)):
@@ -119,7 +119,7 @@ class RightsReader:
     def user(self) -> str:
         token = self._name_or_text("a user's name")
         if not token.text or token.text.startswith("User:"):
-            raise self._stream.error("a user is named without 'User:'", token)
+            raise self._stream.error("a user's name has no 'User:' before it", token)
         return token.text
 
     def password(self) -> Password:

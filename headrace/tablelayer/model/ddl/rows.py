@@ -1,7 +1,7 @@
 """Statements that change rows: INSERT, UPDATE, DELETE, TRUNCATE, COPY.
 
-A value is a literal, which stays exact, or an expression in DuckDB's SQL. Conditions are DuckDB's too; one that does
-nothing but compare columns with literals is known by what it compares.
+A value is a literal, which stays exact, or an expression in DuckDB's SQL. Conditions are DuckDB's too; for a
+condition that only compares columns with literals, the compared values are known.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ _CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 _NESTED = ("ARRAY", "MAP", "ROW")
 _TYPED = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMP_LTZ", "X")
 COPY_OPTIONS = {
-    "format": "csv, json or parquet; by default what the file's name says",
-    "header": "of CSV: whether the first line has names",
-    "delimiter": "of CSV: what stands between two values",
-    "quote": "of CSV: the sign around texts",
-    "escape": "of CSV: the sign before a quote",
-    "nullstr": "of CSV: the text of a NULL",
-    "compression": "gzip, zstd, ...; by default what the file's name says",
+    "format": "csv, json or parquet; by default from the file's name",
+    "header": "CSV only: whether the first line has names",
+    "delimiter": "CSV only: the separator of values",
+    "quote": "CSV only: the quote around texts",
+    "escape": "CSV only: the escape before a quote",
+    "nullstr": "CSV only: the text of a NULL",
+    "compression": "gzip, zstd, ...; by default from the file's name",
 }
-"""What stands in the parentheses after COPY's file, in DuckDB's words."""
+"""The options in parentheses after COPY's file, with DuckDB's names."""
 _SYNONYMS = {"delim": "delimiter", "sep": "delimiter", "null": "nullstr"}
 
 
 class RowsReader:
-    """Reads what its methods are named after, with the tokens, the database and the queries of a reader of statements.
-    Methods raise DdlError."""
+    """A reader of statements that change rows, with the tokens, the database and the queries of another reader.
+
+    Each method reads the statement or clause in its name and raises DdlError.
+    """
 
     def __init__(self, reader: QueryReader) -> None:
         self.reader = reader
@@ -77,7 +79,7 @@ class RowsReader:
             stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
             wanted = len(columns) if columns is not None else len(rows[0]) if rows else len(row)
             if len(row) != wanted:
-                raise stream.error(f"this row has {len(row)} values, where {wanted} are needed", token)
+                raise stream.error(f"this row has {len(row)} values, but {wanted} are needed", token)
             rows.append(tuple(row))
             if not stream.accept_kind(TokenType.COMMA):
                 return Insert(path, columns, tuple(rows))
@@ -115,7 +117,7 @@ class RowsReader:
         return Delete(path, condition, key if plain else None, alias, others)
 
     def at_alias(self) -> bool:
-        """Whether a name comes next, and a clause after it: a lone word may be a clause that is misspelt."""
+        """Whether a name comes next, and a clause after it: a lone word may be a misspelt clause."""
         stream = self.stream
         start = stream.position
         try:
@@ -132,7 +134,7 @@ class RowsReader:
         return Truncate(self.reader.table_path())
 
     def where(self) -> tuple[str | None, dict[str, Value] | None]:
-        """The condition as it is written, and the values that it compares columns with if it does nothing else."""
+        """Read the condition as text, and the values that it compares columns with if it does nothing else."""
         stream = self.stream
         if stream.token is None or stream.is_kind(TokenType.SEMICOLON):
             return None, None
@@ -145,7 +147,7 @@ class RowsReader:
         return self.expression(), key
 
     def key(self) -> dict[str, Value] | None:
-        """``column = literal AND ...``; None for any other condition."""
+        """Read `column = literal AND ...`; None for any other condition."""
         stream = self.stream
         key: dict[str, Value] = {}
         try:
@@ -166,8 +168,10 @@ class RowsReader:
         return key if stream.token is None or stream.is_kind(TokenType.SEMICOLON) else None
 
     def value(self, *ends: str, of_columns: bool = False) -> Value | Expression | Default:
-        """A literal, DEFAULT, or an expression up to a comma, a closing bracket or one of the words ``ends``; of
-        columns only where there are some."""
+        """Read a literal, DEFAULT, or an expression up to a comma, a closing bracket or one of the words `ends`.
+
+        `of_columns`: an expression may use columns.
+        """
         stream = self.stream
         start, first = stream.position, stream.token
         mistake: DdlError | None = None
@@ -198,31 +202,31 @@ class RowsReader:
         return stream.token is None or any(map(stream.is_kind, kinds)) or any(map(stream.at, ends))
 
     def means_a_literal(self, position: int) -> bool:
-        """Whether what begins here can be nothing but a literal: DATE '...' with a text that is no date."""
+        """Whether only a literal can begin here, as in DATE '...' with a text that is not a date."""
         tokens = self.stream.tokens
         word = tokens[position].text.upper() if tokens[position].token_type is TokenType.VAR else ""
         following = tokens[position + 1] if position + 1 < len(tokens) else None
         if following is None:
             return word in _NESTED or word in _TYPED
         if word in _NESTED:
-            return following.token_type is not TokenType.L_BRACE  # MAP {...} is DuckDB's
+            return following.token_type is not TokenType.L_BRACE  # DuckDB has MAP {...}
         return word in _TYPED and following.token_type is TokenType.STRING
 
     def expression(self, *ends: str, stops_at_comma: bool = False) -> str:
-        """The text up to the end of the statement, or to where brackets close that it has not opened."""
+        """Return the text up to the end of the statement, or up to the closing bracket around it."""
         stream = self.stream
         start, end = self.extent("a value", *ends, stops_at_comma=stops_at_comma)
         self.reader.check_expression(start, end)
         return stream.sql[start:end]
 
     def sources(self, *ends: str) -> str:
-        """What stands after FROM, up to one of the words ``ends`` or the end of the statement."""
+        """Return the text of a FROM clause, up to one of the words `ends` or the end of the statement."""
         start, end = self.extent("a table", *ends)
         self.reader.check_sources(start, end)
         return self.stream.sql[start:end]
 
     def extent(self, what: str, *ends: str, stops_at_comma: bool = False) -> tuple[int, int]:
-        """From where to where the text goes that `expression` and `sources` take; they are stepped over."""
+        """Skip the text of `expression` or `sources`; return its start and end."""
         stream = self.stream
         first, last, depth = stream.token, None, 0
         while (token := stream.token) is not None and token.token_type is not TokenType.SEMICOLON:
@@ -275,7 +279,7 @@ class RowsReader:
             name = _SYNONYMS.get(token.text.lower(), token.text.lower())
             if name not in COPY_OPTIONS:
                 known = ", ".join(each.upper() for each in COPY_OPTIONS)
-                raise stream.error(f"COPY has no option {token.text}; there are {known}", token)
+                raise stream.error(f"COPY has no option {token.text}; its options are {known}", token)
             found[name] = self.option()
             if not stream.accept_kind(TokenType.COMMA):
                 stream.expect_kind(TokenType.R_PAREN, "',' or ')'")

@@ -1,4 +1,4 @@
-"""The names that WITH gives to queries, and where they are in force."""
+"""The scopes of the names that WITH gives to queries."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from sqlglot import exp
 
 
 def defining(table: exp.Table) -> exp.CTE | None:
-    """The query of a WITH that a table's name means where it stands: of a WITH around it, or one before it in the same
-    WITH; None if the name is a table's own."""
+    """Return the query of a WITH that a table's name refers to; None if the name is a table's own.
+
+    It is in a WITH around the table, or earlier in the same WITH.
+    """
     name = table.name.lower()
     inner: exp.Expr = table
     outer = table.parent

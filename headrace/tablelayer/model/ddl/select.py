@@ -1,11 +1,11 @@
-"""Queries: what they read, and whether the server can answer them without a scan.
+"""Queries: the tables that they read, and whether the server can answer them without a scan.
 
-The text is DuckDB's SQL with backticks allowed. A query is *simple* when it reads one table, gives plain
-columns (or ``*``, or ``COUNT(*)`` alone), compares columns with literals by ``=`` and AND only, and limits
-by a number; then a lookup, a prefix lookup, a count or a limit scan may answer it. Anything else is
-DuckDB's: ``to_duckdb`` writes it with other table names, ``columns_read`` tells which columns of each
-table are enough, and ``conditions`` which of its rows (DuckDB applies the whole WHERE all the same). A query is simple
-only if each of its parts is named here (`tablelayer.model.filters.trees`): what is not known goes to DuckDB.
+The text is DuckDB's SQL with backticks allowed. A query is *simple* if it reads one table, returns plain columns (or
+`*`, or `COUNT(*)` alone), compares columns with literals by `=` and AND only, and limits by a number. Then a lookup,
+a prefix lookup, a count or a limit scan may answer it. DuckDB runs any other query: `to_duckdb` writes it with other
+table names, `columns_read` tells which columns of each table are enough, and `conditions` which of its rows (DuckDB
+still applies the whole WHERE). A query is simple only if each of its parts is named here
+(`tablelayer.model.filters.trees`); a query with an unknown part goes to DuckDB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.tablelayer.model.types.values import Value, negated, number, typed
 
 
 class _Queries(DuckDB):
-    """DuckDB's SQL; names also in backticks, and ``$`` may stand in a name (``orders$changelog``)."""
+    """DuckDB's SQL with names also in backticks, and with `$` in names (`orders$changelog`)."""
 
     class Tokenizer(DuckDB.Tokenizer):
         IDENTIFIERS = ['"', "`"]  # noqa: RUF012
@@ -52,8 +52,10 @@ def to_duckdb(
     schemas: Mapping[str, pa.Schema] | None = None,
     casts: bool = False,
 ) -> str:
-    """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without its
-    WHERE. ``schemas``: of the tables where they are known, for `adapt_moments`, as ``casts`` is."""
+    """Return the query in DuckDB's SQL, with the tables of `tables` renamed to `names`.
+
+    `every_row`: without its WHERE. `schemas` (of the known tables) and `casts` are for `adapt_moments`.
+    """
     tree = _parse_one(select.sql)
     _quote_reserved(tree)
     if every_row:
@@ -71,7 +73,7 @@ def to_duckdb(
         table.set("db", None)
         table.set("version", None)
     for column in tree.find_all(exp.Column):
-        # A database's name goes; a table's stays, also where fields of a column come after it.
+        # The database's name is dropped; the table's name stays, also before fields of a column.
         if (column.db.lower(), column.table.lower()) in qualified:
             column.set("db", None)
         elif (column.catalog.lower(), column.db.lower()) in qualified:
@@ -81,14 +83,14 @@ def to_duckdb(
 
 
 def _renamed(schema: pa.Schema, alias: exp.TableAlias) -> pa.Schema:
-    """The columns of a table under the names that stand behind its alias."""
+    """Return a table's schema with the column names of its alias."""
     names = [column.name for column in alias.args.get("columns") or ()]
     fields = [field.with_name(name) for field, name in zip(schema, names, strict=False)]
     return pa.schema([*fields, *list(schema)[len(fields) :]])
 
 
 _RESERVED = frozenset({"offset"})
-"""Columns of a topic whose names mean something else to DuckDB unless they are quoted."""
+"""Columns of a topic whose names have another meaning in DuckDB unless they are quoted."""
 
 
 def _quote_reserved(tree: exp.Expr) -> None:
@@ -98,7 +100,7 @@ def _quote_reserved(tree: exp.Expr) -> None:
 
 
 def with_databases(select: Select) -> str:
-    """The query's text, each table with its database, so that it means the same wherever it stands."""
+    """Return the query's text with the database of each table, so that it means the same in every session."""
     tree = _parse_one(select.sql)
     for table in _base_tables(tree):
         if not table.alias:
@@ -109,21 +111,21 @@ def with_databases(select: Select) -> str:
 
 
 def check_expression(sql: str, start: int, end: int) -> None:
-    """Raises DdlError for an expression sql[start:end] that is none."""
+    """Raise DdlError if sql[start:end] is not an expression."""
     tree = _parse_part(sql, start, end, "SELECT (", "\n)", "the expression")
     if len(tree.expressions) != 1 or not understood(tree, "expressions"):
         raise DdlError("expected one value", sql, start, end - start)
 
 
 def check_sources(sql: str, start: int, end: int) -> None:
-    """Raises DdlError if sql[start:end] is not what can stand after FROM."""
-    tree = _parse_part(sql, start, end, "SELECT 1 FROM ", "\n", "what stands after FROM")
+    """Raise DdlError if sql[start:end] is not a FROM clause."""
+    tree = _parse_part(sql, start, end, "SELECT 1 FROM ", "\n", "the FROM clause")
     if not understood(tree, "expressions", "from_", "joins", "laterals"):
         raise DdlError("expected tables and a WHERE", sql, start, end - start)
 
 
 def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: str) -> exp.Expr:
-    """A query with sql[start:end] in it; an error says where in `sql`."""
+    """Parse a query that contains sql[start:end]; an error has its position in `sql`."""
     text = sql[start:end]
     try:
         return _parse_one(f"{before}{text}{after}")
@@ -138,8 +140,10 @@ def _parse_part(sql: str, start: int, end: int, before: str, after: str, what: s
 
 
 def computes(text: str, *, casts: bool = False) -> bool:
-    """Whether an expression does more than write a value down: it calls, calculates or asks, or casts (where ``casts``
-    says so)."""
+    """Whether an expression does more than state a value: it calls a function, calculates, has a query, or casts.
+
+    With `casts`, a cast counts as more than a value.
+    """
     plain = (exp.Neg,) if casts else (exp.Cast, exp.Neg)
     tree = _parse_one(f"SELECT ({text}\n)")
     return any(
@@ -150,8 +154,11 @@ def computes(text: str, *, casts: bool = False) -> bool:
 
 
 def compared_with(select: Select, texts: Sequence[str]) -> list[str | None]:
-    """Of texts that stand in the query, each in one place: the name of the column that it is compared with, ``::`` and
-    the type that it is cast to, or None."""
+    """Return for each of the query's texts the name of the column that it is compared with, or `::` and its cast
+    type.
+
+    None if it is neither. Each text occurs once in the query.
+    """
     tree = _parse_one(select.sql)
     found: dict[str, str | None] = {}
     for literal in tree.find_all(exp.Literal):
@@ -177,8 +184,10 @@ def _role(literal: exp.Expr) -> str | None:
 
 
 def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
-    """Put queries in the places of the views' names; whether there were any. Views are made of tables alone: those
-    that they were made of are in them already. Raises ValueError."""
+    """Replace the names of views by their queries; return whether there were any. Raises ValueError.
+
+    Views consist of tables only, because views inside them were replaced already.
+    """
     found = [
         table
         for table in _base_tables(tree)
@@ -189,14 +198,16 @@ def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
         kept = {name: table.args.get(name) for name in ("joins", "sample", "pivots")}
         if not understood(table, "this", "db", "alias", *kept):
-            raise ValueError(f"a view cannot be read so: {table.sql(dialect=DuckDB)}")
+            raise ValueError(f"a view cannot be read in this way: {table.sql(dialect=DuckDB)}")
         table.replace(exp.Subquery(this=query, alias=alias, **kept))
     return bool(found)
 
 
 def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, str] | None = None) -> Select:
-    """The query sql[start:end]; tables without a database are in ``database``. ``views``: queries (`with_databases`) by
-    ``database.name``. Raises DdlError."""
+    """Return the query sql[start:end]; tables without a database are in `database`.
+
+    `views`: queries (`with_databases`) by `database.name`. Raises DdlError.
+    """
     text = sql[start:end]
     try:
         tree = _parse_one(text)
@@ -250,14 +261,14 @@ def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, s
 def _parse_one(text: str) -> exp.Expr:
     trees = sqlglot.parse(text, read=_Queries)
     tree = trees[0] if len(trees) == 1 else None
-    if isinstance(tree, exp.Pivot):  # the statement; as a query it can stand anywhere
+    if isinstance(tree, exp.Pivot):  # PIVOT as a statement; as a query it can be anywhere
         tree = sqlglot.parse_one(f"SELECT * FROM ({text}\n)", read=_Queries)
     if not isinstance(tree, exp.Query):
         raise ParseError("this is not a query")
     return tree
 
 
-# What the parser says about its own insides.
+# Parts of the parser's messages that describe its own internals.
 _OTHER_TALK = re.compile(r"( but got)? <Token .*|\x1b\[[0-9;]*m", re.DOTALL)
 
 
@@ -276,11 +287,11 @@ def _syntax_error(sql: str, start: int, text: str, error: ParseError) -> DdlErro
 
 
 _FILE = re.compile(r"/|\\|\.(csv|tsv|json|jsonl|ndjson|parquet)(\.(gz|zst))?$", re.IGNORECASE)
-"""What no table's name can have in it."""
+"""Patterns that a table's name cannot have."""
 
 
 def _base_tables(tree: exp.Expr) -> list[exp.Table]:
-    """The tables read, without the names that WITH defines where they stand, and without files, which are DuckDB's."""
+    """Return the tables that are read, without names that WITH defines and without files, which DuckDB reads."""
     return [
         table
         for table in tree.find_all(exp.Table)
@@ -290,16 +301,16 @@ def _base_tables(tree: exp.Expr) -> list[exp.Table]:
 
 
 def _qualified(table: exp.Table, database: str) -> str:
-    """A name for what is read: the same table at two moments has two."""
+    """Return the name of a table that is read; the same table at two moments has two names."""
     version = table.args.get("version")
     return f"{table.db or database}.{table.name}" + ("" if version is None else f" {version.sql()}")
 
 
 def _moment(version: exp.Version) -> int | datetime | Mapping[int, int]:
-    """The moment that a table is read at. Raises ValueError."""
+    """Return the moment at which a table is read. Raises ValueError."""
     value, of_time = version.expression, version.this == "TIMESTAMP"
     if version.args.get("kind") != "AS OF":
-        raise ValueError("a table is read AS OF one moment")
+        raise ValueError("a table can only be read AS OF one moment")
     if of_time and only(value, exp.Cast, "this", "to") and only(value.to, exp.DataType, "this"):
         value = value.this
     if isinstance(value, exp.Literal) and value.is_int:
@@ -309,14 +320,14 @@ def _moment(version: exp.Version) -> int | datetime | Mapping[int, int]:
             try:
                 return datetime.fromisoformat(value.this)
             except ValueError:
-                raise ValueError(f"{value.this!r} is no time; write '2026-01-31 12:00:00'") from None
+                raise ValueError(f"{value.this!r} is not a time; write '2026-01-31 12:00:00'") from None
         pairs = [each.split(":") for each in value.this.split(",")]
         if all(len(pair) == 2 and all(part.strip().isdigit() for part in pair) for pair in pairs):
             return {int(bucket): int(offset) for bucket, offset in pairs}
     raise ValueError(
-        "a time is TIMESTAMP '2026-01-31 12:00:00' or a number of milliseconds"
+        "a time must be TIMESTAMP '2026-01-31 12:00:00' or a number of milliseconds"
         if of_time
-        else "a version is an offset, or offsets by bucket as in '0:17,1:20'"
+        else "a version must be an offset, or offsets by bucket as in '0:17,1:20'"
     )
 
 
@@ -324,7 +335,7 @@ _MIRRORED = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE,
 
 
 def _only_source(tree: exp.Expr, tables: list[exp.Table]) -> exp.Table | None:
-    """The table that a SELECT reads, if it reads nothing else; its columns have their own names."""
+    """Return the table that a SELECT reads, if it reads nothing else; its columns keep their names."""
     if type(tree) is not exp.Select or len(tables) != 1:
         return None
     source = tree.args.get("from_")
@@ -335,7 +346,7 @@ def _only_source(tree: exp.Expr, tables: list[exp.Table]) -> exp.Table | None:
 
 
 def _bounds(tree: exp.Expr, table: exp.Table | None) -> dict[str, Bounds]:
-    """What holds for every row that the condition lets through; other conditions are left out."""
+    """Return the bounds that hold for every row of the result; other conditions are left out."""
     if table is None or not understood(tree, *_BESIDE_ONE_TABLE):
         return {}
     found: dict[str, Bounds] = {}
@@ -354,7 +365,7 @@ def _bounds(tree: exp.Expr, table: exp.Table | None) -> dict[str, Bounds]:
 
 
 def _conditions_of(tree: exp.Expr) -> list[exp.Expr]:
-    """The parts of a SELECT's WHERE that must all hold."""
+    """Return the parts of a SELECT's WHERE that must all hold."""
     where = tree.args.get("where")
     if where is None:
         return []
@@ -366,7 +377,7 @@ _BESIDE_ONE_TABLE = (
     "offset",
 )  # fmt: skip
 _KNOWN_CLAUSES = (*_BESIDE_ONE_TABLE, "joins")
-"""Clauses of a SELECT for which it does not matter whether rows that its WHERE leaves out are read."""
+"""Clauses of a SELECT whose result does not depend on rows that the WHERE excludes."""
 
 
 def _add_bound(found: dict[str, Bounds], condition: exp.Expr, table: exp.Table) -> None:
@@ -393,7 +404,7 @@ def _add_bound(found: dict[str, Bounds], condition: exp.Expr, table: exp.Table) 
 def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dict[str, frozenset[str] | None]:
     names, alone = set[str](), set[str]()
     for column in tree.find_all(exp.Column):
-        # What stands in front may be a column too, of which a field is wanted.
+        # A part before a dot may also be a column whose field is wanted.
         parts = [part.name.lower() for part in column.parts]
         names.update(parts)
         if len(parts) == 1:
@@ -407,13 +418,13 @@ def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dic
 
 
 def _names_its_columns(node: exp.Expr) -> bool:
-    """Return whether a node uses no column but those that it names."""
+    """Return whether a node uses no columns but those that it names."""
     if isinstance(node, exp.Star):
         return isinstance(node.parent, exp.Count)
     if isinstance(node, (exp.Pivot, exp.Unnest, exp.Columns, exp.PositionalColumn)):
         return False
     if isinstance(node, exp.TableAlias) and isinstance(node.parent, exp.Table):
-        return understood(node, "this")  # names of its own for the columns count them from the first one on
+        return understood(node, "this")  # an alias with column names counts the columns from the first
     if isinstance(node, exp.Table):
         return understood(node, "this", "db", "alias", "joins", "version", "sample", "ordinality")
     if isinstance(node, exp.Select):
@@ -425,7 +436,7 @@ def _names_its_columns(node: exp.Expr) -> bool:
 
 
 def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, ...]]:
-    """Of each table that is read once, what the WHERE of its SELECT says about it alone."""
+    """Return for each table that is read once the conditions of its SELECT's WHERE that concern only this table."""
     names = [_qualified(table, database) for table in tables]
     found = {}
     for table, name in zip(tables, names, strict=True):
@@ -450,7 +461,10 @@ def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, 
 
 
 def _keeps_rows_of(select: exp.Select, table: exp.Table) -> bool:
-    """Whether every row of the SELECT before WHERE has a row of this table: it is not what an outer join fills up."""
+    """Return whether every row of the SELECT before WHERE has a row of this table.
+
+    That is not so for the side of an outer join that is filled with nulls.
+    """
     if not understood(select, *_KNOWN_CLAUSES) or not _is_plain_table(table):
         return False
     if not isinstance(table.parent, (exp.From, exp.Join)) or table.parent.parent is not select:
@@ -490,7 +504,8 @@ def _counts_rows(tree: exp.Expr, source: exp.Table | None, conditions: dict[str,
 def _reads_rows(
     tree: exp.Expr, source: exp.Table | None, conditions: dict[str, tuple[str, ...]]
 ) -> tuple[bool, tuple[str, ...] | None]:
-    """(whether it gives plain columns of rows that a condition is true for, and nothing else; which, None for all)."""
+    """Return (whether the query only returns plain columns of the rows that meet a condition, the columns or None for
+    all)."""
     if source is None or not understood(tree, "expressions", "from_", "where"):
         return False, None
     if not _all_in(conditions, tree):
@@ -518,7 +533,7 @@ def _aggregates(
         call = expression.this if only(expression, exp.Alias, "this", "alias") else expression
         function = _AGGREGATES.get(type(call))
         if function is None or not understood(call, "this", "big_int"):
-            return ()  # max(x, 3) gives a list
+            return ()  # max(x, 3) returns a list
         if _is_plain_column(call.this, source):
             found.append((function, call.this.name))
         elif _is_plain_count(call):
@@ -529,7 +544,7 @@ def _aggregates(
 
 
 def _simple_parts(tree: exp.Expr, source: exp.Table | None) -> dict[str, Any] | None:
-    """The parts of a simple query, or None if it is not one."""
+    """Return the parts of a simple query, or None if it is not one."""
     if source is None or source.args.get("version") is not None:
         return None
     if not understood(tree, "expressions", "from_", "where", "limit"):
@@ -553,7 +568,7 @@ def _simple_parts(tree: exp.Expr, source: exp.Table | None) -> dict[str, Any] | 
     number: int | None = None
     if limit is not None:
         if not only(limit, exp.Limit, "expression"):
-            return None  # PERCENT and the like
+            return None  # such as PERCENT
         rows = limit.expression
         if not (only(rows, exp.Literal, "this", "is_string") and rows.this.isdigit()):
             return None
@@ -562,12 +577,12 @@ def _simple_parts(tree: exp.Expr, source: exp.Table | None) -> dict[str, Any] | 
 
 
 def _is_plain_count(expression: exp.Expr) -> bool:
-    """``COUNT(*)``."""
+    """Return whether an expression is `COUNT(*)`."""
     return only(expression, exp.Count, "this", "big_int") and _is_plain_star(expression.this)
 
 
 def _is_plain_table(table: exp.Table) -> bool:
-    """Return whether a table has its own columns, all its rows (at a moment) and nothing else about it."""
+    """Return whether a table has its own columns, all its rows (at a moment) and no other clauses."""
     alias = table.args.get("alias")
     if not only(table, exp.Table, "this", "db", "alias", "version"):
         return False
@@ -581,17 +596,17 @@ def _is_name(node: Any) -> bool:
 
 
 def _is_plain_star(expression: exp.Expr) -> bool:
-    """``*``, without EXCLUDE or REPLACE."""
+    """Return whether an expression is `*`, without EXCLUDE or REPLACE."""
     return only(expression, exp.Star)
 
 
 def _is_plain_column(expression: Any, table: exp.Table) -> bool:
-    """A column of the table, and not a field of one: ``who.name`` looks like the column ``name`` of a table."""
+    """Return whether an expression is a column of the table; `who.name` may also be a field of a column."""
     return _is_named_plainly(expression) and expression.table.lower() in ("", table.alias_or_name.lower())
 
 
 def _is_named_plainly(column: Any) -> bool:
-    """Return whether a column is named by itself, or behind a table's name."""
+    """Return whether a column stands alone or after a table's name."""
     if not only(column, exp.Column, "this", "table") or not _is_name(column.this):
         return False
     return column.args.get("table") is None or _is_name(column.args["table"])
@@ -609,7 +624,7 @@ def _equality(condition: exp.Expr, table: exp.Table) -> tuple[str, Value] | None
 
 
 def _literal(expression: Any) -> tuple[bool, Value]:
-    """(True, value) of a literal that compares as it is written; (False, None) for anything else."""
+    """Return (True, value) of a literal that needs no cast for a comparison; (False, None) for anything else."""
     try:
         if only(expression, exp.Literal, "this", "is_string"):
             return True, expression.this if expression.is_string else number(expression.this)

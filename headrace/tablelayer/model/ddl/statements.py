@@ -1,4 +1,4 @@
-"""What statements mean, once parsed. All are frozen; paths are complete, whatever database was current."""
+"""Parsed statements. All are frozen, and paths include the database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CreateDatabase(msgspec.Struct, frozen=True):
 
 
 class AlterDatabase(msgspec.Struct, frozen=True):
-    """``comment`` None: as it is; '' takes it away."""
+    """`comment`: None keeps it, '' removes it."""
 
     name: str
     set_properties: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -47,7 +47,7 @@ class DropDatabase(msgspec.Struct, frozen=True):
 
 
 class ShowDatabases(msgspec.Struct, frozen=True):
-    """``like``: a pattern with % and _, None for all."""
+    """`like`: a pattern with % and _, None for all."""
 
     like: str | None = None
 
@@ -63,7 +63,7 @@ class CreateTable(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AlterTable:
-    """``places``: where in ``sql`` the word stands that each change is about (start, length)."""
+    """`places`: for each change the position in `sql` of its word (start, length)."""
 
     path: TablePath
     changes: tuple[Change, ...]
@@ -82,7 +82,7 @@ class AlterTable:
 
 
 class AddPartition(msgspec.Struct, frozen=True):
-    """``spec``: a value of each partition column; whether they are the table's is not known here."""
+    """`spec`: a value for each named partition column; they are not checked against the table here."""
 
     path: TablePath
     spec: Mapping[str, Value]
@@ -96,7 +96,7 @@ class DropPartition(msgspec.Struct, frozen=True):
 
 
 class ShowPartitions(msgspec.Struct, frozen=True):
-    """``spec``: values that the partitions shown have; empty for all."""
+    """`spec`: values of the partitions to show; empty for all."""
 
     path: TablePath
     spec: Mapping[str, Value] = msgspec.field(default_factory=dict)
@@ -108,7 +108,7 @@ class DropTable(msgspec.Struct, frozen=True):
 
 
 class ShowTables(msgspec.Struct, frozen=True):
-    """``like``: a pattern with % and _, None for all."""
+    """`like`: a pattern with % and _, None for all."""
 
     database: str
     like: str | None = None
@@ -123,14 +123,14 @@ class ShowCreateTable(msgspec.Struct, frozen=True):
 
 
 class ShowColumns(msgspec.Struct, frozen=True):
-    """``like``: a pattern with % and _, None for all."""
+    """`like`: a pattern with % and _, None for all."""
 
     path: TablePath
     like: str | None = None
 
 
 class ShowTopics(msgspec.Struct, frozen=True):
-    """The plain topics; ``like`` as with `ShowTables`."""
+    """List the plain topics; `like` as in `ShowTables`."""
 
     like: str | None = None
 
@@ -140,23 +140,23 @@ class ShowViews(msgspec.Struct, frozen=True):
 
 
 class ShowOptions(msgspec.Struct, frozen=True):
-    """The options that there are; with ``path`` as a table has them."""
+    """List all options, or with `path` the options of a table."""
 
     path: TablePath | None = None
 
 
 class Expression(msgspec.Struct, frozen=True):
-    """What DuckDB has to work out, as it is written."""
+    """An expression for DuckDB, as text."""
 
     sql: str
 
 
 class Default(msgspec.Struct, frozen=True):
-    """DEFAULT in the place of a value: what the column's definition says, NULL if it says nothing."""
+    """DEFAULT instead of a value: the default in the column's definition, else NULL."""
 
 
 class Insert(msgspec.Struct, frozen=True):
-    """``columns`` None: all columns of the table, in order. Every row has as many values as there are columns."""
+    """`columns` None: all columns of the table, in order. Each row has one value per column."""
 
     path: TablePath
     columns: tuple[str, ...] | None
@@ -164,7 +164,7 @@ class Insert(msgspec.Struct, frozen=True):
 
 
 class InsertSelect(msgspec.Struct, frozen=True):
-    """The rows of a query into ``columns`` (None: all of the table), in the order of both."""
+    """Insert the rows of a query into `columns` (None: all of the table), matched by position."""
 
     path: TablePath
     columns: tuple[str, ...] | None
@@ -172,8 +172,9 @@ class InsertSelect(msgspec.Struct, frozen=True):
 
 
 class CreateTableAs(msgspec.Struct, frozen=True):
-    """A table of a query's columns with its rows. ``columns``: those whose types are written, which are then
-    not the query's.
+    """Create a table with a query's columns and rows.
+
+    `columns`: columns with explicit types, which replace the query's.
     """
 
     path: TablePath
@@ -187,7 +188,7 @@ class CreateTableAs(msgspec.Struct, frozen=True):
 
 
 class CopyFrom(msgspec.Struct, frozen=True):
-    """Rows of a file into ``columns`` (None: those that the file names). ``options`` by names in small letters."""
+    """Insert rows of a file into `columns` (None: those that the file names). `options`: by lower-case names."""
 
     path: TablePath
     columns: tuple[str, ...] | None
@@ -196,7 +197,7 @@ class CopyFrom(msgspec.Struct, frozen=True):
 
 
 class CopyTo(msgspec.Struct, frozen=True):
-    """A query's rows into a file."""
+    """Write a query's rows to a file."""
 
     select: Select
     file: str
@@ -204,9 +205,11 @@ class CopyTo(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Set ``assignments`` in the rows that ``condition`` is true for (None: all). ``key``: what the condition says
-    columns are equal to, if it says nothing else; whether that is the whole key is not known here. ``alias``: what the
-    table is called in expressions and the condition; ``others``: what stands after FROM, in DuckDB's SQL.
+    """Set `assignments` in the rows that meet `condition` (None: all).
+
+    `key`: the values of columns if the condition only compares columns with literals; whether they are the whole key
+    is not known here. `alias`: the table's name in expressions and in the condition. `others`: the FROM clause, in
+    DuckDB's SQL.
     """
 
     path: TablePath
@@ -218,8 +221,10 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Delete the rows that ``condition`` is true for (None: all). The other parts are as with `Update`; ``others`` is
-    what stands after USING."""
+    """Delete the rows that meet `condition` (None: all).
+
+    The other fields are as in `Update`; `others` is the USING clause.
+    """
 
     path: TablePath
     condition: str | None = None
@@ -233,25 +238,25 @@ class Truncate(msgspec.Struct, frozen=True):
 
 
 class Explain(msgspec.Struct, frozen=True):
-    """Which way a query goes."""
+    """Explain how a query is answered."""
 
     select: Select
 
 
 class DescribeQuery(msgspec.Struct, frozen=True):
-    """The columns that a query gives."""
+    """Describe the columns of a query's result."""
 
     select: Select
 
 
 class Summarize(msgspec.Struct, frozen=True):
-    """DuckDB's numbers about each column of a query."""
+    """DuckDB's figures about each column of a query."""
 
     select: Select
 
 
 class CreateView(msgspec.Struct, frozen=True):
-    """A name for a query, for the rest of a session; ``sql`` names its tables with their databases."""
+    """A name for a query, for the rest of a session. `sql` names its tables with their databases."""
 
     path: TablePath
     sql: str
@@ -265,7 +270,7 @@ class DropView(msgspec.Struct, frozen=True):
 
 
 class Password:
-    """A text that shows in no `repr`, error or log; `reveal` gives it."""
+    """A text that no `repr`, error or log shows; `reveal` returns it."""
 
     __slots__ = ("_text",)
 
@@ -286,14 +291,14 @@ class Password:
 
 
 class Privilege(msgspec.Struct, frozen=True):
-    """``name`` is one of `tablelayer.model.rights.OPERATIONS`; ``columns`` of SELECT, empty for all."""
+    """`name` is one of `tablelayer.model.rights.OPERATIONS`. `columns`: those of SELECT, empty for all."""
 
     name: str
     columns: tuple[str, ...] = ()
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """On a table (``path``) or a database, one of both."""
+    """Grant privileges on either a table (`path`) or a database."""
 
     privileges: tuple[Privilege, ...]
     path: TablePath | None
@@ -302,7 +307,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """As `Grant`."""
+    """Revoke privileges; the fields are as in `Grant`."""
 
     privileges: tuple[Privilege, ...]
     path: TablePath | None
@@ -311,7 +316,7 @@ class Revoke(msgspec.Struct, frozen=True):
 
 
 class ShowGrants(msgspec.Struct, frozen=True):
-    """Of one of the three; of none of them: all."""
+    """List the grants for one of the three, or all grants."""
 
     path: TablePath | None = None
     database: str | None = None

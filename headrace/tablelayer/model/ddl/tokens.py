@@ -1,7 +1,7 @@
-"""The words of a statement, where they stand, and errors that point at them.
+"""The words of a statement, their positions, and errors that point at them.
 
-Identifiers may be quoted with backticks or double quotes; texts are in single quotes, doubled inside;
-comments are ``-- to the end of the line`` and ``/* ... */``. Words are not case sensitive, names are.
+Identifiers may be quoted with backticks or double quotes. Texts are in single quotes, which are doubled inside.
+Comments are `-- to the end of the line` and `/* ... */`. Words are not case-sensitive, names are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.tablelayer.model.filters.trees import hint_in
 
 
 class _Words(Dialect):
-    """Plain words: no keywords, so that every word can also be a name."""
+    """A dialect without keywords, so that every word can also be a name."""
 
     class Tokenizer(SqlTokenizer):
         IDENTIFIERS = ["`", '"']  # noqa: RUF012
@@ -43,13 +43,13 @@ class TokenStream:
         try:
             self.tokens: list[Token] = _Words().tokenize(sql)
         except TokenError:
-            reason = "a quote or comment that begins here is never closed"
+            reason = "the quote or comment that begins here is not closed"
             raise DdlError(reason, sql, _unclosed(sql), 1) from None
         hint = hint_in(sql)
         if hint is not None:
-            # As a comment it would be ignored, and a statement would mean something else than it says.
+            # As a comment it would be ignored, and the statement would have another meaning than it seems.
             raise DdlError(
-                "hints (/*+ ... */) are not in this release: leave it out; a table is read as it was by"
+                "hints (/*+ ... */) are not in this release: leave it out; to read a table in the past use"
                 " FOR SYSTEM_TIME AS OF TIMESTAMP '2026-01-31 12:00:00'",
                 sql,
                 hint[0],
@@ -77,7 +77,7 @@ class TokenStream:
         return True
 
     def accept(self, *words: str) -> bool:
-        """Step over these words if they come next."""
+        """Skip these words if they come next; return whether they do."""
         if not self.at(*words):
             return False
         self.position += len(words)
@@ -102,7 +102,7 @@ class TokenStream:
         return token
 
     def name(self, what: str) -> Token:
-        """A name, quoted or not."""
+        """Read a name, quoted or not."""
         token = self.token
         if token is None or token.token_type not in (TokenType.VAR, TokenType.IDENTIFIER):
             raise self.expected(what)
@@ -110,29 +110,29 @@ class TokenStream:
         return token
 
     def text(self, what: str) -> Token:
-        """A text in single quotes."""
+        """Read a text in single quotes."""
         return self.expect_kind(TokenType.STRING, what)
 
     def expected(self, what: str) -> DdlError:
-        """An error at the next token: something else should stand there."""
+        """Return an error at the next token, which should be `what`."""
         token = self.token
         if token is None:
             return self.error(f"expected {what}, but the statement ends here", None)
         return self.error(f"expected {what}, found {self.source(token)}", token)
 
     def error(self, reason: str, token: Token | None) -> DdlError:
-        """An error at a token; None: at the end of the text."""
+        """Return an error at a token; None: at the end of the text."""
         if token is None:
             return DdlError(reason, self.sql, len(self.sql.rstrip()), 0)
         return DdlError(reason, self.sql, token.start, token.end - token.start + 1)
 
     def source(self, token: Token) -> str:
-        """The token as it is written."""
+        """Return the token as it is written."""
         return self.sql[token.start : token.end + 1]
 
 
 def _unclosed(sql: str) -> int:
-    """Where the quote or comment begins that is never closed."""
+    """Return the start of the quote or comment that is not closed."""
     position = 0
     while position < len(sql) and (match := _CLOSED.match(sql, position)) is not None:
         position = match.end()

@@ -1,4 +1,4 @@
-"""Types in statements: from tokens to ``DataType``."""
+"""Types in statements: from tokens to `DataType`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.tablelayer.model.types.text import TypeTextError, read_type_at
 
 
 def read_type(stream: TokenStream) -> DataType:
-    """The type that comes next. Raises DdlError pointing at the word at fault."""
+    """Read the next type. Raises DdlError pointing at the wrong word."""
     token = stream.token
     if token is None or token.token_type is not TokenType.VAR:
         raise stream.expected("a type, such as BIGINT or DECIMAL(15, 2)")
@@ -19,7 +19,7 @@ def read_type(stream: TokenStream) -> DataType:
         data_type, end = read_type_at(stream.sql, token.start)
     except TypeTextError as error:
         raise DdlError(error.reason, stream.sql, error.start, error.length) from None
-    # By place, because '>>' is one token and two brackets.
+    # By position, because '>>' is one token and two brackets.
     while stream.token is not None and stream.token.start < end:
         stream.position += 1
     return data_type

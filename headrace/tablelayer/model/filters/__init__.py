@@ -1,1 +1,1 @@
-"""Which rows a reader wants: as it travels, as a tree that knows what statistics exclude, from SQL."""
+"""Filters of readers: their form on the wire, their evaluation against statistics and rows, and SQL conditions."""

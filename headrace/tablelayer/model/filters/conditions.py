@@ -1,15 +1,14 @@
-"""Conditions in SQL that travel to the readers: the part whose meaning Arrow shares with Spark and DuckDB.
+"""SQL conditions for readers: the part of SQL whose meaning Arrow shares with Spark and DuckDB.
 
-An engine keeps the whole condition and applies it again, so what is pushed only has to keep every row for which the
-condition holds; `filter_of_sql` is for callers without an engine and takes nothing else. Pushed are comparisons of a
-column with a literal of its own kind, IN, BETWEEN, IS [NOT] NULL, LIKE 'prefix%', and AND, OR, NOT of those. NaN equals
-itself and is the largest, in both engines. Not pushed: FLOAT columns, functions, comparisons of two columns, and
-literals that the engine would cast. Of a conjunction the parts that can be pushed are. A node or an argument that is
-not named here is not pushed (`trees`).
-
-A predicate is a JSON value, because it goes through a string option of Spark: `["and", p, ...]`, `["or", p, ...]`,
-`["not", p]`, `["null", column]`, `["in", column, [values]]`, `["prefix", column, text]`, or
-`["=" | "<" | "<=" | ">" | ">=", column, value]`; dates, timestamps and decimals are text.
+An engine applies the whole condition again, so a pushed predicate only has to keep every row for which the condition
+holds. `filter_of_sql` is for callers without an engine and accepts only conditions that can be pushed as a whole.
+Pushed are comparisons of a column with a literal of its own kind, IN, BETWEEN, IS [NOT] NULL, LIKE 'prefix%', and
+AND, OR, NOT of those. In both engines NaN equals itself and is the largest value. Not pushed: FLOAT columns,
+functions, comparisons of two columns, and literals that the engine would cast. Each part of a conjunction is pushed
+on its own. A node or an argument that is not named here is not pushed (`trees`). A predicate is a JSON value, because
+it is passed in a string option of Spark: `["and", p, ...]`, `["or", p, ...]`, `["not", p]`, `["null", column]`,
+`["in", column, [values]]`, `["prefix", column, text]`, or `["=" | "<" | "<=" | ">" | ">=", column, value]`; dates,
+timestamps and decimals are text.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _MOMENT_TYPES: dict[str, dict[TypeKind, tuple[str, ...]]] = {
         TypeKind.TIMESTAMP_LTZ: ("timestamptz", "timestampltz", "timestamp", "timestampntz", "date"),
     },
 }
-"""The types of literals that compare with a column of a kind as they are written, as sqlglot calls them."""
+"""The types of literals, in sqlglot's names, that can be compared with a column of a kind without a cast."""
 _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class PushedCondition:
-    """What became of a condition: `predicate` to push (None: nothing), and the parts that cannot be."""
+    """A condition after pushing: the `predicate` to push (None: nothing) and the parts that cannot be pushed."""
 
     __slots__ = ("columns", "left", "predicate")
 
@@ -65,13 +64,15 @@ class PushedCondition:
 
 
 def filter_of_sql(condition: str, schema: Schema) -> pc.Expression:
-    """A condition in SQL as an expression over the table's rows. Raises TableError(INVALID_FILTER) naming the part
-    that a filter cannot say."""
+    """Return a SQL condition as an expression over the table's rows.
+
+    Raises TableError(INVALID_FILTER) that names the parts that cannot be a filter.
+    """
     pushed = push_down([condition], schema, DUCKDB)
     if pushed.left or pushed.predicate is None:
         raise TableError(
             TableErrorCode.INVALID_FILTER,
-            f"the filter cannot say {' and '.join(pushed.left) or 'nothing'}: compare columns "
+            f"a filter cannot express {' and '.join(pushed.left) or 'nothing'}: compare columns "
             f"({', '.join(schema.names)}) with literals of their own type, by =, <>, <, <=, >, >=, IN, BETWEEN, "
             "IS NULL, LIKE 'prefix%', AND, OR, NOT",
         )
@@ -79,7 +80,7 @@ def filter_of_sql(condition: str, schema: Schema) -> pc.Expression:
 
 
 def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -> PushedCondition:
-    """What can be pushed of conditions (texts in the dialect, or parsed by sqlglot), all of which must hold."""
+    """Return the part of conditions that can be pushed. `conditions` (texts or sqlglot's trees) must all hold."""
     import sqlglot
     from sqlglot import expressions as sql
     from sqlglot.errors import SqlglotError
@@ -93,7 +94,8 @@ def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -
         except SqlglotError:
             trees = []
         if len(trees) != 1 or trees[0] is None or (isinstance(condition, str) and hint_in(condition)):
-            # The engine's own parser decides what is wrong with it; all columns, because we cannot tell which.
+            # The engine's own parser reports the error. All columns are named, because the condition's columns are
+            # unknown.
             left.append(str(condition))
             named |= dict.fromkeys(schema.names)
             continue
@@ -111,8 +113,10 @@ def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -
 
 
 def _by_name(schema: Schema) -> dict[str, Column]:
-    """The columns by their names in lower case. Names that differ in case alone are left out: engines do not agree on
-    which column they mean."""
+    """Return the columns by lower-case name, without names that differ in case only.
+
+    Engines do not agree on the column that such a name means.
+    """
     found: dict[str, Column | None] = {}
     for column in schema.columns:
         found[column.name.lower()] = None if column.name.lower() in found else column
@@ -120,8 +124,10 @@ def _by_name(schema: Schema) -> dict[str, Column]:
 
 
 def _names_in(tree: Any, text: str, schema: Schema) -> list[str]:
-    """The columns that a condition may name, and others that its words might mean: what stands before a dot may be a
-    column, of which a field is wanted, and the parser takes `list[0]` for a call."""
+    """Return the columns that a condition may name, including some that its words only might mean.
+
+    A word before a dot may be a column whose field is wanted, and the parser takes `list[0]` for a call.
+    """
     from sqlglot import expressions as sql
 
     if tree.find(sql.Star, sql.PositionalColumn) is not None:
@@ -132,7 +138,7 @@ def _names_in(tree: Any, text: str, schema: Schema) -> list[str]:
 
 
 class _Translation:
-    """Gives None for whatever is not named here: another class of node, or another argument that is set."""
+    """A translation to predicates. It returns None for any node or argument that is not named here."""
 
     def __init__(self, by_name: dict[str, Column], dialect: str) -> None:
         self._by_name = by_name
@@ -198,7 +204,7 @@ class _Translation:
         return None if column is None or column.type.is_nested else column
 
     def _literal(self, tree: Any, column: Column) -> Any:
-        """The literal as JSON, if it is one of the column's own kind; else None."""
+        """Return the literal as JSON if it is one of the column's own kind; else None."""
         from sqlglot import expressions as sql
 
         kind = column.type.kind
@@ -225,8 +231,11 @@ class _Translation:
         return None
 
     def _moment(self, literal: Any, column: Column) -> str | None:
-        """DATE '...', TIMESTAMP_NTZ '...' and, where no session's time zone plays a part (DuckDB's is UTC here),
-        TIMESTAMP '...', TIMESTAMPTZ '...' and bare texts."""
+        """Return the moment of a literal that does not depend on a session's time zone; else None.
+
+        These are DATE '...' and TIMESTAMP_NTZ '...', and in DuckDB, whose zone is UTC here, also TIMESTAMP '...',
+        TIMESTAMPTZ '...' and plain texts.
+        """
         from sqlglot import expressions as sql
 
         kind, bare, of_date = column.type.kind, literal, False
@@ -265,14 +274,15 @@ _MOMENT = re.compile(
 )
 _EPOCH = datetime.datetime(1970, 1, 1)
 _FAR_YEAR = 9999
-"""The last one that Python's datetime has; the range of nanoseconds ends in 2262."""
+"""The last year of Python's datetime; the range of nanoseconds ends in 2262."""
 
 
 def moment_text(text: str, data_type: DataType) -> str | None:
-    """A moment that is written in a literal as ISO 8601, for a TIMESTAMP or TIMESTAMP_LTZ of a type; None if the type
-    cannot say it as exactly. Raises ValueError for another text.
+    """Return a literal's moment as ISO 8601, for a TIMESTAMP or TIMESTAMP_LTZ type; None if the type is not exact
+    enough.
 
-    A year behind 9999 becomes the last moment of 9999 where the type has nanoseconds: it is beyond all values too.
+    Raises ValueError for another text. With a type in nanoseconds a year after 9999 becomes the last moment of 9999,
+    which is also beyond all values of the type.
     """
     found = _MOMENT.fullmatch(text)
     if found is None:
@@ -299,14 +309,14 @@ def moment_text(text: str, data_type: DataType) -> str | None:
 
 
 def nanoseconds(text: str) -> int:
-    """A text of `moment_text` as nanoseconds since 1970."""
+    """Return a text of `moment_text` as nanoseconds since 1970."""
     whole, _, rest = text.removesuffix("+00:00").partition(".")
     since = datetime.datetime.fromisoformat(whole) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 10**9 + int(rest.ljust(9, "0"))
 
 
 def _ticks(text: str, arrow_type: pa.DataType) -> int:
-    """A text of `moment_text` in the unit of a type; it may be beyond the type's range. Raises ValueError."""
+    """Return a text of `moment_text` in the unit of a type, even beyond the type's range. Raises ValueError."""
     ticks, rest = divmod(nanoseconds(text), {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[arrow_type.unit])
     if rest:
         raise ValueError(f"{text} has more digits than {arrow_type}")
@@ -314,7 +324,7 @@ def _ticks(text: str, arrow_type: pa.DataType) -> int:
 
 
 def _like_prefix(pattern: Any) -> str | None:
-    """Of a pattern of plain text and a last %, the text."""
+    """Return the plain text before the last % of a pattern; None for another pattern."""
     from sqlglot import expressions as sql
 
     if not only(pattern, sql.Literal, "this", "is_string") or not pattern.is_string:
@@ -335,7 +345,7 @@ def _decimal(text: str, column: Column) -> str | None:
 
 
 def arrow_expression(predicate: Predicate, schema: pa.Schema) -> pc.Expression:
-    """The predicate over batches whose columns have the table's own Arrow types. Raises ValueError."""
+    """Return the predicate as an expression over columns of the table's own Arrow types. Raises ValueError."""
     word, *rest = predicate
     if word in ("and", "or"):
         parts = [arrow_expression(part, schema) for part in _chain(predicate)]
@@ -355,8 +365,10 @@ def arrow_expression(predicate: Predicate, schema: pa.Schema) -> pc.Expression:
 
 
 def _chain(predicate: Predicate) -> list[Predicate]:
-    """The parts of an AND or OR, those of the same word inside of it among them. What an OR compares one column with
-    for equality becomes one IN."""
+    """Return the parts of an AND or OR, with nested ones of the same word merged into it.
+
+    An OR of equalities of one column becomes one IN.
+    """
     word, found, left = predicate[0], list[Predicate](), predicate[:0:-1]
     equal: dict[str, list[Any]] = {}
     while left:
@@ -375,20 +387,20 @@ def _chain(predicate: Predicate) -> list[Predicate]:
 
 
 def _joined(parts: list[pc.Expression], join: Callable[[Any, Any], Any]) -> pc.Expression:
-    """Nested evenly."""
+    """Join the parts as a balanced tree."""
     half = len(parts) // 2
     return parts[0] if not half else join(_joined(parts[:half], join), _joined(parts[half:], join))
 
 
 def _any_of(field: pc.Expression, values: list[Any], arrow_type: pa.DataType) -> pc.Expression:
-    """One set of values, null where the field is (Arrow's own `isin` is false there)."""
+    """Return whether a value is in one set of values, null for null; Arrow's own `isin` is false for null."""
     if pa.types.is_timestamp(arrow_type):
         values = [_ticks(value, arrow_type) for value in values]
     if pa.types.is_integer(arrow_type) or pa.types.is_timestamp(arrow_type):
         limit = 1 << (arrow_type.bit_width - 1)
         values = [value for value in values if -limit <= value < limit]
     if pa.types.is_floating(arrow_type) and 0 in values:
-        values = [*values, 0.0, -0.0]  # which are equal, and not the same
+        values = [*values, 0.0, -0.0]  # they are equal but have different bits
     if pa.types.is_decimal(arrow_type):
         values = [decimal.Decimal(value) for value in values]
     elif pa.types.is_date(arrow_type):
@@ -400,7 +412,7 @@ def _compare(word: str, field: pc.Expression, value: Any, arrow_type: pa.DataTyp
     if pa.types.is_timestamp(arrow_type):
         value = _ticks(value, arrow_type)
     if pa.types.is_integer(arrow_type) or pa.types.is_timestamp(arrow_type):
-        # Beyond the type's range every comparison has the same answer, but for null.
+        # Beyond the type's range a comparison has the same answer for every value that is not null.
         limit = 1 << (arrow_type.bit_width - 1)
         if value >= limit:
             word, value = ("<=" if word in ("<", "<=") else ">"), limit - 1
@@ -419,7 +431,7 @@ def _compare(word: str, field: pc.Expression, value: Any, arrow_type: pa.DataTyp
         case ">=":
             found = field >= scalar
         case _:
-            raise ValueError(f"a predicate begins with {word!r}")
+            raise ValueError(f"a predicate begins with the unknown word {word!r}")
     return found | pc.is_nan(field) if pa.types.is_floating(arrow_type) else found
 
 
@@ -432,7 +444,7 @@ def _scalar(value: Any, arrow_type: pa.DataType) -> pa.Scalar:
 
 
 def columns_of(predicate: Predicate) -> set[str]:
-    """The columns that a predicate looks at."""
+    """Return the columns that a predicate uses."""
     word, *rest = predicate
     if word in ("and", "or", "not"):
         return set().union(*(columns_of(part) for part in rest))

@@ -1,13 +1,12 @@
-"""Filters: which rows a reader wants, made by the client, carried out by the server.
+"""Filters: conditions on rows that a client makes and the server evaluates.
 
 A client has a `pyarrow.compute.Expression` or a condition in SQL, and sends it as Substrait over just the columns
-that it names (`encode_filter`). The server reads it against the schema that the reader knows (`Filter.parse`), asks it
-about the statistics of each batch (`verdict`) and, if rows are to be left out, about the rows (`mask`). What a filter
-may cost is bounded before it is paid: its bytes by `FILTER_SIZE_MAX`, its parts and what they may be by `substrait`,
-what its parts give by looking at so many rows at once that all of them together take no more than `_COMPUTED_BYTES`.
-Reading one of many values takes some milliseconds of processor time, so it is no work for an event loop.
-
-Rows for which the condition is null are not wanted, as in SQL.
+that it names (`encode_filter`). The server reads it against the schema that the reader knows (`Filter.parse`),
+evaluates it on the statistics of each batch (`verdict`) and, to leave out rows, on the rows (`mask`). The cost of a
+filter is bounded: its bytes by `FILTER_SIZE_MAX`, its parts by `substrait`, and the memory of results by evaluating
+so few rows at a time that all parts together take at most `_COMPUTED_BYTES`. Reading an IN with many values takes
+some milliseconds of processor time, so it must not run on an event loop. As in SQL, a row for which the condition is
+null does not match.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from headrace.tablelayer.model.filters.ticks import in_ticks
 from headrace.tablelayer.model.schema.schema import Schema
 
 FilterLike = str | pc.Expression | None
-"""What callers give: a condition in SQL, an expression, or nothing."""
+"""A caller's filter: a condition in SQL, an expression, or nothing."""
 
 FILTER_SIZE_MAX: Final = 4 << 20
-"""Of an encoded filter: an IN of some 300,000 values of 8 bytes. A reader sends it with each request."""
+"""Maximum bytes of an encoded filter: an IN of some 300,000 values of 8 bytes. A reader sends it with each request.
+"""
 _NESTING_MAX: Final = 500_000
 _SIGNS: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([()])')
 _COMPUTED_BYTES: Final = 64 << 20
@@ -40,7 +40,7 @@ _VALUE_BYTES: Final = 16
 
 
 class Verdict(Enum):
-    """Of a batch: no row, every row, or maybe some rows are wanted."""
+    """The result for a batch: no row, every row, or maybe some rows match."""
 
     NONE = 0
     ALL = 1
@@ -48,11 +48,13 @@ class Verdict(Enum):
 
 
 def encode_filter(expression: pc.Expression, schema: Schema) -> bytes:
-    """The filter for a request. Raises TableError(INVALID_FILTER): a column that is not there, an operation that
-    cannot travel."""
+    """Return the encoded filter for a request.
+
+    Raises TableError(INVALID_FILTER) for an unknown column or an operation that cannot be encoded.
+    """
     if not isinstance(expression, pc.Expression):
         raise _invalid(
-            f"{expression!r} is no filter: give a condition in SQL or a pyarrow.compute.Expression"
+            f"{expression!r} is not a filter: give a condition in SQL or a pyarrow.compute.Expression"
         )
     _check_nesting(expression)
     shown = expression
@@ -73,7 +75,7 @@ def encode_filter(expression: pc.Expression, schema: Schema) -> bytes:
 
 
 def _check_nesting(expression: pc.Expression) -> None:
-    """pyarrow writes the names of functions twice for each level of the expression: 200 MB for a chain of 20 ORs."""
+    """Refuse deep nesting, because pyarrow writes function names twice per level: 200 MB for a chain of 20 ORs."""
     depth = cost = 0
     for quoted, sign in _SIGNS.findall(str(expression)):
         if quoted or sign == "(":
@@ -91,12 +93,12 @@ def _check_nesting(expression: pc.Expression) -> None:
 def _check_size(data: bytes | memoryview) -> None:
     if len(data) > FILTER_SIZE_MAX:
         raise _invalid(
-            f"the filter has {len(data)} bytes; {FILTER_SIZE_MAX} is the most: ask with a part of its values at a time"
+            f"the filter has {len(data)} bytes; the maximum is {FILTER_SIZE_MAX}: use a part of its values at a time"
         )
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """`columns`: positions in the schema it was parsed for, ascending; `mask` takes batches of just these."""
+    """A parsed filter. `columns`: ascending positions in its schema; `mask` takes batches of just these columns."""
 
     schema: Schema
     columns: tuple[int, ...]
@@ -106,14 +108,16 @@ class Filter(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, data: bytes | memoryview, schema: Schema) -> Filter:
-        """Raises TableError(INVALID_FILTER) for anything but one condition over columns of this schema. Not for an
-        event loop."""
+        """Return the filter, checked against a schema. Takes too long for an event loop.
+
+        Raises TableError(INVALID_FILTER) for anything but one condition over columns of this schema.
+        """
         _check_size(data)
         data = bytes(data)
         try:
             parsed = substrait.parse(data)
             nested = [name for name in parsed.names if name in schema and schema.column(name).type.is_nested]
-            if nested:  # the names of a ROW's fields stand among those of the columns
+            if nested:  # the names of a ROW's fields are among those of the columns
                 raise ValueError(f"column '{nested[0]}' is nested, and nested columns cannot be in a filter")
             unknown = [name for name in parsed.names if name not in schema]
             if unknown or len(set(parsed.names)) != len(parsed.names):
@@ -121,14 +125,14 @@ class Filter(msgspec.Struct, frozen=True):
                     f"there is no column '{unknown[0]}'" if unknown else "a column is named more than once"
                 )
             if not parsed.names:
-                raise ValueError("it is over no column")
+                raise ValueError("it names no column")
             columns = schema.select(parsed.names)
             reader = substrait.TreeReader(parsed, [column.type for column in columns])
             node = reader.read()
-            # What is not a condition is found out here, not with the first row.
+            # An expression that is not a condition must fail here, not with the first row.
             found = node.evaluate([pa.array([], column.type.arrow()) for column in columns])
             if found.type != pa.bool_():
-                raise ValueError(f"it gives values of the type {found.type} and is no condition")
+                raise ValueError(f"it is an expression of the type {found.type}, but a condition is BOOLEAN")
         except (pa.ArrowException, ValueError, TypeError, KeyError, NotImplementedError) as error:
             raise _invalid(f"the filter cannot be used: {error}") from error
         positions = [schema.index(column.name) for column in columns]
@@ -137,7 +141,8 @@ class Filter(msgspec.Struct, frozen=True):
         return cls(schema, tuple(ascending), node, tuple(map(ascending.index, positions)), rows_at_once)
 
     def verdict(self, find: Callable[[int], ColumnStatistics | None]) -> Verdict:
-        """`find` gives the statistics of a column by its id, in the form of the filter's schema."""
+        """Return the result for a batch. `find` returns a column's statistics by id, in the form of the filter's
+        schema."""
         ids = [self.schema.columns[self.columns[index]].id for index in self._order]
         outcomes = self._node.outcomes(lambda position: find(ids[position]))
         if not outcomes & substrait.TRUE:
@@ -145,7 +150,7 @@ class Filter(msgspec.Struct, frozen=True):
         return Verdict.ALL if outcomes == substrait.TRUE else Verdict.SOME
 
     def mask(self, rows: pa.RecordBatch) -> np.ndarray:
-        """bool[n] for rows of `columns`: which are wanted."""
+        """Return bool[n] for rows of `columns`, true for rows that match."""
         masks = [
             self._mask(rows.slice(start, self._rows_at_once))
             for start in range(0, max(rows.num_rows, 1), self._rows_at_once)

@@ -1,10 +1,9 @@
-"""The values of an IN as they travel, found without an interpreter, and rows looked up among them.
+"""The encoded values of an IN, read by compiled code, and the search for rows among them.
 
-`scan_options` walks over the options of a Substrait `SingularOrList`, each of which must be a literal; what a literal
-means is the caller's. `among_sorted` looks texts up in a sorted set by halving it: for few rows and many values that
-is quicker than the table of hashes that Arrow would build anew for each batch.
-
-Protobuf's encoding: https://protobuf.dev/programming-guides/encoding.
+`scan_options` reads the options of a Substrait `SingularOrList`, each of which must be a literal; the caller
+interprets the literals. `among_sorted` searches texts in a sorted set by bisection. For few rows and many values this
+is faster than the hash table that Arrow would build for each batch. Protobuf's encoding:
+https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -28,9 +27,12 @@ _NULLABLE, _VARIATION = 50, 51
 
 
 class Options:
-    """The literals of an IN. Of each `number` is the field of Substrait's Literal; `values` is its number (bits of a
-    float; of a time with a precision its value; of a decimal its scale), `starts` and `sizes` say where its bytes lie
-    (of a time `sizes` is its precision)."""
+    """The literals of an IN.
+
+    `numbers`: the field of Substrait's Literal. `values`: its number, the bits of a float, the value of a time with a
+    precision, or the scale of a decimal. `starts` and `sizes`: the position of its bytes; for a time with a
+    precision, `sizes` has the precision.
+    """
 
     __slots__ = ("numbers", "sizes", "starts", "values")
 
@@ -42,7 +44,7 @@ class Options:
 
     @classmethod
     def of(cls, message: memoryview) -> Options:
-        """Those of a `SingularOrList`, in their order. Raises ValueError."""
+        """Return the literals of a `SingularOrList` in order. Raises ValueError."""
         data = sealed(np.frombuffer(message, np.uint8))
         most = len(data) // _OPTION_MIN + 1
         numbers = np.empty(most, np.int32)
@@ -57,7 +59,7 @@ class Options:
 
 @njit(cache=True, nogil=True)
 def _varint(data: Bytes, at: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """(value, place behind it), which is -1 when it is cut off or has more than ten bytes."""
+    """Return (value, position behind it). The position is -1 if the number is cut off or has more than ten bytes."""
     value = np.uint64(0)
     shift = 0
     while at < end and shift <= 63:
@@ -72,8 +74,10 @@ def _varint(data: Bytes, at: Int64, end: Int64) -> tuple[Int64, Int64]:
 
 @njit(cache=True, nogil=True)
 def _field(data: Bytes, at: Int64, end: Int64) -> tuple[Int64, Int64, Int64, Int64, Int64]:
-    """(number, wire type, value, start, place behind it) of a field; -1 as the last when it is cut off. A field of
-    bytes has their length as its value."""
+    """Return (number, wire type, value, start, position behind it) of a field; the last is -1 if it is cut off.
+
+    The value of a bytes field is its length.
+    """
     key, at = _varint(data, at, end)
     if at < 0:
         return 0, 0, 0, 0, -1
@@ -97,7 +101,7 @@ def _field(data: Bytes, at: Int64, end: Int64) -> tuple[Int64, Int64, Int64, Int
 
 @njit(cache=True, nogil=True)
 def scan_options(data: Bytes, numbers: Any, values: Any, starts: Any, sizes: Any) -> Int64:
-    """How many options there are, whose literals are written to the arrays; or NOT_A_LITERAL, or CUT_OFF."""
+    """Write the literals of all options to the arrays. Return their number, NOT_A_LITERAL or CUT_OFF."""
     count = 0
     at = 0
     while at < len(data):
@@ -152,7 +156,7 @@ def scan_options(data: Bytes, numbers: Any, values: Any, starts: Any, sizes: Any
 
 @njit(cache=True, nogil=True)
 def gather_bytes(data: Bytes, starts: Any, offsets: Offsets, out: Any) -> None:
-    """Bytes that lie in pieces from `starts` on, one after the other as `offsets` says."""
+    """Copy pieces of bytes, which begin at `starts`, to `out` one after the other, as `offsets` says."""
     for index in range(len(starts)):
         start, at = starts[index], offsets[index]
         for step in range(offsets[index + 1] - at):
@@ -163,7 +167,7 @@ def gather_bytes(data: Bytes, starts: Any, offsets: Offsets, out: Any) -> None:
 def among_sorted(
     set_offsets: Offsets, set_data: Bytes, offsets: Offsets, data: Bytes, valid: Any, found: Any
 ) -> None:
-    """`found` becomes 1 for each of the texts that is in the sorted set, if it is `valid`."""
+    """Set `found` to 1 for each valid text that is in the sorted set, else to 0."""
     for row in range(len(offsets) - 1):
         found[row] = 0
         if not valid[row]:
@@ -189,7 +193,7 @@ def among_sorted(
 
 
 def warm() -> None:
-    """Compile, or load what was compiled, for the signatures that are used."""
+    """Compile the kernels, or load them from the cache, for the signatures in use."""
     option = Options.of(memoryview(b"\x12\x05\n\x03b\x01a"))
     data = sealed(np.frombuffer(b"a", np.uint8))
     offsets = sealed(np.array([0, 1], np.int32))

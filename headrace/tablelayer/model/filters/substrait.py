@@ -1,20 +1,16 @@
-"""Filters on the wire: the little of Substrait that a filter may say, and how it is computed.
+"""Filters on the wire: the supported part of Substrait, and its evaluation.
 
-A filter travels as a Substrait `ExtendedExpression` (pyarrow writes it). Here its protobuf is read into a tree of
-`Node`s, each of which can say what it may be for a batch whose statistics are known, and what it is for rows. Only what
-is listed here can be said: a function that is not is refused by name, so that no filter can ask for work or memory that
-does not follow from its rows. No node gives more than 16 bytes a row.
-
-TIME, TIMESTAMP and TIMESTAMP_LTZ compare with their own literals, or with a BIGINT: a number of nanoseconds (`ticks`).
-
-Bounds, checked while reading: `DEPTH_MAX` (a chain of ANDs or of ORs is one level, however long), `NODES_MAX` (the
-values of an IN do not count: they become one sorted set), and `FIELDS_MAX` of protobuf that the interpreter walks over.
-
-Null semantics are those of pyarrow, which writes the expressions: a comparison with null is null, AND, OR and NOT are
-three-valued; IN is false for null, or true if null is among its values, and never null (SQL's IN is null there: what is
-made of a condition in SQL says so with `column < column`). FLOAT and DOUBLE compare
-as IEEE 754 says: NaN equals nothing. Messages and field numbers: substrait.io, proto/substrait/algebra.proto and
-extended_expression.proto.
+A filter travels as a Substrait `ExtendedExpression`, which pyarrow writes. Here its protobuf is read into a tree of
+`Node`s. Each node computes its value for rows, and its possible values for a batch whose statistics are known. A
+function that is not listed here is refused by name, so that the work and memory of a filter follow from its rows. No
+node gives more than 16 bytes per row. TIME, TIMESTAMP and TIMESTAMP_LTZ compare with their own literals, or with a
+BIGINT: a number of nanoseconds (`ticks`). Bounds, checked while reading: `DEPTH_MAX` (a chain of ANDs or of ORs is
+one level, however long), `NODES_MAX` (the values of an IN do not count: they become one sorted set), and `FIELDS_MAX`
+of protobuf that the interpreter reads. Null semantics are those of pyarrow, which writes the expressions. A
+comparison with null is null; AND, OR and NOT are three-valued. IN is false for null, or true if null is among its
+values, and never null. SQL's IN is null there, which a condition in SQL expresses with `column < column`. FLOAT and
+DOUBLE compare as in IEEE 754: NaN equals nothing. Messages and field numbers: substrait.io,
+proto/substrait/algebra.proto and extended_expression.proto.
 """
 
 from __future__ import annotations
@@ -50,13 +46,13 @@ from headrace.tablelayer.model.types.column_types import (
 TRUE, FALSE, NULL = 1, 2, 4
 ANY: Final = TRUE | FALSE | NULL
 DEPTH_MAX: Final = 100
-"""Three frames of the interpreter a level, of the thousand that it has."""
+"""Maximum depth. A level takes three of the interpreter's thousand frames."""
 NODES_MAX: Final = 1_000
-"""Each is a pass over the rows."""
+"""Maximum number of nodes. Each is a pass over the rows."""
 FIELDS_MAX: Final = 50_000
-"""Of protobuf outside of an IN's values: some 50 ms of the interpreter."""
+"""Maximum number of protobuf fields outside of an IN's values: some 50 ms of the interpreter."""
 WIDE_VALUES_MAX: Final = 50_000
-"""Values of an IN over DECIMAL or BINARY(n), whose set is made anew for each batch."""
+"""Maximum number of values of an IN over DECIMAL or BINARY(n), whose set is made anew for each batch."""
 
 Find = Callable[[int], ColumnStatistics | None]
 """The statistics of the column at a position of the filter; None: unknown."""
@@ -65,11 +61,11 @@ Arrays = Sequence[pa.Array]
 
 class Node(msgspec.Struct, frozen=True):
     def outcomes(self, find: Find) -> int:
-        """What the expression can be for rows of a batch: a sum of TRUE, FALSE, NULL."""
+        """Return the possible values of the expression for rows of a batch: a sum of TRUE, FALSE, NULL."""
         return ANY
 
     def evaluate(self, arrays: Arrays) -> pa.Array | pa.Scalar:
-        """The value for each row. Raises pa.ArrowException."""
+        """Return the value for each row. Raises pa.ArrowException."""
         raise AssertionError("abstract")
 
 
@@ -88,7 +84,7 @@ class Value(Node, frozen=True):
 
 
 class Call(Node, frozen=True):
-    """A function of what its parts give."""
+    """A function of the values of its parts."""
 
     function: Callable[..., pa.Array | pa.Scalar]
     parts: tuple[Node, ...]
@@ -110,7 +106,7 @@ class TextCall(Node, frozen=True):
 
 
 class LessThanItself(Node, frozen=True):
-    """Null where the column is, else false."""
+    """Null where the column is null, else false."""
 
     column: int
 
@@ -161,8 +157,10 @@ class Comparison(Node, frozen=True):
 
 
 class OneOf(Node, frozen=True):
-    """IN. `values`: each once, ascending, of the column's type, no null and no NaN; a zero has both signs. `of_null`:
-    what it is for null."""
+    """IN. `of_null` is the result for null.
+
+    `values` are distinct, ascending, of the column's type, and neither null nor NaN; a zero is there with both signs.
+    """
 
     column: int
     type: DataType
@@ -193,7 +191,8 @@ class OneOf(Node, frozen=True):
         return found if not array.null_count else pc.if_else(array.is_valid(), found, self.of_null)
 
     def _among(self, array: pa.Array) -> pa.Array:
-        """Arrow makes a table of the values for each batch: of few rows each is looked up instead."""
+        """Search the values. For few rows each is looked up, because Arrow makes a hash table of the values for each
+        batch."""
         kind = self.type.kind
         if len(array) * _LOOK_UP_BELOW >= len(self.values) or kind in (TypeKind.DECIMAL, TypeKind.BINARY):
             return pc.is_in(array, value_set=self.values)
@@ -218,7 +217,7 @@ class OneOf(Node, frozen=True):
 
 
 _LOOK_UP_BELOW: Final = 16
-"""Values per row from which on looking each row up is quicker than a table of the values."""
+"""Values per row from which on looking each row up is faster than a hash table of the values."""
 
 
 def _integers(array: pa.Array) -> np.ndarray:
@@ -227,7 +226,7 @@ def _integers(array: pa.Array) -> np.ndarray:
 
 
 def _common(scalar: pa.Scalar, factor: int) -> Bound:
-    """A value in the common form of statistics."""
+    """Return a value in the common form of statistics."""
     if isinstance(scalar, pa.Decimal128Scalar):
         sign, digits, exponent = scalar.as_py().as_tuple()
         size = int("".join(map(str, digits))) * int(10 ** (38 + exponent))
@@ -303,7 +302,7 @@ class Not(Node, frozen=True):
 
 
 class Junction(Node, frozen=True):
-    """AND (`conjunctive`) or OR of two and more."""
+    """AND (`conjunctive`) or OR of two or more conditions."""
 
     parts: tuple[Node, ...]
     conjunctive: bool
@@ -325,7 +324,7 @@ _ARITHMETIC: Final = {
     "multiply": (2, pc.multiply, pc.multiply_checked), "divide": (2, pc.divide, pc.divide_checked),
     "negate": (1, pc.negate, pc.negate_checked), "abs": (1, pc.abs, pc.abs_checked),
 }  # fmt: skip
-"""(arguments, what wraps around, what fails where the result does not fit)."""
+"""(Number of arguments, the function that wraps around, the function that fails if the result does not fit.)"""
 _TEXT: Final = {"starts_with": pc.starts_with, "ends_with": pc.ends_with, "contains": pc.match_substring}
 _COMPARE: Final = {
     "equal": pc.equal, "not_equal": pc.not_equal,
@@ -337,7 +336,7 @@ _MIRRORED: Final = {
 
 
 def _compared(word: str, statistics: ColumnStatistics | None, value: Bound) -> int:
-    """What a comparison with a literal can be."""
+    """Return the possible values of a comparison with a literal."""
     if statistics is None:
         return ANY
     found = NULL if statistics.null_count else 0
@@ -360,19 +359,17 @@ def _compared(word: str, statistics: ColumnStatistics | None, value: Bound) -> i
             true, false = high > value, low <= value  # type: ignore[operator]
         case _:
             true, false = high >= value, low < value  # type: ignore[operator]
-    if statistics.has_nan:  # which is unequal to everything, and neither less nor greater
+    if statistics.has_nan:  # NaN is unequal to every value, and neither less nor greater
         true, false = true or word == "not_equal", false or word != "not_equal"
     return found | (TRUE if true else 0) | (FALSE if false else 0)
 
-
-# -- reading -----------------------------------------------------------------------------------------------
 
 _Field = tuple[int, "int | memoryview"]
 _FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
 
 
 class Walk:
-    """Counts the fields that are read of one filter."""
+    """A reader of protobuf fields that limits their number in one filter."""
 
     __slots__ = ("left",)
 
@@ -380,12 +377,12 @@ class Walk:
         self.left = most
 
     def fields(self, data: memoryview) -> Iterator[_Field]:
-        """(number, varint or bytes) of each field of a protobuf message. Raises ValueError."""
+        """Yield (number, varint or bytes) of each field of a protobuf message. Raises ValueError."""
         at = 0
         while at < len(data):
             self.left -= 1
             if self.left < 0:
-                raise ValueError(f"it has more than {FIELDS_MAX} parts: say many values with one IN")
+                raise ValueError(f"it has more than {FIELDS_MAX} parts: put many values into one IN")
             key, at = _varint(data, at)
             number, wire = key >> 3, key & 7
             value: int | memoryview
@@ -429,7 +426,7 @@ def _message(value: int | memoryview) -> memoryview:
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """`names` of the schema that the expression is over."""
+    """An extended expression. `names`: those of the schema of the expression."""
 
     names: tuple[str, ...]
     root: memoryview
@@ -438,7 +435,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def parse(data: bytes) -> Parsed:
-    """The frame of an extended expression that holds one expression. Raises ValueError."""
+    """Read an extended expression that holds one expression. Raises ValueError."""
     functions: dict[int, str] = {}
     names: list[str] = []
     roots: list[memoryview] = []
@@ -463,8 +460,11 @@ def parse(data: bytes) -> Parsed:
 
 
 def compact(data: bytes) -> bytes:
-    """The same extended expression with each of its lists of functions named once: pyarrow names one for every call,
-    again for every call around it, which makes 120 MB of a thousand comparisons."""
+    """Return the same extended expression with each of its function lists named once.
+
+    For every call pyarrow names a list again, and once more for every call around it, which makes 120 MB of a
+    thousand comparisons.
+    """
     fields, first, renumbered = Walk(len(data)).fields, dict[bytes, int](), dict[int, int]()
     view, head, rest = memoryview(data), bytearray(), bytearray()
     at = 0
@@ -492,7 +492,7 @@ def compact(data: bytes) -> bytes:
 
 
 def _renumbered(declaration: memoryview, lists: dict[int, int], fields: Any) -> bytes:
-    """The declaration of a function (or of a type, or a variation of one: they look the same) of another list."""
+    """Return a function's declaration with the new number of its list. Types and variations have the same form."""
     ((kind, named),) = fields(declaration)
     parts = dict(fields(_message(named)))
     name = bytes(_message(parts.get(3, memoryview(b""))))
@@ -516,7 +516,7 @@ def _number(value: int) -> bytes:
 
 
 class _Function(msgspec.Struct, frozen=True):
-    """A call as it travels. `options`: by name, the one that is preferred."""
+    """An encoded call. `options`: the preferred value by name."""
 
     word: str
     arguments: list[memoryview]
@@ -524,7 +524,8 @@ class _Function(msgspec.Struct, frozen=True):
 
 
 class TreeReader:
-    """Makes `Node`s of a parsed expression over columns of these types; `used` gathers their positions."""
+    """A reader that makes `Node`s of a parsed expression over columns of these types; `used` collects their
+    positions."""
 
     def __init__(self, parsed: Parsed, types: Sequence[DataType]) -> None:
         self._functions = parsed.functions
@@ -535,7 +536,7 @@ class TreeReader:
         self.node_count = 0
 
     def read(self) -> Node:
-        """Raises ValueError."""
+        """Return the condition. Raises ValueError."""
         try:
             return self._node(self._root, 0)
         except error as cause:
@@ -544,23 +545,23 @@ class TreeReader:
     def _count(self, depth: int) -> None:
         self.node_count += 1
         if self.node_count > NODES_MAX:
-            raise ValueError(f"it has more than {NODES_MAX} parts: say many values of a column with one IN")
+            raise ValueError(f"it has more than {NODES_MAX} parts: put many values of a column into one IN")
         if depth > DEPTH_MAX:
             raise ValueError(f"it is nested deeper than {DEPTH_MAX}")
 
     def _node(self, data: memoryview, depth: int) -> Node:
-        """A condition."""
+        """Return a condition."""
         self._count(depth)
         for number, value in self._fields(data):
             if number == 1:
                 literal = self._literal_of(_message(value), TypeKind.BOOLEAN)
                 if literal is None:
-                    raise ValueError("a value that is no BOOLEAN is no condition")
+                    raise ValueError("a value that is not a BOOLEAN is not a condition")
                 return Constant(None if literal.value is None else bool(literal.value))
             if number == 2:
                 column = self._reference(_message(value))
                 if self._types[column].kind is not TypeKind.BOOLEAN:
-                    raise ValueError(f"a column of the type {self._types[column]} is no condition")
+                    raise ValueError(f"a column of the type {self._types[column]} is not a condition")
                 return Flag(column)
             if number == 3:
                 return self._function(self._call(_message(value)), depth)
@@ -572,7 +573,7 @@ class TreeReader:
         raise ValueError("an expression is empty")
 
     def _operand(self, data: memoryview, depth: int) -> Node:
-        """Something that is computed with: a column, a value, arithmetic, or a condition."""
+        """Return an operand: a column, a value, arithmetic, or a condition."""
         for number, value in self._fields(data):
             if number == 1:
                 return Value(self._scalar_of(_message(value)))
@@ -582,12 +583,12 @@ class TreeReader:
         return self._node(data, depth)
 
     def _choice(self, data: memoryview, depth: int) -> Node:
-        """CASE: clauses of a condition and a value, and what is left."""
+        """Return a CASE: clauses of a condition and a value, and the value of ELSE."""
         clauses = list[tuple[Node, Node]]()
         found: Node | None = None
         for number, value in self._fields(data):
             if number == 1:
-                self._count(depth + len(clauses))  # each is one level deeper than the one before
+                self._count(depth + len(clauses))  # each clause is one level deeper than the one before
                 parts = dict(self._fields(_message(value)))
                 condition, then = (
                     self._operand(_message(parts.get(each, memoryview(b""))), depth + 1) for each in (1, 2)
@@ -606,7 +607,7 @@ class TreeReader:
         return found
 
     def _reference(self, data: memoryview) -> int:
-        """direct_reference.struct_field.field, without a child."""
+        """Return the column of direct_reference.struct_field.field, which must have no child."""
         fields = self._fields
         parts = dict(fields(_only(fields(_only(fields(data), 1)), 2)))
         column = _signed(parts.get(1, 0))
@@ -628,7 +629,7 @@ class TreeReader:
                 texts = [str(bytes(_message(parts.get(each, memoryview(b"")))), "utf-8") for each in (1, 2)]
                 options[texts[0]] = texts[1]
             elif number == 2:
-                raise ValueError("it has arguments of a form that is no longer used")
+                raise ValueError("it has arguments in a deprecated form")
         word = self._functions.get(anchor)
         if word is None:
             raise ValueError(f"it calls the function {anchor}, which it does not name")
@@ -660,7 +661,7 @@ class TreeReader:
         )
 
     def _parts(self, call: _Function, depth: int) -> Iterator[Node]:
-        """The parts of an AND or OR, those of the same word inside of it among them: a long chain is not deep."""
+        """Return the parts of an AND or OR, with nested ones of the same word merged: a long chain is not deep."""
         left = call.arguments[::-1]
         while left:
             data = left.pop()
@@ -689,7 +690,7 @@ class TreeReader:
         return Call(_COMPARE[word], (self._operand(left, depth + 1), self._operand(right, depth + 1)))
 
     def _with_literal(self, word: str, column: int, other: memoryview) -> Node | None:
-        """None if the other side is no literal, or none that a value of the column could be."""
+        """Return the comparison; None if the other side is not a literal that the column's type can hold."""
         data_type = self._types[column]
         literal = self._literal(other, data_type.kind)
         if literal is None:
@@ -748,7 +749,7 @@ class TreeReader:
         return self._literal_of(_message(value), kind) if number == 1 else None
 
     def _literal_of(self, data: memoryview, kind: TypeKind) -> Literal | None:
-        """None if it is not of this kind of column."""
+        """Return the literal; None if it is not of this kind of column."""
         number, value = self._what(data)
         if number == 29:
             return Literal(None)
@@ -756,14 +757,14 @@ class TreeReader:
         return None if found is None else Literal(found)
 
     def _what(self, data: memoryview) -> _Field:
-        """The field of a literal that holds it."""
+        """Return the field of a literal that holds its value."""
         for number, value in self._fields(data):
             if number not in (50, 51):  # nullable, type variation
                 return number, value
         raise ValueError("a value is empty")
 
     def _scalar_of(self, data: memoryview) -> pa.Scalar:
-        """A literal as a value of its own type."""
+        """Return a literal as a value of its own type."""
         number, value = self._what(data)
         if number == 29:
             return pa.scalar(None)
@@ -799,7 +800,7 @@ class TreeReader:
             if isinstance(found, bytes):
                 return pa.scalar(found.decode() if kind is TypeKind.STRING else found, arrow)
             return pa.scalar(found, pa.float32() if number == 10 else pa.float64())
-        raise ValueError(f"a value of a kind that cannot be computed with (Substrait's literal {number})")
+        raise ValueError(f"a value of an unsupported kind (Substrait's literal {number})")
 
 
 _UNKNOWN: Final = {5: "a window function", 7: "a switch", 9: "an IN of several columns", 10: "a map",
@@ -812,8 +813,10 @@ _LITERAL_KINDS: Final = {
 
 
 def _values(options: Any, data: memoryview, data_type: DataType) -> tuple[pa.Array, bool]:
-    """(the values of an IN as `OneOf` has them, whether there is a null among them). Values that no value of the
-    column can be are left out. Raises ValueError for values of another type."""
+    """Return (the values of an IN as `OneOf` has them, whether null is among them).
+
+    Values beyond the range of the column's type are left out. Raises ValueError for values of another type.
+    """
     null = options.numbers == 29
     has_null = bool(null.any())
     numbers, values, starts, sizes = (
@@ -826,7 +829,7 @@ def _values(options: Any, data: memoryview, data_type: DataType) -> tuple[pa.Arr
     wide = kind in (TypeKind.DECIMAL, TypeKind.BINARY)
     if wide and len(numbers) > WIDE_VALUES_MAX:
         raise ValueError(
-            f"an IN over a column of the type {data_type} has {len(numbers)} values; {WIDE_VALUES_MAX} is the most"
+            f"an IN over a column of the type {data_type} has {len(numbers)} values; the maximum is {WIDE_VALUES_MAX}"
         )
     if not np.isin(numbers, _LITERALS_OF.get(kind, ())).all():
         raise ValueError(f"the values of an IN must be of the column's type, {data_type}")
@@ -862,7 +865,7 @@ def _values(options: Any, data: memoryview, data_type: DataType) -> tuple[pa.Arr
 
 
 def _in_unit(numbers: np.ndarray, values: np.ndarray, sizes: np.ndarray, factor: int) -> np.ndarray:
-    """Times in units of `factor` nanoseconds, without those between two units or beyond all."""
+    """Return times in units of `factor` nanoseconds, without those between two units or beyond the range."""
     given = np.where(numbers == _TICKS, 1, 1_000)
     for precision, size in _TIME_UNIT.items():
         given[(numbers >= 34) & (sizes == precision)] = size
@@ -900,11 +903,11 @@ def _only(fields: Iterator[_Field], wanted: int) -> memoryview:
     for number, value in fields:
         if number == wanted:
             return _message(value)
-    raise ValueError("it refers to something that is not a column")
+    raise ValueError("it refers to an expression that is not a column")
 
 
 class Literal(msgspec.Struct, frozen=True):
-    """`value` is in the common form of statistics; None is null."""
+    """A literal. `value` is in the common form of statistics; None is null."""
 
     value: Bound | None
 
@@ -912,7 +915,7 @@ class Literal(msgspec.Struct, frozen=True):
 _INTEGER_LITERALS: Final = {2: pa.int8(), 3: pa.int16(), 5: pa.int32(), 7: pa.int64()}
 _UNBOUNDED: Final = frozenset({pa.string(), pa.binary()})
 _TICKS: Final = 7
-"""The literal of a BIGINT, which beside a time is a number of nanoseconds."""
+"""The literal of a BIGINT, which compared with a time is a number of nanoseconds."""
 _TIME_UNIT: Final = {0: 1_000_000_000, 3: 1_000_000, 6: 1_000, 9: 1}
 
 
@@ -963,7 +966,7 @@ def _value(
 
 
 def _scalar(bound: Bound, data_type: DataType) -> pa.Scalar | None:
-    """The literal in the column's own type; None if it is not a value of it."""
+    """Return the literal in the column's own type; None if the type cannot hold it."""
     if isinstance(bound, int) and not isinstance(bound, bool) and bound % factor_of(data_type):
         return None
     try:

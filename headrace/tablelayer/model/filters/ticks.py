@@ -1,10 +1,9 @@
-"""Expressions over times that pyarrow cannot say in Substrait: TIMESTAMP(9), TIMESTAMP_LTZ(9), and TIME in any unit but
-microseconds.
+"""Expressions over times that pyarrow cannot encode in Substrait.
 
-On the wire their values are numbers of nanoseconds, since 1970 or midnight (`substrait` reads them so). Here an
-expression is taken apart, in the form in which pyarrow pickles it, and put together again with such columns as BIGINT
-and what they are compared with as numbers. Source: Arrow's `compute/expression.cc`, Serialize: an IPC file of one row
-whose metadata is the tree in prefix order.
+These are TIMESTAMP(9), TIMESTAMP_LTZ(9), and TIME in any unit but microseconds. On the wire their values are numbers
+of nanoseconds since 1970 or midnight, and `substrait` reads them so. Here an expression is read from its pickled form
+and built again, with such columns as BIGINT and the values compared with them as numbers. Source: Arrow's
+`compute/expression.cc`, Serialize: an IPC file of one row whose metadata is the tree in prefix order.
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ def needs_ticks(arrow_type: pa.DataType) -> bool:
 
 
 def in_ticks(expression: pc.Expression, schema: pa.Schema) -> tuple[pc.Expression, pa.Schema]:
-    """The expression over the schema that it has then. As they are if they can travel so. Raises ValueError for a
-    comparison that has no meaning."""
+    """Return the expression and the schema that it has on the wire; both unchanged if pyarrow can encode it.
+
+    Raises ValueError for a comparison that has no meaning.
+    """
     kinds = {field.name: field.type for field in schema if needs_ticks(field.type)}
     if not kinds:
         return expression, schema
@@ -52,7 +53,7 @@ def _tokens(schema: pa.Schema) -> Iterator[_Token]:
 
 
 class _Reader:
-    """Walks over the tokens once."""
+    """A reader that walks over the tokens once."""
 
     def __init__(self, tokens: list[_Token], batch: pa.RecordBatch, kinds: dict[str, pa.DataType]) -> None:
         self._left = tokens[::-1]
@@ -101,8 +102,10 @@ class _Reader:
 
 
 def _beyond(function: str, column: pc.Expression, is_less: bool) -> pc.Expression:
-    """The comparison of a column with what is beyond the range of its type: the same for every value, null for null.
-    `is_less`: whether the left side of the comparison is the smaller one."""
+    """Return the comparison of a column with a value beyond the range of its type.
+
+    It is the same for every value, and null for null. `is_less`: the left side of the comparison is the smaller one.
+    """
     holds = function == "not_equal" or (
         function.startswith("less") if is_less else function.startswith("greater")
     )
@@ -110,7 +113,7 @@ def _beyond(function: str, column: pc.Expression, is_less: bool) -> pc.Expressio
 
 
 def _ticks_of(values: pa.Array, kind: pa.DataType) -> list[int | None]:
-    """Numbers of nanoseconds, of any size."""
+    """Return numbers of nanoseconds, of any size."""
     given = values.type
     if pa.types.is_null(given):
         return [None] * len(values)

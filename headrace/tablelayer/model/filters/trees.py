@@ -1,7 +1,7 @@
-"""Reading sqlglot's trees so that nothing in them is overlooked.
+"""Reading sqlglot's trees so that no part of them is overlooked.
 
-What translates a tree names the class of each node and each argument that it understands. A node of another class, or
-with another argument that is set, is not understood: it goes to the general path (DuckDB, Spark) or is refused.
+A translator names the class of each node and each argument that it understands. A node of another class, or with
+another argument that is set, goes to the general path (DuckDB, Spark) or is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PIECE = re.compile(
 
 
 def understood(node: Any, *names: str) -> bool:
-    """Return whether no argument of a node is set but these."""
+    """Return whether a node has no other arguments set."""
     return all(name in names or _is_unset(value) for name, value in node.args.items())
 
 
@@ -29,8 +29,7 @@ def _is_unset(value: Any) -> bool:
 
 
 def conjuncts(condition: Any) -> list[Any]:
-    """The parts of a condition that must all hold, without the brackets around them; the condition itself if it is not
-    an AND."""
+    """Return the parts of a condition that must all hold, without brackets; if it is not an AND, itself."""
     from sqlglot import expressions as exp
 
     found, left = [], [condition]
@@ -46,7 +45,7 @@ def conjuncts(condition: Any) -> list[Any]:
 
 
 def hint_in(sql: str) -> tuple[int, int] | None:
-    """Where the first hint (``/*+ ... */``) begins and ends in a text. Parsers drop hints as comments."""
+    """Return the start and the end of the first hint (`/*+ ... */`) in a text. Parsers drop hints as comments."""
     position = 0
     while "/*+" in sql and position < len(sql) and (piece := _PIECE.match(sql, position)) is not None:
         position = piece.end()

@@ -1,1 +1,1 @@
-"""Rows to JSON and back, exact to the last digit; Debezium's envelopes."""
+"""Conversion of rows to JSON and back, exact to the last digit, and Debezium's envelopes."""

@@ -1,8 +1,8 @@
-"""The schema that Kafka Connect's JSON converter puts around a record (`schemas.enable=true`): what its fields mean.
+"""The schema that Kafka Connect's JSON converter puts around a record (`schemas.enable=true`).
 
-`{"schema": {"type": "struct", "fields": [{"field": "at", "type": "int64", "name": "io.debezium.time.MicroTimestamp"}]},
-"payload": {...}}`. The name is what counts: it says what a number counts, or that a text is the base64 of a decimal.
-It is the same text in record after record, so it is parsed once.
+`{"schema": {"type": "struct", "fields": [{"field": "at", "type": "int64", "name":
+"io.debezium.time.MicroTimestamp"}]}, "payload": {...}}`. The name gives a field's meaning: the unit of a number, or
+that a text is the base64 of a decimal. The schema is the same text in every record, so it is parsed once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.tablelayer.model.json.scan import Array, Bytes
 Indices = npt.NDArray[np.int64]
 
 SCHEMA_TEXT_MAX = 1 << 20
-"""Of a larger one nothing is known. A table of 1,000 columns has 200 KB, twice in an envelope."""
+"""Maximum length of a schema; a longer one is ignored. A table of 1,000 columns has 200 KB, twice in an envelope."""
 
 TIME_UNITS = {
     "io.debezium.time.Date": "d",
@@ -37,16 +37,16 @@ TIME_UNITS = {
     "org.apache.kafka.connect.data.Time": "ms",
     "org.apache.kafka.connect.data.Timestamp": "ms",
 }
-"""What the numbers of a field count, by the name of its schema."""
+"""The unit of a field's numbers, by the name of its schema."""
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 MONGO_ID = "_id"
-"""The field of a document of MongoDB's that is its key."""
+"""The field of a MongoDB document that is its key."""
 
 
 class ConnectSchema(msgspec.Struct, frozen=True):
-    """A schema of Connect's, or a field of one."""
+    """A schema of Connect, or a field in one."""
 
     type: str
     field: str | None = None
@@ -59,12 +59,12 @@ class ConnectSchema(msgspec.Struct, frozen=True):
     values: ConnectSchema | None = None
 
     def child(self, name: str) -> ConnectSchema | None:
-        """The field of this name; None if there is none."""
+        """Return the field with this name; None if there is no such field."""
         return next((each for each in self.fields if each.field == name), None)
 
     @property
     def scale(self) -> int | None:
-        """Digits after the point of a Decimal; None of what is none."""
+        """Digits after the point of a Decimal; None for another type."""
         if self.name != DECIMAL or self.parameters is None:
             return None
         text = str(self.parameters.get("scale", ""))
@@ -73,7 +73,7 @@ class ConnectSchema(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=256)
 def parse(text: bytes) -> ConnectSchema | None:
-    """The schema of a JSON text; None if it is none."""
+    """Return the schema of a JSON text; None if the text is not a schema."""
     try:
         return msgspec.json.decode(text, type=ConnectSchema)
     except (msgspec.DecodeError, RecursionError):
@@ -83,7 +83,7 @@ def parse(text: bytes) -> ConnectSchema | None:
 def groups(
     data: Bytes, starts: Array, lengths: Array, kinds: Bytes
 ) -> Sequence[tuple[ConnectSchema | None, Indices]]:
-    """n values by the schema that a scan has found beside each, int32[n] and uint8[n]: (schema, which ones).
+    """Group n values by the schema that a scan has found beside each, int32[n] and uint8[n]: (schema, indices).
 
     None stands for no schema, and for one that cannot be read.
     """
@@ -110,7 +110,7 @@ def groups(
 
 @njit(cache=True, nogil=True)
 def _repeats(data: Bytes, starts: Array, lengths: Array, kinds: Bytes, same: Any) -> None:
-    """same: bool[n], whether the text is that of the value before."""
+    """Set same, bool[n]: whether the text is equal to that of the value before."""
     for row in range(1, len(kinds)):
         if kinds[row] != kinds[row - 1] or lengths[row] != lengths[row - 1]:
             continue

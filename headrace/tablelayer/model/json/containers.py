@@ -1,5 +1,6 @@
-"""What is inside of JSON arrays and objects whose fields nobody knows: the elements of an ARRAY, the entries of a
-MAP. Compiled; the texts are those that `json_scan.scan` has found, and checked, as a CONTAINER.
+"""The contents of JSON arrays and objects with unknown fields: elements of an ARRAY, entries of a MAP. Compiled.
+
+The texts are those that `json_scan.scan` has found, and checked, as a CONTAINER.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from headrace.tablelayer.model.json.scan import (
 )
 
 ELEMENTS, MEMBERS, ENTRIES = range(3)
-"""How to take a text apart: an array by its elements, an object by its members, or either of them as a map: an
-object by its members, an array as pairs."""
+"""The way to split a text: an array into elements, an object into members, or a map into entries.
 
-_WRONG_SHAPE = 100  # beside the codes of json_scan
+A map is an object with its members, or an array of pairs.
+"""
+
+_WRONG_SHAPE = 100  # follows the codes of json_scan
 
 
 class Values(msgspec.Struct, frozen=True):
-    """Values found: starts, lengths: int32[n], kinds: uint8[n], as of one column."""
+    """Values of one column: starts, lengths: int32[n], kinds: uint8[n]."""
 
     starts: Array
     lengths: Array
@@ -45,10 +48,11 @@ class Values(msgspec.Struct, frozen=True):
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """counts: int64[texts]; the keys (of entries only) and values of all texts one after the other.
+    """The parts of texts. counts: int64[texts]; the keys (of entries only) and values of all texts one after the
+    other.
 
-    `bad_text` is the first text that cannot be taken apart like this, -1 if there is none; then nothing else is
-    of meaning. `bad_code` is a code of `json_scan`, or `OK` where the text is of another shape.
+    `bad_text` is the first text that cannot be split in this way, or -1; after a bad text the other fields are
+    undefined. `bad_code` is a code of `json_scan`, or `OK` if the text has another shape.
     """
 
     counts: Array
@@ -59,7 +63,8 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 def split(data: Bytes, begins: Array, ends: Array, mode: int) -> Parts:
-    """Take each text apart, once: escapes are resolved in place. begins, ends: int64[n], where the texts are."""
+    """Split each text. Only once, because escapes are resolved in place. begins, ends: int64[n], the ranges of the
+    texts."""
     counts = np.zeros(len(begins), np.int64)
     nothing = Values.room(0)
     arguments = (data, begins, ends, mode)
@@ -81,8 +86,9 @@ def _arrays(values: Values) -> tuple[Array, Array, Bytes]:
 def _value(
     data: Bytes, position: int, end: int, stack: Bytes, resolve: bool
 ) -> tuple[int, int, int, int, int]:
-    """The value at a position: (start, length, kind, where the text goes on, code). Of strings what is between the
-    quotes, without escapes if ``resolve`` says so.
+    """Return the value at a position: (start, length, kind, position after it, code).
+
+    For a string these are the bytes between the quotes, with escapes resolved if `resolve` is true.
     """
     base = data.ctypes.data
     byte = data[position]
@@ -122,7 +128,7 @@ def _split(
     kinds: Bytes,
     failure: Array,
 ) -> int:
-    """Count the parts of each text, and note where they are if ``fill`` says so. The first bad text, or -1."""
+    """Count the parts of each text and, with `fill`, note their positions. Return the first bad text, or -1."""
     base = data.ctypes.data
     stack = np.empty(MAX_DEPTH, dtype=np.uint8)
     entry = 0

@@ -1,12 +1,11 @@
 """Debezium's envelopes in JSON: a change as an object with `before`, `after` and `op`.
 
-In: with or without the schema around it (`{"schema": ..., "payload": {...}}`). `c` (created), `u` (updated) and `r`
-(read by a snapshot) stand for the row in `after`, `d` (deleted) for the key in `before`. The other fields are not
-looked at. `{"schema": ..., "payload": null}` is a tombstone: it deletes the record's key. `t` (truncated) and `m`
-(message) are refused: connectors do not send them unless they are told to. The values are those of `debezium_values`.
-MongoDB's connector gives `before` and `after` as texts of extended JSON, and so the `id` of a key: they are read too.
-
-Out: `before`, `after`, `op` and `ts_ms`, the time of the append.
+Reading: with or without the schema around it (`{"schema": ..., "payload": {...}}`). `c` (created), `u` (updated) and
+`r` (read by a snapshot) stand for the row in `after`, `d` (deleted) for the key in `before`. The other fields are
+ignored. `{"schema": ..., "payload": null}` is a tombstone: it deletes the record's key. `t` (truncated) and `m`
+(message) are refused: connectors send them only if they are configured to. The values are those of `debezium_values`.
+MongoDB's connector writes `before`, `after` and the `id` of a key as texts of extended JSON, which are read too.
+Writing: `before`, `after`, `op` and `ts_ms`, the time of the append.
 """
 
 from __future__ import annotations
@@ -40,14 +39,16 @@ _ENVELOPE = tuple(
 )
 _OP, _BEFORE, _AFTER, _PAYLOAD, _SCHEMA = range(5)
 _OPS = np.zeros(256, np.uint8)
-_OPS[list(b"curd")] = list(b"cccd")  # what a row does to the table: it is put, or deleted
+_OPS[list(b"curd")] = list(b"cccd")  # the change in the table: the row is put, or deleted
 _KEY_ENVELOPE = tuple(Column(index, name, STRING) for index, name in enumerate(("schema", "payload")))
 
 
 class EnvelopeGroup(msgspec.Struct, frozen=True):
-    """Envelopes with the same schema around them, if any. upserts, deletes: which of all envelopes, with the rows'
-    texts; keyed: deletes without a `before`, whose key must come from elsewhere. extended: whether rows are texts of
-    MongoDB's extended JSON."""
+    """Envelopes with the same schema around them, if any.
+
+    upserts, deletes: their indices among all envelopes, with the texts of the rows; keyed: deletes without a
+    `before`, whose key must come from the record's key. extended: whether rows are texts of MongoDB's extended JSON.
+    """
 
     schema: ConnectSchema | None
     upserts: Indices
@@ -58,22 +59,22 @@ class EnvelopeGroup(msgspec.Struct, frozen=True):
     extended: bool
 
     def rows_schema(self, *, deleted: bool = False) -> ConnectSchema | None:
-        """What the schema says of the rows in `after` (of those in `before`, if deleted)."""
+        """Return the schema of the rows in `after` (of those in `before`, if deleted)."""
         name = _ENVELOPE[_BEFORE if deleted else _AFTER].name
         found = None if self.schema is None else self.schema.child(name)
-        # MongoDB's connector gives a row as a text, of whose fields its schema says nothing.
+        # MongoDB's connector writes a row as a text, whose fields are not in the schema.
         return None if self.extended else found
 
 
 class Envelopes(msgspec.Struct, frozen=True):
-    """What n envelopes stand for. `error` is that of the first bad one; what comes after it is left out."""
+    """The changes in n envelopes. `error` is the first bad envelope's; envelopes behind it are left out."""
 
     groups: list[EnvelopeGroup]
     error: RowError | None
 
 
 def read_envelopes(texts: JsonTexts) -> Envelopes:
-    """Take the envelopes apart."""
+    """Split the envelopes into groups of upserts and deletes."""
     data = texts.data
     outer = find_fields(texts, _ENVELOPE)
     starts, lengths = outer.starts.astype(np.int64), outer.lengths.astype(np.int64)
@@ -130,8 +131,9 @@ def read_envelopes(texts: JsonTexts) -> Envelopes:
 
 
 def _take_texts(data: np.ndarray, starts: Indices, lengths: Indices, kinds: np.ndarray) -> np.ndarray:
-    """Turn rows that are JSON texts in a string, as MongoDB's connector writes them, into objects; where there are
-    any. The scan has resolved the escapes of the string already.
+    """Turn rows that are JSON texts in a string into objects, as MongoDB's connector writes them.
+
+    The scan has resolved the escapes of the string already. Returns which envelopes have such a row.
     """
     found = np.zeros(kinds.shape[1], np.bool_)
     for side in (_BEFORE, _AFTER):
@@ -150,13 +152,13 @@ def _complaint(data: np.ndarray, found: list[tuple[int, ...]], op: int) -> str:
     kind, start, length = found[_OP]
     if kind == json_scan.MISSING:
         return (
-            "it is no Debezium envelope: there is no field 'op', neither in the value nor in its 'payload' (a table "
+            "it is not a Debezium envelope: neither the value nor its 'payload' has a field 'op' (a table "
             "with 'table.kafka.value-format' = 'json' takes rows without an envelope)"
         )
     text = data[start : start + min(length, 20)].tobytes().decode(errors="replace")
     if text == "t":
         return (
-            "its op is 't' (truncate), which is not carried out; have the connector leave it out "
+            "its op is 't' (truncate), which is not supported; have the connector leave it out "
             "('skipped.operations' = 't') and delete the rows"
         )
     if not op:
@@ -172,9 +174,9 @@ def _complaint(data: np.ndarray, found: list[tuple[int, ...]], op: int) -> str:
 
 
 def mongo_keys(keys: pa.Array, column: str) -> pa.Array | None:
-    """Keys of MongoDB's connector, `{"id": "{\\"$oid\\": ...}"}`, as JSON objects with the key column; None for others.
+    """Return keys of MongoDB's connector, `{"id": "{\\"$oid\\": ...}"}`, as JSON objects with the key column.
 
-    keys: n binary values; column: the only one of the table's key, which is `_id` there.
+    keys: n binary values; column: the table's only key column, which is `_id` for MongoDB. None for other keys.
     """
     if column != MONGO_ID or not len(keys):
         return None
@@ -192,7 +194,7 @@ def mongo_keys(keys: pa.Array, column: str) -> pa.Array | None:
 
 
 class KeyGroup(msgspec.Struct, frozen=True):
-    """Keys with the same schema around them, if any: which of all keys, and what they are without it."""
+    """Keys with the same schema around them, if any: their indices among all keys, and the keys without the schema."""
 
     schema: ConnectSchema | None
     at: Indices
@@ -200,16 +202,16 @@ class KeyGroup(msgspec.Struct, frozen=True):
 
 
 def key_groups(keys: pa.Array) -> list[KeyGroup]:
-    """Keys without the schema that Connect may have put around them. keys: n binary values, UTF-8.
+    """Return keys without the schema that Connect may have put around them. keys: n binary values, UTF-8.
 
-    Raises RowError for invalid UTF-8; what is no object of `schema` and `payload` is given back as it is.
+    Raises RowError for invalid UTF-8. A key that is not an object of `schema` and `payload` stays as it is.
     """
     objects = np.flatnonzero(np.asarray(pc.match_substring_regex(keys, pattern=rb"^\s*\{")))
     payloads: dict[int, bytes] = {}
     schemas: list[ConnectSchema | None] = [None] * len(keys)
     if len(objects):
         texts = _objects(keys, objects)
-        found = find_fields(texts, _KEY_ENVELOPE)  # what follows a key that is wrong, stays as it is
+        found = find_fields(texts, _KEY_ENVELOPE)  # a wrong key and those behind it stay as they are
         wrapped = np.flatnonzero((found.kinds != json_scan.MISSING).all(axis=0))
         beside = tuple(each[0][wrapped] for each in (found.starts, found.lengths, found.kinds))
         for schema, chosen in connect_schema.groups(texts.data, *beside):
@@ -238,8 +240,6 @@ def _objects(keys: pa.Array, at: Indices) -> JsonTexts:
         raise RowError(int(at[error.index]), error.column, error.reason) from None
 
 
-# -- out ---------------------------------------------------------------------------------------------------
-
 _FRONT = np.frombuffer(b'{"before":', np.uint8)
 _MIDDLE = np.frombuffer(b',"after":', np.uint8)
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -252,8 +252,10 @@ def write_envelopes(
     ops: npt.NDArray[np.uint8],
     timestamp_ms: int,
 ) -> tuple[Offsets, Bytes]:
-    """n envelopes as (int32[n+1] offsets, data). texts: rows in JSON; before, after: which of them, -1 for null; ops:
-    CREATED, UPDATED or DELETED."""
+    """Return n envelopes as (int32[n+1] offsets, data).
+
+    texts: rows in JSON; before, after: indices of rows, -1 for null; ops: CREATED, UPDATED or DELETED.
+    """
     offsets, data = texts
     tail = np.frombuffer(f',"op":"?","ts_ms":{timestamp_ms}}}'.encode(), np.uint8)
     sizes = np.append(np.diff(offsets.astype(np.int64)), len(_NULL))  # the last one is for -1
@@ -292,7 +294,7 @@ def _write(
             position = _put(out, position, data, np.int64(offsets[source]), np.int64(offsets[source + 1]))
         begin = position
         position = _put(out, position, tail, 0, len(tail))
-        out[begin + 7] = ops[row]  # where the question mark stands
+        out[begin + 7] = ops[row]  # replaces the question mark
 
 
 def warm() -> None:

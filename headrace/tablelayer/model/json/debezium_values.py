@@ -1,16 +1,14 @@
 """Values as Debezium's connectors write them: numbers or objects for dates and times, base64 for decimals.
 
-What a number counts is said, in this order, by the schema around the record (`connect_schema`), by the table's
-`table.kafka.debezium.time-units` for the column, or by its `time-precision-mode` where that leaves nothing open. Else
-it is what a connector writes for a column like this one (`adaptive`), and then a value is refused that is plausible
-only if it counts something else: a number of milliseconds taken for microseconds is a day in January 1970.
-
-A text in a DECIMAL column is the number, or base64 of its unscaled value, by the schema or the table's
-`decimal-handling-mode`; with `auto` by what it looks like, and refused if it may be both. What a schema says is a
-decimal is one in columns of other types too: its digits in CHAR and STRING, its value in numbers that can hold it.
-
-Dates before year 1 and after 9999, and PostgreSQL's infinities, are what
-`table.kafka.debezium.out-of-range-times` says.
+The unit of a number comes from the schema around the record (`connect_schema`), else from the table's
+`table.kafka.debezium.time-units` for the column, else from its `time-precision-mode` if that is unambiguous.
+Otherwise it is the unit that a connector uses for a column like this one (`adaptive`). Then a value is refused if it
+is plausible only in another unit: a number of milliseconds read as microseconds is a day in January 1970. A text in a
+DECIMAL column is the number, or base64 of its unscaled value, according to the schema or the table's
+`decimal-handling-mode`. With `auto` its form decides, and a text that can be both is refused. A decimal according to
+the schema is also read in columns of other types: its digits in CHAR and STRING, its value in numbers that can hold
+it. The option `table.kafka.debezium.out-of-range-times` decides about dates before year 1 and after 9999, and about
+PostgreSQL's infinities.
 """
 
 from __future__ import annotations
@@ -63,24 +61,29 @@ _DAY = 86_400
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
 _PLAUSIBLE_DAYS = (-354_285, 376_199)  # years 1000 to 2999
 _NEAR_EPOCH_SECONDS = 4_102_445
-"""What lies nearer to 1970 than this, 47 days, is a date until 2100 in a unit that is 1,000 times larger."""
+"""Distance from 1970 in seconds, 47 days, below which a number is a date until 2100 in a unit 1,000 times larger."""
 _INFINITE_DAYS = {-622_191_234: 1, -2_147_472_692: 1, -625_821_272: -1, -2_147_472_691: -1}
-"""What PostgreSQL's connector makes of the dates `infinity` and `-infinity`, in a snapshot and in the stream: 32 bits
-do not reach them."""
+"""The numbers that PostgreSQL's connector writes for the dates `infinity` and `-infinity`, with their signs.
+
+The two differ between snapshot and stream, because 32 bits cannot hold the dates.
+"""
 _INFINITE_TIMES = {
     sign * number: sign
     for sign, millis in ((1, 9_223_372_036_825_200), (-1, 9_223_372_036_832_400))
     for number in (millis, millis * 1000)
 }
-"""And of its timestamps, in milliseconds and in microseconds."""
+"""The same for timestamps, in milliseconds and in microseconds."""
 _INFINITE_TEXTS = (b"+292269055-12-02", b"-5877611-06-21")
-"""In texts, those that end on the other side of time."""
+"""The texts of infinities that have the opposite sign."""
 _DIGITS_MAX = 38
 
 
 class Conventions(msgspec.Struct, frozen=True):
-    """How a connector writes values. units: by column, what its numbers count. schema: that of the rows, if there is
-    one around them. extended: whether the rows are MongoDB's extended JSON, in which `{"$oid": "..."}` is a value."""
+    """The way in which a connector writes values.
+
+    units: by column, the unit of its numbers. schema: the schema around the rows, if any. extended: whether the rows
+    are MongoDB's extended JSON, in which `{"$oid": "..."}` is a value.
+    """
 
     time: DebeziumTime = DebeziumTime.ADAPTIVE
     decimals: DebeziumDecimals = DebeziumDecimals.AUTO
@@ -93,7 +96,7 @@ class Conventions(msgspec.Struct, frozen=True):
     def of(
         cls, settings: TableOptions, schema: ConnectSchema | None = None, *, extended: bool = False
     ) -> Conventions:
-        """A table's."""
+        """Return the conventions of a table."""
         return cls(
             settings.debezium_time,
             settings.debezium_decimals,
@@ -104,13 +107,13 @@ class Conventions(msgspec.Struct, frozen=True):
         )
 
     def field(self, *arguments: Any) -> DebeziumField:
-        """A column's values, to be read with these conventions; for `json_to_rows`."""
+        """Return a field that reads a column's values with these conventions; for `json_to_rows`."""
         field = DebeziumField(*arguments)
         field.conventions = self
         return field
 
     def schema_of(self, column: str) -> ConnectSchema | None:
-        """What the schema says of a column, or of what is inside of it (`tags[]`, `who.at`)."""
+        """Return the schema of a column, or of a part inside of it (`tags[]`, `who.at`)."""
         if self.schema is None:
             return None
         found = self.schema.child(column)
@@ -125,7 +128,7 @@ class Conventions(msgspec.Struct, frozen=True):
 
 
 class DebeziumField(Field):
-    """`json_rows.Field`, and the forms of values that connectors have besides."""
+    """A `json_rows.Field` that also reads the other forms in which connectors write values."""
 
     conventions = Conventions()
 
@@ -150,8 +153,9 @@ class DebeziumField(Field):
     def _merged(
         self, parts: Sequence[Part], others: Callable[[DebeziumField], pa.Array] = Field.convert
     ) -> pa.Array:
-        """The values of all forms, each row in one of them at most, and of the others. Raises RowError for the first
-        that does not fit.
+        """Return the values of all forms and of the other rows; the forms are disjoint.
+
+        Raises RowError for the first value that does not fit.
         """
         wanted = [(mask, how) for mask, how in parts if mask.any()]
         rest = np.ones(len(self.kinds), np.bool_)
@@ -171,7 +175,7 @@ class DebeziumField(Field):
         return result
 
     def _masked(self, mask: Mask) -> DebeziumField:
-        """The rows of a mask only; the others are missing."""
+        """Return a field with the rows of a mask only; the others are missing."""
         kinds = np.where(mask, self.kinds, json_scan.MISSING).astype(np.uint8)
         field = self.conventions.field(self.column, self.data, self.starts.copy(), self.lengths.copy(), kinds)
         field.reading = self.reading
@@ -180,8 +184,6 @@ class DebeziumField(Field):
     def fail_first(self, bad: Mask, code: int) -> None:
         """Raise RowError for the first of these rows."""
         self.fail_at(int(np.argmax(bad)) if bad.any() else -1, code)
-
-    # -- decimals ------------------------------------------------------------------------------------------
 
     def _decimal(self) -> pa.Array:
         text, container = self.kinds == json_scan.STRING, self.kinds == json_scan.CONTAINER
@@ -215,7 +217,7 @@ class DebeziumField(Field):
             raise RowError(error.index, error.column, error.reason + hint) from None
 
     def _number(self) -> pa.Array:
-        """Numbers and texts, of which a schema may say that they are decimals."""
+        """Return numbers or texts, some of which may be decimals according to the schema."""
         schema = self.conventions.schema_of(self.column.name)
         name = None if schema is None else schema.name
         coded = own_scale = np.zeros(len(self.kinds), np.bool_)
@@ -236,19 +238,19 @@ class DebeziumField(Field):
         raise RowError(
             row,
             self.column.name,
-            f"{self.excerpt(row)} may be the number, or base64 of an unscaled value: say which, with "
-            f"'{TableOptions.debezium_decimals.name}' = 'string' or 'precise', as its decimal.handling.mode",
+            f"{self.excerpt(row)} may be the number, or base64 of an unscaled value: choose one with "
+            f"'{TableOptions.debezium_decimals.name}' = 'string' or 'precise', as in its decimal.handling.mode",
         )
 
     def _unscaled(self, scale: int) -> pa.Array:
-        """Base64 of the unscaled value, which has this scale."""
+        """Return values from base64 of unscaled values that have this scale."""
         own = self.column.type
         if own.kind is TypeKind.DECIMAL and scale == own.scale:
             return self.array(self._words(own.precision))
         return self._of_scales(np.full(len(self.kinds), scale, np.int64))
 
     def _words(self, digits_max: int) -> np.ndarray:
-        """The numbers in base64, int64[n, 2]."""
+        """Return the numbers in base64 texts, int64[n, 2]."""
         count, given = len(self.starts), self.kinds != json_scan.MISSING
         offsets = np.zeros(count + 1, np.int64)
         out = np.zeros(int(self.lengths[given].sum(dtype=np.int64)) // 4 * 3, np.uint8)
@@ -260,7 +262,10 @@ class DebeziumField(Field):
         return words
 
     def _with_own_scale(self) -> pa.Array:
-        """Objects of a scale and an unscaled value: `VariableScaleDecimal`, of PostgreSQL's NUMERIC without digits."""
+        """Return values from objects of a scale and an unscaled value.
+
+        This is Debezium's `VariableScaleDecimal`, used for PostgreSQL's NUMERIC without a precision.
+        """
         rows, texts = self.containers()
         columns = (Column(0, "scale", INT), Column(1, "value", STRING))
         found = find_fields(texts, columns)
@@ -276,7 +281,7 @@ class DebeziumField(Field):
         return value._of_scales(scales)
 
     def _inside(self, rows: np.ndarray, found: FoundFields, field: int) -> DebeziumField:
-        """What stands in a field of the objects in these rows."""
+        """Return one field of the objects in these rows."""
         starts, lengths = np.zeros((2, len(self.kinds)), np.int32)
         kinds = np.zeros(len(self.kinds), np.uint8)
         starts[rows], lengths[rows] = found.starts[field], found.lengths[field]
@@ -284,7 +289,10 @@ class DebeziumField(Field):
         return self.conventions.field(self.column, self.data, starts, lengths, kinds)
 
     def _of_scales(self, scales: np.ndarray) -> pa.Array:
-        """Base64 of unscaled values of these scales. Raises RowError for what the column cannot hold exactly."""
+        """Return values from base64 of unscaled values with these scales.
+
+        Raises RowError for a value that the column cannot hold exactly.
+        """
         words = self._words(_DIGITS_MAX)
         own = self.column.type
         result = pa.nulls(len(words), own.arrow())
@@ -311,11 +319,11 @@ class DebeziumField(Field):
             )
         return result
 
-    # -- dates and times -----------------------------------------------------------------------------------
-
     def _temporal(self) -> pa.Array:
-        """Numbers that count, objects of parts, texts that may have a zone where the column has none, and the two
-        infinities."""
+        """Return dates and times from numbers, objects of parts, texts, and the two infinities.
+
+        Texts may have a zone where the column has none.
+        """
         signs = np.zeros(len(self.kinds), np.int8)
         texts = self.kinds == json_scan.STRING
         if texts.any():
@@ -366,18 +374,18 @@ class DebeziumField(Field):
 
     def _beyond(self, row: int) -> RowError:
         option = TableOptions.debezium_out_of_range.name
-        what = "is no date of the years 1 to 9999"
+        what = "is not a date of the years 1 to 9999"
         ways = "'null', 'clamp'"
         if self.conventions.out_of_range is OutOfRange.REFUSE:
             ways += " or 'keep'"
         else:
             what = f"is out of the range of {self.column.type}"
         return RowError(
-            row, self.column.name, f"{self.excerpt(row)} {what}; '{option}' = {ways} lets such values in"
+            row, self.column.name, f"{self.excerpt(row)} {what}; '{option}' = {ways} accepts such values"
         )
 
     def _look_at_years(self, values: pa.Array, signs: np.ndarray) -> None:
-        """Mark what is before year 1 or after 9999 in `signs`, unless such values are kept."""
+        """Mark values before year 1 or after 9999 in `signs`, unless such values are kept."""
         data_type = self.column.type
         if self.conventions.out_of_range is OutOfRange.KEEP or data_type.kind is TypeKind.TIME:
             return
@@ -389,7 +397,7 @@ class DebeziumField(Field):
         signs[days < _FIRST_DAY] = -1
 
     def _placed(self, values: pa.Array, signs: np.ndarray) -> pa.Array:
-        """Values with those that are out of range in their places."""
+        """Return the values with those out of range replaced as the option says."""
         beyond = signs != 0
         if not beyond.any():
             return values
@@ -409,7 +417,7 @@ class DebeziumField(Field):
         return pc.if_else(pa.array(beyond), clamped, values)
 
     def _bounds(self) -> tuple[int, int]:
-        """The first and the last value of the years 1 to 9999 that the column holds."""
+        """Return the first and the last value of the years 1 to 9999 that the column can hold."""
         data_type = self.column.type
         if data_type.kind is TypeKind.DATE:
             return _FIRST_DAY, _LAST_DAY
@@ -420,13 +428,13 @@ class DebeziumField(Field):
         return -(-low // step) * step, high // step * step
 
     def _said(self) -> str | None:
-        """The unit that the schema or the table names for this column."""
+        """Return the unit that the schema or the table gives for this column."""
         schema = self.conventions.schema_of(self.column.name)
         unit = None if schema is None or schema.name is None else TIME_UNITS.get(schema.name)
         return unit or self.conventions.units.get(self.column.name.split("[")[0])
 
     def _unit(self) -> tuple[str, bool]:
-        """The unit of the numbers, and whether somebody has said it."""
+        """Return the unit of the numbers, and whether it is certain."""
         mode, data_type = self.conventions.time, self.column.type
         said = self._said()
         if said is not None:
@@ -445,8 +453,10 @@ class DebeziumField(Field):
         return ("ms" if data_type.precision <= 3 else "us" if data_type.precision <= 6 else "ns"), False
 
     def _counted(self, signs: np.ndarray) -> pa.Array:
-        """Numbers that count days, or parts of a second since 1970 or midnight. What the column cannot hold because
-        it is too early or too late is marked in `signs`."""
+        """Return values from numbers of days, or of parts of a second since 1970 or midnight.
+
+        Values that are too early or too late for the column are marked in `signs`.
+        """
         data_type = self.column.type
         numbers = np.zeros(len(self.starts), np.int64)
         arguments = (self.data, self.starts, self.lengths, self.kinds)
@@ -477,8 +487,10 @@ class DebeziumField(Field):
         return self.array(ticks)
 
     def _structured(self, signs: np.ndarray) -> pa.Array:
-        """Objects of the parts of a date or time. What the column cannot hold because it is too early or too late is
-        marked in `signs`."""
+        """Return values from objects of the parts of a date or time.
+
+        Values that are too early or too late for the column are marked in `signs`.
+        """
         data_type, moments = self.column.type, structured_times.read(self, self._inside)
         signs[moments.signs != 0] = moments.signs[moments.signs != 0]
         days, seconds = moments.days, moments.seconds
@@ -491,7 +503,7 @@ class DebeziumField(Field):
         signs[(seconds > last) | ((seconds == last) & (part > last_part))] = 1
         signs[(seconds < first) | ((seconds == first) & (part < first_part))] = -1
         finite = signs == 0
-        # In the first second the product is below 64 bits, and the sum with the part is back in them.
+        # Near the least second the product may leave 64 bits; adding the part brings it back into them.
         ticks = np.where(finite, seconds, 0) * target + np.where(finite, part, 0)
         if data_type.kind is TypeKind.TIME and data_type.precision <= 3:
             ticks = ticks.astype(np.int32)
@@ -509,7 +521,7 @@ class DebeziumField(Field):
         return self.array(np.where(signs != 0, 0, numbers).astype(np.int32))
 
     def _check_plausible(self, numbers: np.ndarray, unit: str, given: Mask) -> None:
-        """Raise RowError for the first number that is rather one of another unit."""
+        """Raise RowError for the first number that is plausible only in another unit."""
         per_second = _TICKS[unit]
         if self.column.type.kind is TypeKind.TIME:
             odd = (unit != "ms") & (numbers != 0) & (np.abs(numbers) < _DAY * per_second // 1000)
@@ -526,14 +538,14 @@ class DebeziumField(Field):
         raise RowError(
             row,
             self.column.name,
-            f"{self.excerpt(row)} as {_UNIT_NAMES[unit]}, which a connector writes for {self.column.type}, is hardly "
-            f"what was meant; say what the numbers count, as '{TableOptions.debezium_units.name}' = '{name}={other}', "
+            f"{self.excerpt(row)} as {_UNIT_NAMES[unit]}, which a connector writes for {self.column.type}, is not "
+            f"plausible; set the unit of the numbers, as in '{TableOptions.debezium_units.name}' = '{name}={other}', "
             "or have the converter write schemas (schemas.enable=true)",
         )
 
 
 def _unwrapped(field: DebeziumField, wrapped: Wrapped) -> pa.Array:
-    """Values that stand in an object of MongoDB's extended JSON; a number in `$date` counts milliseconds."""
+    """Return values from objects of MongoDB's extended JSON; a number in `$date` is in milliseconds."""
     conventions = field.conventions
     if wrapped.dates:
         units = {**conventions.units, field.column.name.split("[")[0]: "ms"}
@@ -544,12 +556,12 @@ def _unwrapped(field: DebeziumField, wrapped: Wrapped) -> pa.Array:
 
 
 def of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
-    """Decimals as values of a column type. Raises pa.ArrowInvalid if one does not fit exactly."""
+    """Return decimals as values of a column type. Raises pa.ArrowInvalid if one does not fit exactly."""
     if data_type.kind not in TEXT_KINDS | FLOAT_KINDS:
         return values.cast(data_type.arrow())
     if values.type.scale < 0:
         values = values.cast(pa.decimal128(_DIGITS_MAX, 0))
-    # Arrow's own texts of decimals have exponents, and its DOUBLEs of them are not always the nearest.
+    # Arrow's own texts of decimals have exponents, and the DOUBLEs that it makes are not always the nearest.
     rows = rows_to_json(pa.RecordBatch.from_arrays([values], ["n"]))
     texts = pc.binary_slice(rows, len('{"n":'), -1).cast(pa.string())
     if (
@@ -561,7 +573,7 @@ def of_decimals(values: pa.Array, data_type: DataType) -> pa.Array:
 
 
 def first_that_does_not_fit(values: pa.Array, data_type: DataType) -> int:
-    """The first value that is refused; one of them is."""
+    """Return the first value that `of_decimals` refuses; one of them must be refused."""
     begin, end = 0, len(values)
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -583,7 +595,7 @@ _NUMBER, _CODED, _EITHER = 1, 2, 3
 
 @njit(cache=True, nogil=True)
 def _looks(data: Bytes, starts: Array, lengths: Array, texts: Any, looks: Bytes) -> None:
-    """looks: what the text of a decimal looks like: a number, base64, or either."""
+    """Set looks: the form of a decimal's text, which is a number, base64, or either."""
     for row in range(len(starts)):
         if not texts[row]:
             continue
@@ -607,8 +619,10 @@ _INFINITY = np.frombuffer(b"infinity", np.uint8)
 def _read_texts(
     data: Bytes, starts: Array, lengths: Array, texts: Any, cut: bool, far: bool, signs: Array
 ) -> None:
-    """Leave the Z at the end of texts out if `cut`; signs: 1 for infinity, -1 for -infinity, and if `far` for years of
-    more than four digits."""
+    """Cut the Z at the end of texts if `cut`, and set signs: 1 for infinity, -1 for -infinity.
+
+    With `far` also years of more than four digits get a sign.
+    """
     for row in range(len(starts)):
         if not texts[row]:
             continue

@@ -1,4 +1,4 @@
-"""MongoDB's extended JSON, in which a value that JSON does not have is an object: `{"$oid": "596e275826f0"}`.
+"""MongoDB's extended JSON, which writes types that JSON does not have as objects: `{"$oid": "596e275826f0"}`.
 
 Both forms are read, the canonical one (`{"$numberLong": "7"}`, `{"$date": {"$numberLong": "0"}}`) and the relaxed one
 (`{"$date": "1970-01-01T00:00:00Z"}`), and the `$binary` and `$date` of older servers.
@@ -26,8 +26,9 @@ _INSIDE = (Column(0, "base64", STRING), Column(1, "$numberLong", STRING))
 
 
 class Wrapped(msgspec.Struct, frozen=True):
-    """Which of n values are such objects, and what stands in them; the others are missing. dates: whether these are
-    the `$date`s, or all others.
+    """Values found in such objects among n values; all other values are missing.
+
+    at: which values are such objects. dates: whether these are the `$date`s, or all others.
     """
 
     at: Mask
@@ -41,12 +42,12 @@ class Wrapped(msgspec.Struct, frozen=True):
 def find_wrapped(
     data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, kinds: np.ndarray
 ) -> list[Wrapped]:
-    """Look for such objects among n values that a scan has found: the dates, and all others. `data` stays as it is."""
+    """Find such objects among n scanned values: the dates, and all others. `data` stays unchanged."""
     first = data[np.where(kinds == json_scan.CONTAINER, starts, 0)]
     rows = np.flatnonzero((kinds == json_scan.CONTAINER) & (first == ord("{")))
     if not len(rows):
         return []
-    # A copy, because a scan resolves the escapes of strings in place: of other objects the text itself is wanted.
+    # A copy, because a scan resolves escapes of strings in place; the text of other objects must not change.
     texts = JsonTexts.gathered(data, starts[rows].astype(np.int64), lengths[rows].astype(np.int64))
     found = find_fields(texts, _COLUMNS)
     rows = rows[: found.kinds.shape[1]]
@@ -62,7 +63,7 @@ def find_wrapped(
     digits = texts.data[np.where(size > 0, begin + size - 1, 0)]
     counted = np.isin(which, [_DATE, *map(_NAMES.index, _NUMBERS)]) & (kind == json_scan.STRING)
     iso = (which == _DATE) & (kind == json_scan.STRING) & (found.kinds[which, columns] == json_scan.STRING)
-    # The digits of a number are a number; "NaN", and a date in words, stay texts.
+    # The digits of a number become a number; "NaN", and a date as text, stay texts.
     kind[counted & ~iso & (size > 0) & (digits >= 48) & (digits <= 57)] = json_scan.NUMBER
     parts = []
     for dates in (True, False):
@@ -82,7 +83,7 @@ def find_wrapped(
 def _look_inside(
     texts: JsonTexts, which: np.ndarray, alone: Mask, begin: np.ndarray, size: np.ndarray, kind: np.ndarray
 ) -> None:
-    """`{"$binary": {"base64": ...}}` and `{"$date": {"$numberLong": ...}}`: go one object further in."""
+    """Enter the inner object of `{"$binary": {"base64": ...}}` and `{"$date": {"$numberLong": ...}}`."""
     for name, inside in ((_BINARY, 0), (_DATE, 1)):
         deeper = np.flatnonzero(alone & (which == name) & (kind == json_scan.CONTAINER))
         if not len(deeper):

@@ -1,9 +1,9 @@
 """Rows inside of larger JSON values, by a path of field names (`table.kafka.value-path`).
 
-In: each value is an object that has the first field, which is an object that has the second, and so on; the last one is
-the row. Null anywhere on the way is a row that is not there any more. What stands beside them is checked to be JSON and
-left alone, but for the schema that Kafka Connect puts beside a `payload`. Out: objects of one field each around
-the row.
+Reading: each value is an object that has the first field, which is an object that has the second, and so on; the last
+field is the row. Null anywhere on the way means that the row is deleted. Other fields must be valid JSON and are
+ignored, except for the schema that Kafka Connect puts beside a `payload`. Writing: objects of one field each are put
+around the row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class RowGroup(msgspec.Struct, frozen=True):
-    """Rows with the same schema beside them, if any: which of all values they are in, and their texts."""
+    """Rows with the same schema beside them, if any: the indices of their values, and their texts."""
 
     schema: ConnectSchema | None
     at: Indices
@@ -37,8 +37,10 @@ class RowGroup(msgspec.Struct, frozen=True):
 
 
 class FoundTexts(msgspec.Struct, frozen=True):
-    """What stands at a path. nulls: which values have null there. `error` is that of the first value that has neither a
-    row nor null; what comes after it is left out."""
+    """Rows at a path. nulls: the values with null there.
+
+    `error` is that of the first value that has neither a row nor null; values behind it are left out.
+    """
 
     groups: list[RowGroup]
     nulls: Indices
@@ -46,7 +48,7 @@ class FoundTexts(msgspec.Struct, frozen=True):
 
 
 def descend(texts: JsonTexts, path: Sequence[str]) -> FoundTexts:
-    """What stands at the path in each value; of none, the values themselves."""
+    """Return the rows at the path in each value; with an empty path, the values themselves."""
     error: RowError | None = None
     at, nulls = np.arange(len(texts)), [np.zeros(0, np.int64)]
     schemas: list[tuple[ConnectSchema | None, Indices]] | None = None
@@ -61,7 +63,7 @@ def descend(texts: JsonTexts, path: Sequence[str]) -> FoundTexts:
         if not fits.all():
             good = int(np.argmin(fits))
             where = ".".join(path[: depth + 1])
-            what = "is missing" if kinds[good] == json_scan.MISSING else "is no object"
+            what = "is missing" if kinds[good] == json_scan.MISSING else "is not an object"
             error = RowError(
                 int(at[good]),
                 None,
@@ -92,7 +94,7 @@ def _at_path(schema: ConnectSchema | None, path: Sequence[str]) -> ConnectSchema
 
 
 def wrap(values: pa.Array, path: Sequence[str]) -> pa.Array:
-    """JSON objects inside of others, so that `descend` finds them. values: n binary values."""
+    """Return JSON objects inside of others, so that `descend` finds them. values: n binary values."""
     front = "".join(f"{{{json.dumps(name, ensure_ascii=False)}:" for name in path).encode()
     back = b"}" * len(path)
     kind = values.type

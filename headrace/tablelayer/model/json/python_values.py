@@ -1,8 +1,8 @@
-"""Arrow values as Python has them, exactly.
+"""Arrow values as exact Python values.
 
-As Arrow's own `as_py` and `to_pylist`, but for what Python's date and time cannot say: years outside 1 to 9999, and
-nanoseconds of a TIME(9), or of a TIMESTAMP(9) where pandas is not installed. Such a value is the text that JSON has for
-it ("+10000-01-01", "12:00:00.000000001"), which writers take back.
+They are those of Arrow's `as_py` and `to_pylist`, except where Python's date and time are too narrow: years outside 1
+to 9999, and nanoseconds of a TIME(9), or of a TIMESTAMP(9) without pandas. Such a value becomes its text in JSON
+("+10000-01-01", "12:00:00.000000001"), which writers accept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PLAIN = {
         pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary()
     )
 }  # fmt: skip
-"""Types that have no times in them, to be looked up without hashing the type, which takes longer than the value."""
+"""Types without times, looked up by id because hashing the type takes longer than converting the value."""
 
 
 def python_value(value: pa.Scalar) -> Any:
-    """One value; None for null."""
+    """Return one value; None for null."""
     if value.type.id in _PLAIN or not _has_times(value.type):
         return value.as_py()
     (found,) = _values(pa.array([value], value.type))
@@ -33,7 +33,7 @@ def python_value(value: pa.Scalar) -> Any:
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of a column."""
+    """Return the values of a column."""
     if not _has_times(column.type):
         values: list[Any] = column.to_pylist()
         return values
@@ -42,14 +42,14 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as dicts by the names of the columns."""
+    """Return the rows as dicts by column name."""
     names, columns = rows.schema.names, [python_values(column) for column in rows.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 @cache
 def _has_times(kind: pa.DataType) -> bool:
-    """Whether a type has dates or times in it."""
+    """Whether a type is or contains a date or time."""
     if pa.types.is_struct(kind):
         return any(_has_times(field.type) for field in kind)
     if pa.types.is_map(kind):
@@ -84,7 +84,7 @@ def _values(array: pa.Array) -> list[Any]:
 
 
 def _one(single: pa.Array) -> Any:
-    """The value of an array of one date or time."""
+    """Return the value of an array of one date or time."""
     (value,) = single
     kind = single.type
     if not value.is_valid:

@@ -1,9 +1,8 @@
-"""Rows to JSON and back, whole batches at a time, exact to the last digit.
+"""Conversion of rows to JSON and back, for whole batches, exact to the last digit.
 
-Out (``rows_to_json``): one compact JSON object per row, all columns in order, null written as null.
-
-In (``json_to_rows``): one JSON object per row. A missing field is the column's default, or
-null; of a field that comes twice the last counts.
+Writing (`rows_to_json`): one compact JSON object per row, all columns in order, null written as null. Reading
+(`json_to_rows`): one JSON object per row. A missing field gets the column's default, or null; of a field that occurs
+twice the last value counts.
 
 | type | written as | read from |
 |---|---|---|
@@ -11,19 +10,19 @@ null; of a field that comes twice the last counts.
 | DECIMAL | number with all digits of its scale | number or string, exact; digits beyond the scale must be 0 |
 | FLOAT, DOUBLE | shortest number that reads back the same; "NaN", "Infinity" | number or string |
 | BOOLEAN | true, false | these, or strings of these words |
-| CHAR, STRING | string | string; a number, boolean, object or array gives its text as it stands |
+| CHAR, STRING | string | string; a number, boolean, object or array gives its JSON text |
 | DATE | "2024-09-19" | the same; years beyond 9999 signed, as in "+10000-01-01" |
-| TIME | "12:00:00", a fraction as the type has it | the same; seconds may be left out |
+| TIME | "12:00:00", with a fraction according to the type | the same; seconds may be left out |
 | TIMESTAMP | "2024-09-19T12:00:00.000", 6 or 9 digits when needed | the same; Z but no other zone |
 | TIMESTAMP_LTZ | the same with Z | with Z or an offset such as +02:00, which is required |
 | BINARY, BYTES | base64 | base64, padded |
-| ROW | object, all fields in order | object; fields that are missing are null |
+| ROW | object, all fields in order | object; missing fields are null |
 | ARRAY | array | array |
-| MAP by CHAR, STRING | object | object; of a key that comes twice the last value counts |
+| MAP with CHAR, STRING keys | object | object; of a key that occurs twice the last value counts |
 | other MAPs | array of pairs, as in [[1,"a"],[2,"b"]] | the same, or an object of the keys' texts |
 
-Nothing is rounded or cut: what does not fit is a ``RowError`` with the row's index, the column and the reason, and
-then nothing of the batch comes out. Rows of invalid UTF-8, and lone surrogates in a column's text, are refused too.
+Nothing is rounded or cut: a value that does not fit is a `RowError` with the row's index, the column and the reason,
+and the whole batch fails. Invalid UTF-8, and lone surrogates in a column's text, are refused too.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ __all__ = [
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 _EXCERPT_LENGTH = 60
-_FOUND_BYTES = 9  # of a field: where it begins, its length, its kind
+_FOUND_BYTES = 9  # per field: start, length, kind
 
 
 def json_to_rows(
@@ -80,12 +79,12 @@ def json_to_rows(
     require_all: bool = False,
     make_field: Callable[..., Field] | None = None,
 ) -> pa.RecordBatch:
-    """The rows of n JSON objects.
+    """Return the rows of n JSON objects as a record batch of n rows.
 
-    values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the columns
-    wanted, in order; fields of other names are ignored or, with ``unknown_fields`` FAIL, refused. ``require_all``
-    refuses rows that lack a column. ``make_field``: what reads a column's values, `Field` if nothing else is said.
-    Gives a record batch of n rows. Raises RowError for the first row that does not fit.
+    values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the columns to
+    read, in order; other fields are ignored or, with `unknown_fields` FAIL, refused. `require_all` refuses rows that
+    lack a column. `make_field`: the class that reads a column's values, by default `Field`. Raises RowError for the
+    first row that does not fit.
     """
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
     texts = values if isinstance(values, JsonTexts) else JsonTexts.of(values)
@@ -103,7 +102,7 @@ def find_rows(
     extra: Sequence[str] = (),
     unknown_fields: UnknownFields = UnknownFields.IGNORE,
 ) -> FoundRows:
-    """Find the values of n JSON objects, to be converted in parts. extra: fields that are no columns of theirs."""
+    """Find the values of n JSON objects, to be converted in parts. extra: fields besides the columns."""
     sizes = RowBytes(len(texts))
     every = (*columns, *(Column(-1 - index, name, STRING) for index, name in enumerate(extra)))
     sizes.add(len(texts), RowCost.of(columns).width + _FOUND_BYTES * len(every))
@@ -113,14 +112,14 @@ def find_rows(
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Converted rows. kept: by column id, bool[n]: values that are not known to who wrote them (null in `rows`)."""
+    """Converted rows. kept: by column id, bool[n]: values that the writer does not know (null in `rows`)."""
 
     rows: pa.RecordBatch
     kept: dict[int, Mask]
 
 
 class FoundRows(msgspec.Struct, frozen=True):
-    """Where the values of JSON objects are, up to the first bad one."""
+    """Positions of the values of JSON objects, up to the first bad one."""
 
     data: np.ndarray
     found: FoundFields
@@ -130,14 +129,14 @@ class FoundRows(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> RowError | None:
-        """Of the first bad object; None when all are sound."""
+        """The error of the first bad object; None if all are sound."""
         return self.found.error
 
     def __len__(self) -> int:
         return int(self.found.kinds.shape[1])
 
     def extra(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(kinds, starts, lengths) of a field besides the columns."""
+        """Return (kinds, starts, lengths) of a field besides the columns."""
         at = self.column_count + index
         return self.found.kinds[at], self.found.starts[at], self.found.lengths[at]
 
@@ -152,9 +151,12 @@ class FoundRows(msgspec.Struct, frozen=True):
         placeholder: Placeholder | None = None,
         unkept: Sequence[str] = (),
     ) -> Rows:
-        """The values of these columns. at: of which objects, in order (None: all). of: which of the columns that were
-        looked for they are (None: all). placeholder: what stands for a value that is not known, but in the columns
-        `unkept`. Raises RowError for the first that does not fit, with its place in `at`."""
+        """Return the values of these columns.
+
+        at: the objects to convert, in order (None: all). of: the indices of the columns among those searched for
+        (None: all). placeholder: the text that stands for an unknown value, except in the columns `unkept`. Raises
+        RowError for the first value that does not fit, with its index in `at`.
+        """
         found = self.found
         positions = range(len(columns)) if of is None else of
         reading = _Reading(make_field or Field, self.fail_unknown, self.sizes)
@@ -177,7 +179,7 @@ class FoundRows(msgspec.Struct, frozen=True):
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """How values are read, those inside of nested columns too."""
+    """Settings for reading values, including those inside nested columns."""
 
     make_field: Callable[..., Field]
     fail_unknown: bool
@@ -195,7 +197,7 @@ def _converted(
     columns: Sequence[Column],
     reading: _Reading,
 ) -> list[pa.Array]:
-    """The values of the fields found. Raises RowError for the first text that does not fit."""
+    """Return the values of the fields found. Raises RowError for the first text that does not fit."""
     fields = [
         reading.field(column, data, found.starts[i], found.lengths[i], found.kinds[i])
         for i, column in enumerate(columns)
@@ -207,7 +209,7 @@ def _converted(
 
 
 def _filled(fields: Sequence[Field], *, require_all: bool = False) -> list[pa.Array]:
-    """The values of all columns. Raises RowError for the first row that does not fit.
+    """Return the values of all columns. Raises RowError for the first row that does not fit.
 
     After a failed scan the rows before it are still converted: one of them may be the first that does not fit.
     """
@@ -226,7 +228,7 @@ def _filled(fields: Sequence[Field], *, require_all: bool = False) -> list[pa.Ar
 
 
 def _of_column(error: RowError, columns: Sequence[Column]) -> RowError:
-    """The same error, if it is inside of a nested column: of that column, with the place inside in front."""
+    """Return the error; an error inside a nested column becomes one of the column, with the position inside first."""
     place = error.column
     if place is None or any(place == column.name for column in columns):
         return error
@@ -239,8 +241,8 @@ def _of_column(error: RowError, columns: Sequence[Column]) -> RowError:
 class JsonTexts(msgspec.Struct, frozen=True):
     """JSON texts in one buffer. data: uint8, its own copy, PADDING more bytes at its end; starts, ends: int64[n].
 
-    To scan a text resolves the escapes of its strings, but not of those inside of the objects and arrays in it:
-    each text can be scanned once, and then what is inside of it.
+    Scanning a text resolves the escapes of its strings, but not of those inside of its objects and arrays. So each
+    text can be scanned once, and afterwards its objects and arrays.
     """
 
     data: np.ndarray
@@ -249,13 +251,16 @@ class JsonTexts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: pa.Array) -> JsonTexts:
-        """Of n binary or string values. Raises RowError for null values and invalid UTF-8."""
+        """Return the texts of n binary or string values. Raises RowError for null values and invalid UTF-8."""
         data, offsets = _bytes_of(values)
         return cls(data, offsets[:-1], offsets[1:])
 
     @classmethod
     def gathered(cls, payload: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> JsonTexts:
-        """Of pieces of a payload (uint8; int64[n] each), none of them null. Raises RowError for invalid UTF-8."""
+        """Return the texts of pieces of a payload (uint8; int64[n] each), none of them null.
+
+        Raises RowError for invalid UTF-8.
+        """
         offsets, data = gather(payload, starts, lengths, padding=json_scan.PADDING)
         _check_utf8(binary_array(offsets, data[: offsets[-1]]))
         bounds = offsets.astype(np.int64)
@@ -265,13 +270,16 @@ class JsonTexts(msgspec.Struct, frozen=True):
         return len(self.starts)
 
     def select(self, at: np.ndarray) -> JsonTexts:
-        """Some of the texts, in this order."""
+        """Return some of the texts, in this order."""
         return JsonTexts(self.data, self.starts[at], self.ends[at])
 
 
 class FoundFields(msgspec.Struct, frozen=True):
-    """Where the wanted fields are: starts, lengths: int32[fields, m] and kinds: uint8[fields, m] of the first m
-    texts; `error` is that of text m, None when all are sound."""
+    """Positions of the wanted fields in the first m texts.
+
+    starts, lengths: int32[fields, m]; kinds: uint8[fields, m]. `error` is that of text m, None if all texts are
+    sound.
+    """
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -279,18 +287,18 @@ class FoundFields(msgspec.Struct, frozen=True):
     error: RowError | None
 
     def texts(self, field: int, data: np.ndarray, at: np.ndarray) -> JsonTexts:
-        """What stands in a field, of some of the texts."""
+        """Return the values of a field in some of the texts, as texts."""
         starts = self.starts[field][at].astype(np.int64)
         return JsonTexts(data, starts, starts + self.lengths[field][at])
 
 
 def find_fields(texts: JsonTexts, columns: tuple[Column, ...], *, fail_unknown: bool = False) -> FoundFields:
-    """Scan each text, once (see `JsonTexts`), for the fields that are named as these columns."""
+    """Scan each text, once (see `JsonTexts`), for the fields with the names of these columns."""
     table, _ = _wanted(columns)
     count = len(texts)
     starts = np.zeros(
         (len(columns), count), dtype=np.int32
-    )  # no text, within the data, where the kind is MISSING
+    )  # where the kind is MISSING, an empty text within the data
     lengths = np.zeros((len(columns), count), dtype=np.int32)
     kinds = np.zeros((len(columns), count), dtype=np.uint8)
     failure = np.zeros(3, dtype=np.int64)
@@ -302,7 +310,7 @@ def find_fields(texts: JsonTexts, columns: tuple[Column, ...], *, fail_unknown: 
 
 @lru_cache(maxsize=256)
 def _wanted(columns: tuple[Column, ...]) -> tuple[tuple[json_scan.Bytes, ...], pa.Schema]:
-    """The scan's table of field names, and the Arrow schema of the rows."""
+    """Return the scan's table of field names, and the Arrow schema of the rows."""
     table = json_scan.field_table([column.name.encode() for column in columns])
     return table, pa.schema([column.field() for column in columns])
 
@@ -325,7 +333,7 @@ def warm() -> None:
 
 
 def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """A writable copy of the values' bytes, and int64 offsets into it. Refuses null values and invalid UTF-8."""
+    """Return a writable copy of the values' bytes, and int64 offsets into it. Refuses null values and invalid UTF-8."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if values.null_count:
@@ -348,7 +356,7 @@ def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_utf8(values: pa.Array) -> None:
-    """Raises RowError for the first value that is not valid UTF-8."""
+    """Raise RowError for the first value that is not valid UTF-8."""
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -368,7 +376,7 @@ def _utf8_error(values: pa.Array) -> RowError:
 
 
 class Field:
-    """One wanted column: what the scan found of it in each row, and its conversion."""
+    """One wanted column: its values in each row as the scan found them, and their conversion."""
 
     def __init__(
         self,
@@ -388,7 +396,7 @@ class Field:
         self.left_out: Mask | None = None
 
     def leave_out(self, cells: Mask | None) -> None:
-        """Cells whose value is not known to the writer: null, and no fault."""
+        """Make cells null whose value the writer does not know; such a null is not an error."""
         if cells is not None:
             self.left_out = cells
             self.kinds = np.where(cells, json_scan.NULL, self.kinds).astype(np.uint8)
@@ -407,7 +415,7 @@ class Field:
             return
         row = int(np.argmax(absent))
         missing = self.kinds[row] == json_scan.MISSING
-        # A row further up may hold a value that does not fit: that one is the first.
+        # An earlier row may hold a value that does not fit; then that row is the first.
         copy(self)._first(row).convert()
         what = "the field is missing" if missing else "the value is null"
         raise RowError(
@@ -415,12 +423,12 @@ class Field:
         )
 
     def _first(self, count: int) -> Field:
-        """Narrow this down to the first rows."""
+        """Keep only the first rows."""
         self.starts, self.lengths, self.kinds = self.starts[:count], self.lengths[:count], self.kinds[:count]
         return self
 
     def filled(self) -> pa.Array:
-        """The column's values, its default where the field is missing."""
+        """Return the column's values, with its default where the field is missing."""
         values = self.convert()
         if self.column.default is None:
             return values
@@ -430,7 +438,7 @@ class Field:
         return pc.if_else(pa.array(missing), self.column.default_scalar(), values)
 
     def convert(self) -> pa.Array:
-        """The column's values. Raises RowError for the first that does not fit."""
+        """Return the column's values. Raises RowError for the first that does not fit."""
         data_type = self.column.type
         arguments = (self.data, self.starts, self.lengths, self.kinds)
         count = len(self.starts)
@@ -481,8 +489,9 @@ class Field:
                 return self.entries(data_type)
 
     def containers(self) -> tuple[np.ndarray, JsonTexts]:
-        """The rows in which an object or an array stands, and what stands there. Raises RowError for the first that
-        has something else.
+        """Return the rows that have an object or an array, and its text.
+
+        Raises RowError for the first row that has another value.
         """
         is_container = self.kinds == json_scan.CONTAINER
         wrong = ~is_container & (self.kinds > json_scan.NULL)
@@ -502,7 +511,7 @@ class Field:
             for index, field in enumerate(data_type.fields)
         )
         sizes = self.reading.sizes
-        # The values of this level are counted with their fields' widths; what is found is not.
+        # The values of this level were counted with their fields' widths; the positions found were not.
         sizes.add(len(self.kinds), _FOUND_BYTES * len(columns), self.column.name)
         found = find_fields(texts, columns, fail_unknown=self.reading.fail_unknown)
         placed = [replace(column, name=f"{self.column.name}.{column.name}") for column in columns]
@@ -535,7 +544,7 @@ class Field:
             row = int(rows[parts.bad_text])
             if parts.bad_code == json_scan.OK:
                 self.fail_at(row, json_values.WRONG_KIND)
-            raise RowError(row, self.column.name, "half of a surrogate pair is no character")
+            raise RowError(row, self.column.name, "half of a surrogate pair is not a character")
         counts = parts.counts
         of, starts = owners(counts), np.cumsum(counts) - counts
         self._count_entries(rows[of], data_type)
@@ -564,7 +573,7 @@ class Field:
         return make_entries(data_type.arrow(), every, arrays, valid)
 
     def _count_entries(self, of: np.ndarray, data_type: DataType) -> None:
-        """Raise RowError if so many entries, of these rows, are more than may be made."""
+        """Raise RowError if these entries would take too much memory."""
         width = sum(value_width(field.type.arrow()) for field in data_type.fields)
         sizes = self.reading.sizes
         with sizes.inside(of):
@@ -581,7 +590,7 @@ class Field:
             raise RowError(row, self.column.name, _value_reason(code, self.column.type, self.excerpt(row)))
 
     def excerpt(self, row: int) -> str:
-        """The offending value as a person would write it, shortened."""
+        """Return the offending value, shortened, for an error message."""
         start, length = int(self.starts[row]), int(self.lengths[row])
         text = self.data[start : start + length].tobytes().decode(errors="replace")
         if len(text) > _EXCERPT_LENGTH:
@@ -606,7 +615,7 @@ class Field:
         out = np.empty(int(offsets[-1]), dtype=np.uint8)
         json_values.copy_texts(self.data, self.starts, offsets, out)
         bitmap, null_count = self.validity()
-        # The texts are parts of one batch of less than 2 GiB: their offsets fit in 32 bits.
+        # The texts are parts of one batch below 2 GiB, so their offsets fit into 32 bits.
         buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out)]
         return pa.Array.from_buffers(arrow_type, len(self.starts), buffers, null_count)
 
@@ -661,7 +670,7 @@ def _value_reason(code: int, data_type: DataType, value: str) -> str:
         json_values.TOO_PRECISE: f"{value} has more digits of a second than {data_type} keeps",
         json_values.TOO_LONG: f"{value} is longer than {data_type} allows",
         json_values.NOT_BASE64: f"{value} is not base64 with padding",
-        json_values.WRONG_SIZE: f"{value} has not the {data_type.length} bytes of {data_type}",
+        json_values.WRONG_SIZE: f"{value} does not have the {data_type.length} bytes of {data_type}",
         json_values.NOT_A_BOOLEAN: f"{value} is not true or false",
     }
     return texts[code]
@@ -672,14 +681,14 @@ def _scan_error(row: int, data: np.ndarray, starts: np.ndarray, ends: np.ndarray
     where = position - int(starts[row])
     rest = data[position : min(int(ends[row]), position + 20)].tobytes().decode(errors="replace")
     texts = {
-        json_scan.NOT_AN_OBJECT: f"a row is a JSON object, beginning with '{{', not {rest!r}",
-        json_scan.UNEXPECTED_END: "the JSON ends in the middle",
-        json_scan.UNEXPECTED_CHARACTER: f"at byte {where} the JSON is wrong: {rest!r}",
-        json_scan.CONTROL_CHARACTER: f"a control character in the string at byte {where}: JSON escapes it",
-        json_scan.BAD_ESCAPE: f"at byte {where} there is no such escape in JSON: {rest!r}",
-        json_scan.LONE_SURROGATE: f"at byte {where} half of a surrogate pair is no character: {rest!r}",
+        json_scan.NOT_AN_OBJECT: f"a row must be a JSON object that begins with '{{', not {rest!r}",
+        json_scan.UNEXPECTED_END: "the JSON text is cut off",
+        json_scan.UNEXPECTED_CHARACTER: f"invalid JSON at byte {where}: {rest!r}",
+        json_scan.CONTROL_CHARACTER: f"the string at byte {where} has an unescaped control character",
+        json_scan.BAD_ESCAPE: f"invalid escape at byte {where}: {rest!r}",
+        json_scan.LONE_SURROGATE: f"half of a surrogate pair at byte {where} is not a character: {rest!r}",
         json_scan.TOO_DEEP: f"nested deeper than {json_scan.MAX_DEPTH} levels",
-        json_scan.TRAILING_TEXT: f"text after the end of the object, at byte {where}: {rest!r}",
+        json_scan.TRAILING_TEXT: f"there is text after the end of the object, at byte {where}: {rest!r}",
     }
     if code == json_scan.UNKNOWN_FIELD:
         name = data[position : position + length].tobytes().decode(errors="replace")[:_EXCERPT_LENGTH]

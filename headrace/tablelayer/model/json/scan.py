@@ -1,11 +1,10 @@
-"""Where the wanted values are in a batch of JSON objects: one strict pass over the bytes, compiled.
+"""A compiled, strict scanner that finds the wanted values in a batch of JSON objects in one pass.
 
-``scan`` walks every record once (RFC 8259, nothing looser), checks all of it, and notes for each wanted field where
-its value begins, how long it is and what it is. Fields that nobody wants are checked and skipped. When a field comes
-twice the last one counts, as in Python's and Jackson's parsers. Escapes are resolved in place, in the caller's
-scratch copy: the resolved text is never longer than the escaped one, so positions stay what they were.
-
-UTF-8 is not checked here (Arrow does that faster, for the whole batch at once).
+`scan` checks every record completely (RFC 8259, without extensions), and notes for each wanted field the start,
+length and kind of its value. Other fields are checked and skipped. If a field occurs twice, the last value counts, as
+in Python's and Jackson's parsers. Escapes are resolved in place, in the caller's scratch copy: the resolved text is
+never longer than the escaped one, so positions stay valid. UTF-8 is not checked here; Arrow checks a whole batch
+faster.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 
 MISSING, NULL, TRUE, FALSE, NUMBER, STRING, CONTAINER = range(7)
-"""What a value is; MISSING means the record has no such field."""
+"""The kind of a value; MISSING means the record has no such field."""
 
-# Failure codes of a record. The texts are in json_rows.
+# Failure codes of a record. The messages are in json_rows.
 OK = 0
 NOT_AN_OBJECT = 1
 UNEXPECTED_END = 2
@@ -44,9 +43,9 @@ _HASH_FACTOR = 0x01000193
 
 
 def field_table(names: list[bytes]) -> tuple[Bytes, Array, Array, Array]:
-    """The lookup table of wanted field names, for ``scan``.
+    """Return the lookup table of wanted field names, for `scan`.
 
-    Their bytes, int64 offsets into these, an int32 hash table, and which names stand in JSON as they are.
+    It has the names' bytes, int64 offsets into these, an int32 hash table, and which names need no escapes in JSON.
     """
     data = np.frombuffer(b"".join(names) + bytes(PADDING), dtype=np.uint8).copy()
     offsets = np.cumsum([0] + [len(name) for name in names], dtype=np.int64)
@@ -80,7 +79,7 @@ def _skip_blanks(base: int, position: int, end: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _hex_value(base: int, position: int) -> int:
-    """The four hex digits at a position as a number, or -1."""
+    """Return the four hex digits at a position as a number, or -1."""
     value = 0
     for index in range(position, position + 4):
         byte = byte_at(base, index)
@@ -100,8 +99,8 @@ def _hex_value(base: int, position: int) -> int:
 def _unescape(data: Bytes, start: int, end: int) -> tuple[int, int, int]:
     """Resolve the escapes of data[start:end] in place.
 
-    Returns (length, failure code, position of the failure). A lone surrogate has no UTF-8 form: '?' takes
-    its place, and the code LONE_SURROGATE tells, for the caller to judge.
+    Returns (length, failure code, position of the failure). A lone surrogate has no UTF-8 form: it becomes '?', with
+    the code LONE_SURROGATE, and the caller decides.
     """
     position = start
     written = start
@@ -175,7 +174,8 @@ def _unescape(data: Bytes, start: int, end: int) -> tuple[int, int, int]:
 
 @njit(cache=True, nogil=True)
 def _string_end(base: int, position: int, end: int) -> tuple[int, bool]:
-    """From after the opening quote on: (position of the closing quote, has escapes), or (-code, False)."""
+    """Find the end of a string from after its opening quote: (position of the closing quote, has escapes), or (-code,
+    False)."""
     escaped = False
     ones = np.uint64(0x0101010101010101)
     highs = np.uint64(0x8080808080808080)
@@ -183,10 +183,8 @@ def _string_end(base: int, position: int, end: int) -> tuple[int, bool]:
     backslashes = np.uint64(0x5C5C5C5C5C5C5C5C)
     blanks = np.uint64(0x2020202020202020)
     while position < end:
-        # Eight bytes at a time: the lowest marked byte is a quote, a backslash or below 32 (zero bytes
-        # found by
-        # borrows, as in Sean Anderson's "Bit Twiddling Hacks"; only bytes above a true mark can be false
-        # ones).
+        # Eight bytes at a time: the lowest marked byte is a quote, a backslash or below 32. Zero bytes are found by
+        # borrows, as in Sean Anderson's "Bit Twiddling Hacks"; only bytes above a true mark can be false ones.
         word = word_at(base, position)
         quote = word ^ quotes
         backslash = word ^ backslashes
@@ -210,7 +208,7 @@ def _string_end(base: int, position: int, end: int) -> tuple[int, bool]:
 
 @njit(cache=True, nogil=True)
 def _number_end(base: int, position: int, end: int) -> int:
-    """The end of the number at a position, or -1 when it is not one by RFC 8259."""
+    """Return the end of the number at a position, or -1 if it is not a number according to RFC 8259."""
     if position < end and byte_at(base, position) == 45:
         position += 1
     if position >= end or not 48 <= byte_at(base, position) <= 57:
@@ -239,7 +237,7 @@ def _number_end(base: int, position: int, end: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _literal(base: int, position: int, end: int) -> int:
-    """The kind of the literal at a position, or MISSING when there is none."""
+    """Return the kind of the literal at a position, or MISSING if there is no literal."""
     byte = byte_at(base, position)
     if byte == 110:
         if (
@@ -271,7 +269,7 @@ def _literal(base: int, position: int, end: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _escapes_are_sound(base: int, start: int, end: int) -> bool:
-    """Whether every backslash in byte_at(base, start:end) begins a proper escape."""
+    """Whether every backslash in byte_at(base, start:end) begins a valid escape."""
     position = start
     while position < end:
         if byte_at(base, position) != 92:
@@ -294,7 +292,7 @@ def _escapes_are_sound(base: int, start: int, end: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _container_end(base: int, position: int, end: int, stack: Bytes) -> tuple[int, int]:
-    """The end of the object or array at a position, checked whole. Returns (end or -code, where it went wrong)."""
+    """Check the object or array at a position completely. Return (end or -code, position of the failure)."""
     depth = 0
     state = 0  # 0: a value must come; 1: a key must come; 2: a value just ended
     may_close = False  # an empty container may end here
@@ -370,7 +368,7 @@ def _container_end(base: int, position: int, end: int, stack: Bytes) -> tuple[in
 
 @njit(cache=True, nogil=True)
 def _same(left: int, right: int, length: int) -> Int64:
-    """Whether the bytes at two addresses are equal; both may be read up to PADDING bytes further."""
+    """Whether the bytes at two addresses are equal; up to PADDING bytes behind both may be read."""
     index = 0
     while index + 8 <= length:
         if word_at(left, index) != word_at(right, index):
@@ -384,7 +382,7 @@ def _same(left: int, right: int, length: int) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _find_field(base: int, start: int, length: int, names: Bytes, name_offsets: Array, slots: Array) -> Int64:
-    """Index of the wanted field whose name is the ``length`` bytes from ``start`` on, or -1."""
+    """Return the index of the wanted field whose name is the `length` bytes at `start`, or -1."""
     slot = np.uint32(_HASH_SEED)
     for index in range(start, start + length):
         slot = np.uint32((slot ^ np.uint32(byte_at(base, index))) * np.uint32(_HASH_FACTOR))
@@ -419,11 +417,12 @@ def scan(
     """Find the wanted values of all records.
 
     data: uint8, a scratch copy (escapes are resolved in it) with PADDING more bytes at its end; begins, ends:
-    int64[n], where each record's text is; names, name_offsets, slots, plain: from ``field_table``; starts,
-    lengths: int32[fields, n] and kinds: uint8[fields, n] zeroed, filled here (of strings: the text between the
-    quotes). Stops at the first bad record and returns its index, with (code, position, length) in
-    failure[0:3]; returns n when
-    all are sound.
+    int64[n], the range of each record's text. `field_table` gives names, name_offsets, slots and plain. The results,
+    zeroed by the caller, are starts, lengths (int32[fields, n]) and kinds (uint8[fields, n]). A string's range is
+    the text between the quotes.
+
+    Stops at the first bad record and returns its index, with (code, position, length) in failure[0:3]; returns n if
+    all records are sound.
     """
     base = data.ctypes.data
     name_base = names.ctypes.data

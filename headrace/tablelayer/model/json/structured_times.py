@@ -1,9 +1,9 @@
-"""Dates and times as objects of their parts, as Debezium's connectors write them with `time.precision.mode=structured`.
+"""Dates and times as objects of their parts, which Debezium's connectors write with `time.precision.mode=structured`.
 
-`{"year": 2024, "month": 2, "day": 29}`, with `hour`, `minute`, `second` and `nanos` of a time of day, `offsetSeconds`
-of one in a zone, or `{"specialValue": "POSITIVE_INFINITY"}` alone. `precision` and `zoneId` say nothing more. The
-rules are those of texts: an instant needs an offset, a timestamp without zone allows none but zero, a date has no time
-of day, and nothing is rounded.
+`{"year": 2024, "month": 2, "day": 29}`, with `hour`, `minute`, `second` and `nanos` for a time of day,
+`offsetSeconds` for a zone, or `{"specialValue": "POSITIVE_INFINITY"}` alone. `precision` and `zoneId` add nothing and
+are ignored. The rules are those for texts: an instant needs an offset, a timestamp without zone allows only a zero
+offset, a date has no time of day, and nothing is rounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.tablelayer.model.types.column_types import INT, STRING, TypeKind
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 Inside = Callable[[Numbers, FoundFields, int], Field]
-"""What stands in a field, by its number, of the objects in some rows of a column."""
+"""A function that returns a field, by its number, of the objects in some rows of a column."""
 
 _DATE, _TIME = ("year", "month", "day"), ("hour", "minute", "second")
 _NAMES = (*_DATE, *_TIME, "nanos", "offsetSeconds")
@@ -40,8 +40,11 @@ _SECONDS = 86_400
 
 
 class Moments(msgspec.Struct, frozen=True):
-    """n values: days since 1970-01-01, seconds of the day in UTC (also below zero, and beyond the day) and nanoseconds,
-    int64[n]; signs: int8[n], 1 and -1 for the infinities. Zero where nothing stands."""
+    """Parts of n values, zero where there is no value.
+
+    days: int64[n] since 1970-01-01; seconds: int64[n] of the day in UTC, which may be negative or beyond the day;
+    nanos: int64[n]; signs: int8[n], 1 and -1 for the infinities.
+    """
 
     days: Numbers
     seconds: Numbers
@@ -50,7 +53,7 @@ class Moments(msgspec.Struct, frozen=True):
 
 
 def read(field: Field, inside: Inside) -> Moments:
-    """What the objects of a column say. Raises RowError for the first that does not fit the column's kind."""
+    """Return the parts of a column's objects. Raises RowError for the first that does not fit the column's kind."""
     rows, texts = field.containers()
     found = find_fields(texts, _COLUMNS)
     at = rows[: found.kinds.shape[1]]
@@ -136,7 +139,7 @@ class _Objects:
         return self.given[first] & self.given[second] & self.given[third]
 
     def _signs(self, kind: TypeKind) -> npt.NDArray[np.int8]:
-        """Which objects are an infinity; a special value that is none, and one of a time of day, are refused."""
+        """Return the signs of infinities. Other special values, and infinities of a time of day, are refused."""
         signs = np.zeros(len(self.here), np.int8)
         special = self.special
         for row in np.flatnonzero(special.kinds > json_scan.NULL).tolist():
@@ -151,12 +154,12 @@ class _Objects:
 
 
 def _days(year: Numbers, month: Numbers, day: Numbers) -> tuple[Numbers, Mask]:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar, of any year in 32 bits, and which are dates."""
+    """Return days since 1970-01-01 in the proleptic Gregorian calendar, of any year in 32 bits, and which are dates."""
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
     sound = (month >= 1) & (month <= 12)
     lengths = _MONTHS[np.where(sound, month, 1) - 1] + (leap & (month == 2))
     sound &= (day >= 1) & (day <= lengths)
-    shifted = year - (month <= 2)  # years that begin in March end with the day that leap years have
+    shifted = year - (month <= 2)  # in years that begin in March the leap day is the last day
     era = shifted // 400
     of_era = shifted - era * 400
     day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1

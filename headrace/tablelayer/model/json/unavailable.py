@@ -1,9 +1,10 @@
 """Values that a connector does not know: Debezium's `unavailable.value.placeholder`.
 
-PostgreSQL leaves a large value out of its log when an update did not change it (TOAST), and Debezium writes a
-placeholder in its place, in the form of the column's type (`UnchangedToastedPlaceholder`): the text, the base64 of its
-bytes, an array of one of these or of the bytes as numbers, an hstore of the text, or an array of the UUID that is named
-by it. Each is recognised in the text of the JSON value, as Connect's converter and Python's `json` write it.
+PostgreSQL leaves a large value out of its log if an update did not change it (TOAST), and Debezium writes a
+placeholder instead, in the form of the column's type (`UnchangedToastedPlaceholder`). The forms are the text, the
+base64 of its bytes, an array of one of these or of the bytes as numbers, an hstore of the text, and an array of the
+UUID that is derived from the text. Each is recognized in the text of the JSON value, as Connect's converter and
+Python's `json` write it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ _HEX = "hex:"
 
 
 class Placeholder(msgspec.Struct, frozen=True):
-    """What stands for a value that is not known, in every form that it has in JSON."""
+    """A placeholder for an unknown value, in every form that it has in JSON."""
 
     forms: tuple[bytes, ...]
 
     @classmethod
     def of(cls, text: str) -> Placeholder:
-        """Of the connector's setting, which is not empty; after ``hex:`` its bytes in hexadecimal."""
+        """Return the placeholder of the connector's setting, which is not empty; after `hex:` come its bytes in
+        hexadecimal."""
         return _placeholder(text)
 
     def cells(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, kinds: np.ndarray
     ) -> Mask | None:
-        """bool[n]: which of the values that a scan has found are it; None if none is."""
+        """Return bool[n], which of the scanned values are the placeholder; None if there is no such value."""
         found: Mask | None = None
         has_text = kinds >= json_scan.STRING
         for form in self.forms:

@@ -1,8 +1,8 @@
-"""From the text of JSON values to column values: exact, vectorised, compiled.
+"""Compiled conversion of JSON values from text to column values, exact.
 
-Each kernel takes what ``json_scan.scan`` found of one field (``starts, lengths, kinds``: one entry per row) and fills
-the value array of one column; rows that are null or missing are skipped. It returns the first row that does not fit,
-with the reason's code in ``failure[0]``, or -1. No decimal and no integer ever passes through a float.
+Each kernel takes the values of one field as `json_scan.scan` found them (`starts, lengths, kinds`: one entry per row)
+and fills the value array of one column; rows that are null or missing are skipped. It returns the first row that does
+not fit, with the reason's code in `failure[0]`, or -1. Decimals and integers never pass through a float.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba import njit
 from headrace.tablelayer.model.arrays.memory import Int64, copy_bytes
 from headrace.tablelayer.model.json.scan import FALSE, NULL, NUMBER, STRING, TRUE, Array, Bytes
 
-# Failure codes of a value. The texts are in json_rows.
+# Failure codes of a value. The messages are in json_rows.
 WRONG_KIND = 20
 NOT_A_NUMBER = 21
 INEXACT = 22
@@ -38,7 +38,7 @@ _EXPONENT_MAX = 1 << 40  # beyond the length of any text: larger exponents need 
 
 @njit(cache=True, nogil=True)
 def _times_ten(high: Any, low: Any, digit: Any) -> tuple[Any, Any]:
-    """(high, low) * 10 + digit in 128 bits."""
+    """Return (high, low) * 10 + digit in 128 bits."""
     mask = np.uint64(0xFFFFFFFF)
     shift = np.uint64(32)
     ten = np.uint64(10)
@@ -49,9 +49,9 @@ def _times_ten(high: Any, low: Any, digit: Any) -> tuple[Any, Any]:
 
 @njit(cache=True, nogil=True)
 def exact(data: Bytes, start: int, end: int, digits_max: int, scale: int) -> tuple[int, bool, Any, Any]:
-    """The number written in data[start:end], times 10**scale, as (failure code or 0, negative, high, low).
+    """Return the number in data[start:end], times 10**scale, as (failure code or 0, negative, high, low).
 
-    Must have at most ``digits_max`` (<= 38) digits then, and be whole: digits that would be lost are INEXACT.
+    The result must be whole and have at most `digits_max` (<= 38) digits. Digits that would be lost are INEXACT.
     """
     position = start
     negative = False
@@ -127,7 +127,7 @@ def exact(data: Bytes, start: int, end: int, digits_max: int, scale: int) -> tup
 
 @njit(cache=True, nogil=True)
 def _small_integer(data: Bytes, start: int, length: int) -> tuple[bool, Int64]:
-    """(True, value) for a plain integer of at most 18 digits; (False, 0) sends the caller to ``_exact``."""
+    """Return (True, value) for a plain integer of at most 18 digits; after (False, 0) the caller needs `_exact`."""
     position = start
     end = start + length
     negative = data[position] == 45
@@ -147,7 +147,7 @@ def _small_integer(data: Bytes, start: int, length: int) -> tuple[bool, Int64]:
 
 @njit(cache=True, nogil=True)
 def trim(data: Bytes, start: int, length: int) -> tuple[int, int]:
-    """The range (start, end) without blanks at both ends."""
+    """Return the range (start, end) without blanks at both ends."""
     end = start + length
     while start < end and data[start] <= 32:
         start += 1
@@ -160,7 +160,7 @@ def trim(data: Bytes, start: int, length: int) -> tuple[int, int]:
 def integers(
     data: Bytes, starts: Array, lengths: Array, kinds: Bytes, bits: int, values: Array, failure: Array
 ) -> int:
-    """values: int64[n]. Numbers, or strings that hold one, whole and within ``bits`` bits, signed."""
+    """Read numbers, or strings that hold one, into values: int64[n]; whole and within `bits` bits, signed."""
     top = np.uint64((np.uint64(1) << np.uint64(bits - 1)) - np.uint64(1))
     for row in range(len(starts)):
         kind = kinds[row]
@@ -199,7 +199,7 @@ def decimals(
     values: Array,
     failure: Array,
 ) -> int:
-    """values: int64[n, 2], low word first: the unscaled value in 128 bits, two's complement."""
+    """Read decimals into values: int64[n, 2], low word first: the unscaled value in 128 bits, two's complement."""
     for row in range(len(starts)):
         kind = kinds[row]
         if kind <= NULL:
@@ -241,7 +241,7 @@ _INFINITY_WORD = np.frombuffer(b"infinity", dtype=np.uint8)
 
 @njit(cache=True, nogil=True)
 def booleans(data: Bytes, starts: Array, lengths: Array, kinds: Bytes, values: Array, failure: Array) -> int:
-    """values: bool[n]. true and false, or strings of these words in any case."""
+    """Read true and false, or strings of these words in any case, into values: bool[n]."""
     for row in range(len(starts)):
         kind = kinds[row]
         if kind <= NULL:
@@ -267,10 +267,10 @@ def booleans(data: Bytes, starts: Array, lengths: Array, kinds: Bytes, values: A
 def float_texts(
     data: Bytes, starts: Array, lengths: Array, kinds: Bytes, infinite: Array, failure: Array
 ) -> int:
-    """Checks and trims the texts of numbers for a correctly rounding parser; infinite: bool[n], set where
-    it is meant.
+    """Check and trim the texts of numbers for a correctly rounding parser.
 
-    Strings may also hold NaN, Infinity and -Infinity, which JSON numbers cannot express.
+    infinite: bool[n], set for an explicit Infinity. Strings may also hold NaN, Infinity and -Infinity, which JSON
+    numbers cannot express.
     """
     for row in range(len(starts)):
         kind = kinds[row]
@@ -299,7 +299,7 @@ def float_texts(
 
 @njit(cache=True, nogil=True)
 def _two_digits(data: Bytes, position: int, end: int) -> Int64:
-    """The number in two digits, or -1."""
+    """Return the number in two digits, or -1."""
     if position + 2 > end:
         return np.int64(-1)
     tens = np.int64(data[position]) - 48
@@ -311,7 +311,7 @@ def _two_digits(data: Bytes, position: int, end: int) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _date(data: Bytes, start: int, end: int) -> tuple[Int64, Int64]:
-    """(position after the date YYYY-MM-DD or -1, days since 1970-01-01).
+    """Return (position after the date YYYY-MM-DD or -1, days since 1970-01-01).
 
     Years beyond 9999 or before 0 are signed and have up to 9 digits (ISO 8601's expanded form).
     """
@@ -351,7 +351,7 @@ def _date(data: Bytes, start: int, end: int) -> tuple[Int64, Int64]:
 
 @njit(cache=True, nogil=True)
 def _time(data: Bytes, start: int, end: int) -> tuple[Int64, Int64, Int64, bool]:
-    """(position after the time HH:MM[:SS[.f...]] or -1, seconds, nanoseconds, whether more digits follow)."""
+    """Return (position after the time HH:MM[:SS[.f...]] or -1, seconds, nanoseconds, whether more digits follow)."""
     hour = _two_digits(data, start, end)
     if not 0 <= hour <= 23 or start + 5 > end or data[start + 2] != 58:
         return np.int64(-1), np.int64(0), np.int64(0), False
@@ -387,7 +387,7 @@ def _time(data: Bytes, start: int, end: int) -> tuple[Int64, Int64, Int64, bool]
 
 @njit(cache=True, nogil=True)
 def _zone(data: Bytes, start: int, end: int) -> tuple[bool, bool, Int64]:
-    """(sound, present, offset in seconds) of the zone that fills data[start:end]: Z, +HH:MM, +HHMM or +HH."""
+    """Return (sound, present, offset in seconds) of the zone in data[start:end]: Z, +HH:MM, +HHMM or +HH."""
     if start == end:
         return True, False, np.int64(0)
     if data[start] == 90 and end - start == 1:
@@ -411,7 +411,7 @@ def _zone(data: Bytes, start: int, end: int) -> tuple[bool, bool, Int64]:
 
 @njit(cache=True, nogil=True)
 def dates(data: Bytes, starts: Array, lengths: Array, kinds: Bytes, values: Array, failure: Array) -> int:
-    """values: int32[n], days since 1970-01-01, of strings YYYY-MM-DD."""
+    """Read strings YYYY-MM-DD into values: int32[n], days since 1970-01-01."""
     for row in range(len(starts)):
         kind = kinds[row]
         if kind <= NULL:
@@ -440,7 +440,7 @@ def times(
     values: Array,
     failure: Array,
 ) -> int:
-    """values: int64[n] in the column's unit, of strings HH:MM[:SS[.fraction]]."""
+    """Read strings HH:MM[:SS[.fraction]] into values: int64[n] in the column's unit."""
     nanos_per_unit = 1_000_000_000 // units_per_second
     finest = np.int64(_POWERS[9 - precision])
     for row in range(len(starts)):
@@ -475,9 +475,9 @@ def timestamps(
     values: Array,
     failure: Array,
 ) -> int:
-    """values: int64[n] in the column's unit since 1970-01-01T00:00:00 (UTC when ``zoned``), of ISO 8601 strings.
+    """Read ISO 8601 strings into values: int64[n] in the column's unit since 1970-01-01T00:00:00 (UTC when `zoned`).
 
-    A zone must be there for an instant (``zoned``). For a timestamp without zone it may only be Z or +00:00.
+    An instant (`zoned`) must have a zone. A timestamp without zone may only have Z or +00:00.
     """
     nanos_per_unit = 1_000_000_000 // units_per_second
     finest = np.int64(_POWERS[9 - precision])
@@ -529,7 +529,7 @@ def timestamps(
 
 @njit(cache=True, nogil=True)
 def text_offsets(starts: Array, lengths: Array, kinds: Bytes, offsets: Array) -> None:
-    """offsets: int64[n + 1] of the values' texts put together; null and missing have none."""
+    """Set offsets: int64[n + 1] of the concatenated texts; null and missing values have empty texts."""
     total = np.int64(0)
     offsets[0] = 0
     for row in range(len(starts)):
@@ -540,7 +540,7 @@ def text_offsets(starts: Array, lengths: Array, kinds: Bytes, offsets: Array) ->
 
 @njit(cache=True, nogil=True)
 def copy_texts(data: Bytes, starts: Array, offsets: Array, out: Bytes) -> None:
-    """Put the texts together, as ``text_offsets`` has counted them."""
+    """Concatenate the texts at the offsets of `text_offsets`."""
     source, target = data.ctypes.data, out.ctypes.data
     for row in range(len(starts)):
         length = offsets[row + 1] - offsets[row]
@@ -549,7 +549,7 @@ def copy_texts(data: Bytes, starts: Array, offsets: Array, out: Bytes) -> None:
 
 @njit(cache=True, nogil=True)
 def longer_than(data: Bytes, starts: Array, lengths: Array, kinds: Bytes, limit: int) -> int:
-    """The first row whose text has more than ``limit`` characters (code points), or -1."""
+    """Return the first row whose text has more than `limit` characters (code points), or -1."""
     for row in range(len(starts)):
         if kinds[row] <= NULL or lengths[row] <= limit:
             continue
@@ -579,7 +579,7 @@ def decode_base64(
 ) -> int:
     """Decode base64 strings (RFC 4648, padded) into out: uint8, offsets: int64[n + 1]; size: exact bytes, or -1.
 
-    With an exact size, null rows take as many bytes too, left as they are.
+    With an exact size, null rows take the same number of bytes, which stay unchanged.
     """
     written = np.int64(0)
     offsets[0] = 0
@@ -604,7 +604,7 @@ def decode_base64(
             padding = 2 if data[start + length - 2] == 61 else 1
         decoded = length // 4 * 3 - padding
         if size >= 0 and decoded != size:
-            # Looked at before anything is written: the output has room for rows of the right size only.
+            # Checked before anything is written, because the output only has room for rows of the right size.
             for index in range(start, start + length - padding):
                 if _BASE64[data[index]] < 0:
                     return row

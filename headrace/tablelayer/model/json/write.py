@@ -1,8 +1,8 @@
-"""Rows to JSON text: one compiled pass that writes each row once, from the Arrow buffers into one output buffer.
+"""Conversion of rows to JSON text: one compiled pass that writes each row once, from Arrow buffers to one output
+buffer.
 
-The formats are in json_rows. The kernel reads the columns through their addresses, because their number and
-types differ from table to table and it must not be compiled anew for each; the arrays are kept alive by the
-caller meanwhile.
+The formats are in json_rows. The kernel reads the columns through their addresses: their number and types differ
+between tables, and it must not be compiled for each table. The caller keeps the arrays alive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.tablelayer.model.arrays.memory import (
 from headrace.tablelayer.model.json.scan import Array, Bytes
 from headrace.tablelayer.model.rows.nested import entries, is_nested, row_fields
 
-# How a column is written. Everything that is not in this list is brought to one of these first.
+# The form in which a column is written. Other types are converted to one of these first.
 (
     _INT8,
     _INT16,
@@ -60,14 +60,14 @@ _SIMPLE_KINDS = {
 _KIND, _OFFSET, _VALIDITY, _VALUES, _DATA, _SCALE, _UNITS, _ZONED, _NAME_START, _NAME_END = range(10)
 _DESCRIPTION_WIDTH = 10
 
-# The longest text of a value, by kind; strings, raw text and base64 are counted.
+# The maximum length of a value's text, by kind; strings, raw text and base64 are measured.
 _MAX_LENGTH = {
     _INT8: 4, _INT16: 6, _INT32: 11, _INT64: 20, _BOOLEAN: 5, _DECIMAL: 41, _DATE: 17,
     _TIME32: 20, _TIME64: 20, _TIMESTAMP: 44,
 }  # fmt: skip
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
-# Words whose first bytes are these texts; what follows is overwritten.
+# Words that begin with these texts; the bytes behind them are overwritten.
 _NULL, _TRUE, _FALSE = (
     np.uint64(int.from_bytes(text.ljust(8, b"\0"), "little")) for text in (b"null", b"true", b"false")
 )
@@ -77,7 +77,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _BASE64_LETTERS = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
 )
-# What follows the backslash: 0 for characters written as they are, 'u' for those without a short escape.
+# The character after the backslash: 0 for characters without escape, 'u' for those without a short escape.
 _ESCAPES = np.zeros(256, dtype=np.uint8)
 _ESCAPES[:32] = ord("u")
 for _character, _letter in {
@@ -95,10 +95,10 @@ _POWERS = np.array([10**exponent for exponent in range(20)], dtype=np.uint64)
 
 
 def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
-    """The rows as compact JSON objects, UTF-8: n binary values (large_binary from 2 GiB on).
+    """Return the rows as compact JSON objects, UTF-8: n binary values (large_binary from 2 GiB on).
 
-    Equal to ``json.dumps(row, separators=(",", ":"), ensure_ascii=False)`` of rows with the values as in
-    json_rows. Raises ValueError for an Arrow type that no table column has.
+    Equal to `json.dumps(row, separators=(",", ":"), ensure_ascii=False)` of rows with the values as in json_rows.
+    Raises ValueError for an Arrow type that no table column has.
     """
     offsets, data = _write(batch.columns, _object_prefixes(tuple(batch.schema.names)), batch.num_rows, b"}")
     size = len(data)
@@ -117,7 +117,7 @@ def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
 def _write(
     given: Sequence[pa.Array], prefixes: tuple[bytes, ...], count: int, closing: bytes
 ) -> tuple[Array, Bytes]:
-    """Per row each value behind its prefix, and the closing byte, if there is one. (int64[n+1] offsets, data)."""
+    """Write each row: each value behind its prefix, and the closing byte, if any. Return (int64[n+1] offsets, data)."""
     columns = [_prepare(column) for column in given]
     names = np.frombuffer(b"".join(prefixes) + bytes(_SLACK), dtype=np.uint8)
     table = np.zeros((len(columns), _DESCRIPTION_WIDTH), dtype=np.int64)
@@ -141,13 +141,13 @@ def _write(
     size = int(_write_rows(table, names.ctypes.data, count, last, out.ctypes.data, offsets))
     if size > capacity:
         raise AssertionError(f"{size} bytes of JSON in a buffer of {capacity}")
-    # The rest was never touched: memory that nobody has written to costs nothing.
+    # The rest of the buffer was never touched, and untouched memory costs nothing.
     return offsets, out[:size]
 
 
 @lru_cache(maxsize=256)
 def _object_prefixes(names: tuple[str, ...]) -> tuple[bytes, ...]:
-    """What stands before each value of an object with these fields."""
+    """Return the text before each value of an object with these fields."""
     return tuple(
         ("," if index else "{").encode() + json.dumps(name, ensure_ascii=False).encode() + b":"
         for index, name in enumerate(names)
@@ -155,7 +155,7 @@ def _object_prefixes(names: tuple[str, ...]) -> tuple[bytes, ...]:
 
 
 def _nested_text(array: pa.Array) -> pa.Array:
-    """Rows, lists or maps as their JSON text: n texts, of no meaning where there is a null."""
+    """Return rows, lists or maps as their JSON text: n texts, undefined under nulls."""
     arrow_type, count = array.type, len(array)
     if pa.types.is_struct(arrow_type):
         names = tuple(field.name for field in arrow_type)
@@ -172,7 +172,7 @@ def _nested_text(array: pa.Array) -> pa.Array:
         inner_offsets, inner = _write(parts, prefixes, len(parts[0]), closing)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         bounds = inner_offsets[ends]
-        # Of each value that has entries the first comma goes, and two brackets come.
+        # Each value with entries loses its first comma and gets two brackets.
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.diff(bounds) - (counts > 0) + 2)])
         data = np.empty(int(offsets[-1]), np.uint8)
         _bracket(bounds, inner, brackets[0], brackets[1], data, offsets)
@@ -187,7 +187,7 @@ def _nested_text(array: pa.Array) -> pa.Array:
 
 
 def _prepare(array: pa.Array) -> tuple[int, pa.Array]:
-    """How a column is written, and the array to write it from."""
+    """Return the form in which a column is written, and the array to write."""
     kind = array.type
     simple = _SIMPLE_KINDS.get(kind)
     if simple is not None:
@@ -217,7 +217,7 @@ def _prepare(array: pa.Array) -> tuple[int, pa.Array]:
         return _BASE64, array.cast(pa.binary())
     if is_nested(kind):
         return _RAW, _nested_text(array)
-    raise ValueError(f"no column of a table has the Arrow type {kind}")
+    raise ValueError(f"the Arrow type {kind} is not a type of a table's column")
 
 
 def _describe(row: np.ndarray, kind: int, array: pa.Array) -> None:
@@ -244,7 +244,7 @@ def _byte_length(array: pa.Array) -> int:
 
 @njit(cache=True, nogil=True)
 def _escaped_length(row: Array, count: int) -> Int64:
-    """The bytes that ``count`` strings of a column take at most, with their escapes."""
+    """Return the maximum number of bytes that `count` strings of a column take with their escapes."""
     if count == 0:
         return 0
     first = np.int64(int32_at(row[_VALUES], row[_OFFSET]))
@@ -257,14 +257,14 @@ def _escaped_length(row: Array, count: int) -> Int64:
     for byte in text:
         controls += byte < 32
         marked += (byte == 34) | (byte == 92)
-    # Nothing to escape: negative scale marks a column that is copied as it is.
+    # Without escapes: a negative scale marks a column that is copied unchanged.
     row[_SCALE] = -1 if controls + marked == 0 else 0
     return (last - first) + 5 * controls + marked
 
 
 @njit(cache=True, nogil=True)
 def _put_unsigned(at: Int64, value: Any, width: int) -> Int64:
-    """Write ``value`` (uint64) with at least ``width`` digits to the address ``at``; the address after it."""
+    """Write `value` (uint64) with at least `width` digits to the address `at`. Return the address after it."""
     hundred = np.uint64(100)
     length = width
     while length < 20 and value >= _POWERS[length]:
@@ -299,7 +299,7 @@ def _put_two(at: Int64, value: Any) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _put_decimal(at: Int64, low: Any, high: Any, scale: int) -> Int64:
-    """Write a 128-bit unscaled value with ``scale`` digits after the point."""
+    """Write a 128-bit unscaled value with `scale` digits after the point."""
     low = np.uint64(low)
     if high < 0:
         put_byte(at, 45)
@@ -456,8 +456,10 @@ def _bracket(bounds: Array, inner: Bytes, opening: int, closing: int, out: Bytes
 
 @njit(cache=True, nogil=True)
 def _write_rows(table: Array, names: int, count: int, closing: int, out: int, offsets: Array) -> Int64:
-    """Write all rows, each with the byte ``closing`` at its end unless it is 0; offsets: int64[n + 1]. Returns the
-    bytes written. ``names`` and ``out`` are addresses; up to `_SLACK` bytes behind what is written are touched.
+    """Write all rows, each followed by the byte `closing` unless it is 0; offsets: int64[n + 1].
+
+    Returns the number of bytes written. `names` and `out` are addresses; up to `_SLACK` bytes behind the output are
+    touched.
     """
     position = np.int64(out)
     width = len(table)
@@ -526,7 +528,7 @@ def _write_rows(table: Array, names: int, count: int, closing: int, out: int, of
             elif kind in (_TIME32, _TIME64):
                 units = description[_UNITS]
                 ticks = np.int64(int32_at(values, at)) if kind == _TIME32 else int64_at(values, at)
-                # A time of day is below 24 h; anything else would not fit in the text.
+                # A time of day is below 24 h; a larger one would not fit into the text.
                 seconds = ticks // units % 86_400
                 put_byte(position, 34)
                 position = _put_time(position + 1, seconds, ticks - ticks // units * units, units)

@@ -1,1 +1,1 @@
-"""The lake in words: how far it is, and a plain topic's table there."""
+"""A lake's offsets and a plain topic's lake table, as values."""

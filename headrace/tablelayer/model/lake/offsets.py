@@ -1,8 +1,8 @@
-"""How far a lake is, place by place: the words and the one writing that lake snapshots, the server's record and the
-wire have in common.
+"""The offsets up to which a lake has a table's buckets, and their JSON form.
 
-A place is a bucket of a table, or of one partition of a partitioned table. Partitions go by name **and id**: one that
-was dropped and made anew begins again at offset 0 and is another place. As JSON:
+Lake snapshots, the server's record and the wire share this form. A place is a bucket of a table, or of one partition
+of a partitioned table. A partition is known by name **and id**: a partition that was dropped and created again begins
+at offset 0 and is another place. As JSON:
 
     {"0": 1200, "1": 7}                        a table: exclusive ends by bucket
     {"2024-09-19@<id>": {"0": 1200, "1": 7}}   a partitioned table: the same by partition
@@ -30,29 +30,29 @@ class PartitionBucket:
 
 
 Place = int | PartitionBucket
-"""A bucket's number where the table has no partitions. One table's places are all of one kind."""
+"""A bucket's number in a table without partitions, else a `PartitionBucket`. A table has places of one kind only."""
 
 Offsets = Mapping[Any, int]
-"""Exclusive ends by `Place`. (A mapping's key type admits no narrower one, and most have numbers alone.)"""
+"""Exclusive ends by `Place`. A mapping's key type is invariant, and most mappings have numbers only, hence Any."""
 
 
 def in_order(offsets: Offsets) -> list[tuple[Any, int]]:
-    """The places with their offsets, sorted."""
+    """Return the places with their offsets, sorted."""
     return sorted(offsets.items())
 
 
 def offsets_to_json(offsets: Offsets) -> str:
-    """See the module."""
+    """Return offsets in the JSON form that the module describes."""
     return json.dumps(offsets_to_value(offsets))
 
 
 def offsets_from_json(text: str | bytes) -> dict[Place, int]:
-    """Raises ValueError for what `offsets_to_json` does not write."""
+    """Return the offsets in a JSON text. Raises ValueError for a text that `offsets_to_json` does not write."""
     return offsets_from_value(json.loads(text))
 
 
 def offsets_to_value(offsets: Offsets) -> dict[str, Any]:
-    """What stands in JSON."""
+    """Return offsets as the value of a JSON text."""
     value: dict[str, Any] = {}
     for place, offset in in_order(offsets):
         if isinstance(place, PartitionBucket):
@@ -63,7 +63,7 @@ def offsets_to_value(offsets: Offsets) -> dict[str, Any]:
 
 
 def offsets_from_value(listed: Mapping[str, Any]) -> dict[Place, int]:
-    """What stood in JSON."""
+    """Return the offsets in the value of a JSON text."""
     found: dict[Place, int] = {}
     for name, value in listed.items():
         if isinstance(value, dict):
@@ -76,8 +76,9 @@ def offsets_from_value(listed: Mapping[str, Any]) -> dict[Place, int]:
 
 
 def without_dropped(offsets: Offsets, existing: Collection[Any]) -> dict[Place, int]:
-    """What is still worth knowing when only these places exist: a table's buckets all stay, partitions that were
-    dropped go, so that a table whose partitions come and go for years does not carry them all along.
+    """Return the offsets without those of partitions that were dropped; all buckets of a table stay.
+
+    Otherwise a table whose partitions come and go would collect them for years.
     """
     return {
         place: offset
@@ -87,5 +88,5 @@ def without_dropped(offsets: Offsets, existing: Collection[Any]) -> dict[Place, 
 
 
 def partitions_of(places: Collection[Any]) -> list[str]:
-    """The names of the partitions among places, in order."""
+    """Return the names of the partitions among places, in order."""
     return sorted({place.partition for place in places if isinstance(place, PartitionBucket)})

@@ -15,7 +15,7 @@ PREFIX = "datalake."
 
 
 class TopicFormat(StrEnum):
-    """What the records of a tiered topic are."""
+    """The format of a tiered topic's records."""
 
     RAW = "raw"
     JSON = "json"
@@ -23,7 +23,7 @@ class TopicFormat(StrEnum):
 
 
 class TopicOptions:
-    """The effective values of one topic's configurations, defaults filled in; they never change."""
+    """The effective values of one topic's configurations, with defaults filled in. They never change."""
 
     enabled = Option(
         "datalake.enabled",
@@ -41,43 +41,43 @@ class TopicOptions:
         "datalake.freshness",
         DURATION,
         180_000,
-        "How far the lake may be behind the topic (3 min).",
+        "Maximum time that the lake may be behind the topic (3 min).",
     )
     table = Option(
         "datalake.table",
         TEXT,
         "",
-        "The lake table, as database.table; by default named like the topic.",
+        "The lake table, as database.table; by default it has the topic's name.",
     )
     value_format = Option(
         "datalake.value-format",
         one_of(TopicFormat),
         TopicFormat.RAW,
-        "What the records are: raw (default: the record as it is), json, or debezium-json.",
+        "The format of the records: raw (default: the record as it is), json, or debezium-json.",
     )
     schema = Option(
         "datalake.schema",
         TEXT,
         "",
-        "The columns, as 'id BIGINT, name STRING'; without it they are what the records have.",
+        "The columns, as 'id BIGINT, name STRING'; by default they are inferred from the records.",
     )
     primary_key = Option(
         "datalake.primary-key",
         COLUMNS,
         (),
-        "The columns by which the lake table keeps one row each, separated by commas.",
+        "The primary key of the lake table: its columns, separated by commas.",
     )
     unknown_fields = Option(
         "datalake.unknown-fields",
         one_of(UnknownFields),
         UnknownFields.IGNORE,
-        "What happens to fields that are no columns of 'datalake.schema': ignore, or fail.",
+        "The treatment of fields without a column in 'datalake.schema': ignore, or fail.",
     )
     compaction = Option(
         "datalake.auto-compaction",
         BOOLEAN,
         False,
-        "Whether the tiering job makes few large files of the lake table's many small ones.",
+        "Whether the tiering job merges the lake table's small files into large ones.",
     )
     expiry = Option(
         "datalake.auto-expire-snapshot",
@@ -94,7 +94,7 @@ DECLARED: Mapping[str, Option[Any]] = {option.name: option for option in _ATTRIB
 
 
 def read(given: Mapping[str, str]) -> TopicOptions:
-    """Raises TableError(INVALID_TABLE) naming the configuration and its value."""
+    """Return the effective values. Raises TableError(INVALID_TABLE) that names the configuration and its value."""
     options = TopicOptions()
     for attribute, option in _ATTRIBUTES.items():
         try:

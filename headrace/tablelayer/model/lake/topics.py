@@ -3,14 +3,13 @@
 | format | the lake table |
 |---|---|
 | `raw` | `key`, `value`, `headers` (JSON: names and base64 values), `timestamp`, `partition`, `offset`; appended |
-| `json` | the fields of the value's object; with a primary key, upserts, and a null value deletes what the key names |
+| `json` | the fields of the value's object; with a primary key, upserts, and a null value deletes the row of the key |
 | `debezium-json` | the rows in the envelopes, as upserts and deletes by primary key |
 
-The columns of the last two are those of `datalake.schema`, or what the records have: fields found later are added, with
-numbers that have a fraction as DOUBLE, objects, arrays and what is mixed as STRING. Records that do not fit go to the
-lake table of the same name with `_dead_letters`: whole, with the reason.
-
-The server checks the configurations; the tiering job goes by them. Everything here is pure.
+The columns of the last two are given by `datalake.schema` or else inferred from the records. New fields become new
+columns: a number with a fraction is a DOUBLE; an object, an array or a field of mixed types is a STRING. Records that
+do not fit go unchanged to the lake table with the suffix `_dead_letters`, with the reason. The server checks the
+configurations; the tiering job follows them. Everything here is pure.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ DEAD_LETTER_COLUMNS = RAW_COLUMNS + ", error STRING NOT NULL"
 
 
 class TopicLake(msgspec.Struct, frozen=True):
-    """A topic's configurations, checked. `schema` None: inferred (or fixed, of raw records)."""
+    """A topic's configurations, checked. `schema` None: the columns are inferred, or those of raw records."""
 
     enabled: bool
     format: DatalakeFormat
@@ -68,7 +67,8 @@ class TopicLake(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, topic: str, config: Mapping[str, str]) -> TopicLake:
-        """Raises TableError(INVALID_TABLE) naming the configuration and its value."""
+        """Return a topic's configurations. Raises TableError(INVALID_TABLE) that names the configuration and its
+        value."""
         given = {name: value.strip() for name, value in config.items() if name.startswith(PREFIX)}
         options = read(given)
         found = cls(
@@ -98,7 +98,7 @@ class TopicLake(msgspec.Struct, frozen=True):
                     )
         if self.value_format is TopicFormat.DEBEZIUM_JSON and not self.primary_key:
             raise _invalid(
-                f"'{value_format}' = 'debezium-json' gives upserts and deletes: say by which columns with"
+                f"'{value_format}' = 'debezium-json' writes upserts and deletes, which need a primary key: set"
                 f" '{primary_key}'"
             )
         if self.unknown_fields is UnknownFields.ADD:
@@ -117,13 +117,13 @@ class TopicLake(msgspec.Struct, frozen=True):
         return self.schema is None and self.value_format is not TopicFormat.RAW
 
     def declared(self, topic_id: UUID, partitions: int) -> TableDefinition | None:
-        """The lake table as it was declared; None where its columns are inferred."""
+        """Return the lake table as it was declared; None where its columns are inferred."""
         if self.is_inferred:
             return None
         return self.definition(self.schema or RAW_COLUMNS, topic_id, partitions)
 
     def undefined(self, topic_id: UUID) -> TableDefinition:
-        """Of the right name and id, to look for the lake table before its columns are known."""
+        """Return a definition with the right name and id, to find the lake table before its columns are known."""
         config = {SCHEMA_CONFIG: RAW_COLUMNS, **self.options}
         return from_topic_config(self.path, topic_id, 1, config)
 
@@ -138,7 +138,7 @@ class TopicLake(msgspec.Struct, frozen=True):
         }
 
     def definition(self, schema: str, topic_id: UUID | None, partitions: int) -> TableDefinition:
-        """The lake table with these columns. Raises TableError(INVALID_TABLE)."""
+        """Return the lake table with these columns. Raises TableError(INVALID_TABLE)."""
         config = {SCHEMA_CONFIG: schema, **self.options}
         if self.primary_key:
             config[PRIMARY_KEY_CONFIG] = ",".join(self.primary_key)
@@ -147,32 +147,32 @@ class TopicLake(msgspec.Struct, frozen=True):
         for column in found.schema.columns:
             if self.primary_key and not column.nullable and column.name not in self.primary_key:
                 raise _invalid(
-                    f"'{TopicOptions.schema.name}': column '{column.name}' is NOT NULL, but of a deleted row only the"
-                    " primary key is known: leave NOT NULL out"
+                    f"'{TopicOptions.schema.name}': column '{column.name}' is NOT NULL, but a deleted row has only its"
+                    " primary key: leave NOT NULL out"
                 )
         return found
 
     @property
     def dead_letters_path(self) -> TablePath:
-        """Where records that do not fit go."""
+        """The lake table for records that do not fit."""
         return TablePath(self.path.database, self.path.table + DEAD_LETTERS_SUFFIX)
 
     def dead_letters(self, topic_id: UUID) -> TableDefinition:
-        """The lake table of the records that do not fit."""
+        """Return the definition of the lake table for records that do not fit."""
         config = {SCHEMA_CONFIG: DEAD_LETTER_COLUMNS, **self.options}
         return from_topic_config(self.dead_letters_path, topic_id, 1, config)
 
 
 def is_tiered_topic(config: Mapping[str, str]) -> bool:
-    """Whether a topic that is no table asks for the lake."""
+    """Return whether the configuration of a plain topic enables the lake."""
     return config.get(TopicOptions.enabled.name, "").strip().lower() == "true"
 
 
 def successor(stored: TableDefinition, wanted: Sequence[Column], *, keep: bool) -> TableDefinition:
-    """The lake table after its columns became `wanted`: matched by name, ids kept.
+    """Return the lake table after its columns became `wanted`, matched by name; columns keep their ids.
 
-    With `keep`, as for inferred columns, none is dropped and a type changes only to a wider one; otherwise
-    TableError(INVALID_TABLE) says what cannot be.
+    With `keep`, as for inferred columns, no column is dropped and a type changes only to a wider one. Raises
+    TableError(INVALID_TABLE) for a change that is not possible.
     """
     changes: list[Change] = []
     known = {column.name: column for column in stored.schema.columns}
@@ -189,12 +189,12 @@ def successor(stored: TableDefinition, wanted: Sequence[Column], *, keep: bool) 
 
 
 def stored_text(definition: TableDefinition) -> str:
-    """A definition with its history, to be kept with the lake table."""
+    """Return the text of a definition with its history, to be kept with the lake table."""
     return json.dumps({"config": definition.to_topic_config(), "buckets": definition.bucket_count})
 
 
 def from_stored(text: str, path: TablePath, topic_id: UUID) -> TableDefinition:
-    """What `stored_text` wrote."""
+    """Return the definition that `stored_text` wrote."""
     value: dict[str, Any] = json.loads(text)
     return from_topic_config(path, topic_id, value["buckets"], value["config"])
 

@@ -1,15 +1,15 @@
-"""The table extension's own messages: API keys from 10000 up, flexible from the start.
+"""The table extension's own messages: API keys from 10000 on, flexible from version 0.
 
-They are declared in the vocabulary of Kafka's messages and travel on the same port with the same headers; clients of
-Kafka skip keys they do not know. Where a bucket's leader is, and offsets by time, are asked with Kafka's own Metadata
-and ListOffsets for the topic ``database.table``; committed positions with OffsetCommit and OffsetFetch.
+They are declared like Kafka's messages and travel on the same port with the same headers. Kafka clients ignore keys
+that they do not know. Clients find a bucket's leader with Kafka's Metadata and offsets by time with ListOffsets, both
+for the topic `database.table`; they keep committed positions with OffsetCommit and OffsetFetch.
 
-Every response is a ``TableResponse``; error codes are Kafka's below 1000 and ``TableErrorCode`` from there. Rows
-travel as one Arrow IPC record batch message without a schema (``batches/ipc.py``), written under ``schema_id``; log
-batches as in ``batches/batch.py``, each under its own. A reader says with ``schema_id`` which of the table's schemas it
-means (-1: the latest), and answers of rows are in that one, whatever schema they were written under; batches of a log
-come as they are. Column lists are column ids of that schema in the order of its columns; null means all columns. Rows
-and batches are views of the frame that was decoded, and are sent by reference.
+Every response is a `TableResponse`. Error codes below 1000 are Kafka's; the others are `TableErrorCode`. Rows travel
+as one Arrow IPC record batch message without a schema (`batches/ipc.py`), written under `schema_id`. Log batches are
+described in `batches/batch.py`; each has its own schema id. With `schema_id` a reader chooses one of the table's
+schemas (-1: the latest). Rows are answered in that schema, whichever schema they were written under, but log batches
+are sent as they are. Column lists are column ids of that schema in the order of its columns; null means all columns.
+Rows and batches are views of the decoded frame and are sent by reference.
 """
 
 from headrace.tablelayer.model.messages.answers import *

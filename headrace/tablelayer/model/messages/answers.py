@@ -1,4 +1,4 @@
-"""What answers begin with: of a whole request, and of one bucket of it."""
+"""The first fields of every response and of the answer for one bucket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headrace.protocol.schema import ApiMessage, Struct, int16, int32, string
 
 
 class TableResponse(ApiMessage):
-    """What every response begins with: the error of a request as a whole."""
+    """A response that begins with the error of the whole request."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -14,7 +14,7 @@ class TableResponse(ApiMessage):
 
 
 class BucketAnswer(Struct):
-    """What the answer of one bucket begins with: an error here leaves the other buckets of the request as they are."""
+    """The answer for one bucket. Its error does not concern the other buckets of the request."""
 
     bucket: int = int32()
     error_code: int = int16()

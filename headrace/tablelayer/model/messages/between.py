@@ -1,4 +1,4 @@
-"""What the brokers of a cluster ask each other about tables."""
+"""Requests about tables that the brokers of a cluster send each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class WantedEnd(Struct):
-    """``offset`` is how far the lake is."""
+    """A partition, and the `offset` up to which the lake has its records."""
 
     topic: str = string()
     partition: int = int32()
@@ -29,8 +29,10 @@ class WantedEnd(Struct):
 
 
 class DescribeEndsRequest(ApiMessage, key=10080, kind="request", versions="0", flexible="0+"):
-    """Where the records of partitions end that the broker leads. ``hold_ms``: those that the lake has wholly take no
-    more for so long, because they are about to be deleted.
+    """Ask where the records of partitions that the broker leads end.
+
+    `hold_ms`: a partition whose records are all in the lake accepts no more for this time, because it is about to be
+    deleted.
     """
 
     partitions: list[WantedEnd] = array(WantedEnd)
@@ -38,8 +40,10 @@ class DescribeEndsRequest(ApiMessage, key=10080, kind="request", versions="0", f
 
 
 class FoundEnd(Struct):
-    """``end`` -1: it is not led there. ``newest_ms``: of the batch that has the record at the offset that was named, -1
-    if there is none. ``held_epoch``: under which leader epoch it takes nothing now, -1 if it does.
+    """The end of a partition's records. `end` is -1 if the broker does not lead the partition.
+
+    `newest_ms`: timestamp of the batch that has the record at the requested offset, -1 if there is none.
+    `held_epoch`: the leader epoch in which the partition accepts nothing now, -1 if it accepts records.
     """
 
     end: int = int64(default=-1)
@@ -48,13 +52,13 @@ class FoundEnd(Struct):
 
 
 class DescribeEndsResponse(TableResponse, key=10080, kind="response", versions="0", flexible="0+"):
-    """In the order of the request."""
+    """The ends, in the order of the request."""
 
     partitions: list[FoundEnd] = array(FoundEnd)
 
 
 class StagedPlace(Struct):
-    """A bucket of the table; of a partitioned table the bucket of a partition, by its id. ``count`` of chunks."""
+    """A bucket of the table, or a bucket of one partition, by the partition's id. `count` is a number of chunks."""
 
     partition_id: UUID = uuid()
     bucket: int = int32()
@@ -67,7 +71,7 @@ class StagedOfAttempt(Struct):
 
 
 class CountStagedRequest(ApiMessage, key=10090, kind="request", versions="0", flexible="0+"):
-    """How much attempts have staged with the broker. The batch is about to be committed: it is not idle."""
+    """Ask how much the attempts have staged with the broker. The batch is about to be committed, so it is not idle."""
 
     table_id: UUID = uuid()
     writer: str = string()
@@ -76,14 +80,16 @@ class CountStagedRequest(ApiMessage, key=10090, kind="request", versions="0", fl
 
 
 class CountStagedResponse(TableResponse, key=10090, kind="response", versions="0", flexible="0+"):
-    """Without the attempts of which there is nothing."""
+    """The attempts that have staged something with the broker."""
 
     attempts: list[StagedOfAttempt] = array(StagedOfAttempt)
 
 
 class ApplyStagedRequest(ApiMessage, key=10091, kind="request", versions="0", flexible="0+"):
-    """Write what is decided for a bucket that the broker leads. ``ledger``: the decision, as the coordination store has
-    it. ``place.count``: so many chunks are known to be written.
+    """Write a decided batch to a bucket that the broker leads.
+
+    `ledger`: the decision, as the coordination store has it. `place.count`: the number of chunks already known to be
+    written.
     """
 
     table_id: UUID = uuid()
@@ -92,13 +98,13 @@ class ApplyStagedRequest(ApiMessage, key=10091, kind="request", versions="0", fl
 
 
 class ApplyStagedResponse(TableResponse, key=10091, kind="response", versions="0", flexible="0+"):
-    """So many chunks of the bucket are written, all of them."""
+    """`written`: the number of chunks of the bucket that are written, which is all of them."""
 
     written: int = int32()
 
 
 class DropStagedRequest(ApiMessage, key=10092, kind="request", versions="0", flexible="0+"):
-    """What the broker has of these attempts is not needed any more; without attempts, of batches up to this one."""
+    """Drop what the broker has staged for these attempts; without attempts, for all batches up to this one."""
 
     table_id: UUID = uuid()
     writer: str = string()
@@ -111,16 +117,18 @@ class DropStagedResponse(TableResponse, key=10092, kind="response", versions="0"
 
 
 class KeptCells(Struct):
-    """Cells of a column that stay as they are stored: a byte for each row."""
+    """Cells of a column that stay as they are stored: one byte per row."""
 
     column: int = int32()
     cells: bytes = binary()
 
 
 class PrepareRowsRequest(ApiMessage, key=10093, kind="request", versions="0", flexible="0+"):
-    """Rows that were produced to another broker, for a bucket that this one leads: check them, and hold the bucket for
-    as long as it takes to do the same everywhere, which is some seconds at most. ``rows`` is an Arrow message in the
-    schema of that id; ``deletes`` a byte for each row, ``sent_as`` eight, little-endian. The rest is who writes.
+    """Check rows that were produced to another broker for a bucket that this broker leads, and hold the bucket.
+
+    The bucket is held until the same is done in all buckets of the write, some seconds at most. `rows` is an Arrow
+    message in the schema `schema_id`; `deletes` has one byte per row, `sent_as` eight, little-endian. The other
+    fields describe the writer.
     """
 
     topic: str = string()
@@ -137,9 +145,10 @@ class PrepareRowsRequest(ApiMessage, key=10093, kind="request", versions="0", fl
 
 
 class PrepareRowsResponse(TableResponse, key=10093, kind="response", versions="0", flexible="0+"):
-    """``is_busy``: others write to the bucket, ask again. ``row`` and ``column``: what the error is about, -1 for none.
-    ``base_offset`` is set for what is there already; otherwise ``ticket`` is for what is prepared. ``leader_epoch``: in
-    which it was logged, or would be.
+    """`is_busy`: other writers use the bucket; ask again.
+
+    `row` and `column`: where the error is, -1 for no row. `base_offset` is set for rows that are logged already;
+    otherwise `ticket` stands for the prepared rows. `leader_epoch`: the epoch in which they were or would be logged.
     """
 
     is_busy: bool = boolean()
@@ -153,7 +162,7 @@ class PrepareRowsResponse(TableResponse, key=10093, kind="response", versions="0
 
 
 class LogRowsRequest(ApiMessage, key=10094, kind="request", versions="0", flexible="0+"):
-    """Log what is prepared; ``release``: let go of it instead."""
+    """Log prepared rows, or with `release` abandon them."""
 
     ticket: UUID = uuid()
     release: bool = boolean()
@@ -165,8 +174,10 @@ class LogRowsResponse(TableResponse, key=10094, kind="response", versions="0", f
 
 
 class AwaitRowsRequest(ApiMessage, key=10095, kind="request", versions="0", flexible="0+"):
-    """Wait for what ``acks`` demands of what the bucket has below ``end_offset``; -1 is where its log ends now.
-    ``leader_epoch``: in which the last of it was logged; under another one it was lost, and something else is there.
+    """Wait until the bucket's records below `end_offset` satisfy `acks`. -1 is the end of its log now.
+
+    `leader_epoch`: the epoch in which the last of these records was logged. Under another epoch the record was lost
+    and another one has its offset.
     """
 
     topic: str = string()
@@ -187,8 +198,10 @@ class CopiedFile(Struct):
 
 
 class CopyStoreRequest(ApiMessage, key=10096, kind="request", versions="0", flexible="0+"):
-    """The key-value store that the broker has of a bucket, for another replica of it. Without ``copy_id`` a copy is
-    made, which is kept while pieces of it are asked for; ``file`` and ``position`` name one; ``done`` lets go of it.
+    """Copy the broker's key-value store of a bucket to another replica.
+
+    Without `copy_id` the broker makes a copy and keeps it while pieces of it are requested. `file` and `position`
+    name a piece; `done` releases the copy.
     """
 
     topic: str = string()
@@ -200,7 +213,7 @@ class CopyStoreRequest(ApiMessage, key=10096, kind="request", versions="0", flex
 
 
 class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0", flexible="0+"):
-    """``files``: of a copy that was made; ``data``: the bytes at a position, none at a file's end."""
+    """`files`: the files of a new copy. `data`: the bytes at a position, empty at a file's end."""
 
     copy_id: UUID = uuid()
     files: list[CopiedFile] = array(CopiedFile)
@@ -208,9 +221,10 @@ class CopyStoreResponse(TableResponse, key=10096, kind="response", versions="0",
 
 
 class KeepStagedRequest(ApiMessage, key=10097, kind="request", versions="0-1", flexible="0+"):
-    """A chunk that was staged with the leader of a bucket, for another replica of it: whoever leads next has it.
-    ``place.count`` is its number. ``durable``: it has to survive a power cut. ``update``: as with `StageRowsRequest`.
-    ``writer_key``: what names of files have of the writer, in the place of ``writer`` where that is not known any more.
+    """Keep a chunk that was staged with the leader of a bucket, so that the next leader has it.
+
+    `place.count` is the chunk's number. `durable`: the chunk must survive a power failure. `update`: as in
+    `StageRowsRequest`. `writer_key`: the writer as file names have it, given where `writer` is not known any more.
     """
 
     table_id: UUID = uuid()
@@ -230,8 +244,10 @@ class KeepStagedResponse(TableResponse, key=10097, kind="response", versions="0-
 
 
 class HandOverStagedRequest(ApiMessage, key=10098, kind="request", versions="0", flexible="0+"):
-    """Have ``broker_id``, which leads the place now, keep the chunks that this broker has of an attempt, from number
-    ``place.count`` on: it was no replica in sync when they were staged.
+    """Send this broker's chunks of an attempt, from number `place.count` on, to `broker_id`, which leads the bucket
+    now.
+
+    That broker was not an in-sync replica when they were staged.
     """
 
     table_id: UUID = uuid()
@@ -247,8 +263,10 @@ class HandOverStagedResponse(TableResponse, key=10098, kind="response", versions
 
 
 class KeepDeadLettersRequest(ApiMessage, key=10099, kind="request", versions="0", flexible="0+"):
-    """Append records that a table has refused to its dead-letter topic, which another broker's table names: whoever had
-    that written down was allowed to write there. Answered when they count as acknowledged by all.
+    """Append records that a table refused to its dead-letter topic, which this broker leads.
+
+    This broker checks no rights: the client that named the topic in the table's options had the right to write to it.
+    The answer comes when the records satisfy acks=all.
     """
 
     topic: str = string()

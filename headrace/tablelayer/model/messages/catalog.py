@@ -1,4 +1,4 @@
-"""Databases and tables: making, dropping, listing, describing and altering them."""
+"""Databases and tables: creating, dropping, listing, describing and altering them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ListDatabasesResponse(TableResponse, key=10002, kind="response", versions=
 
 
 class CreateTableRequest(ApiMessage, key=10003, kind="request", versions="0", flexible="0+"):
-    """``definition``: ``TableDefinition.to_json()``."""
+    """`definition`: `TableDefinition.to_json()`."""
 
     definition: str = string()
     ignore_if_exists: bool = boolean()
@@ -79,15 +79,16 @@ class DescribeTableRequest(ApiMessage, key=10006, kind="request", versions="0", 
 
 
 class DescribeTableResponse(TableResponse, key=10006, kind="response", versions="0", flexible="0+"):
-    """``definition``: JSON for ``TableDefinition.from_json``."""
+    """`definition`: JSON for `TableDefinition.from_json`."""
 
     table_id: UUID = uuid()
     definition: str = string()
 
 
 class AlterTableRequest(ApiMessage, key=10007, kind="request", versions="0", flexible="0+"):
-    """``changes``: ``evolution.changes_to_json``; all are carried out, or none. ``expected_schema_id`` -1:
-    whatever schema the table has; else another one is a SCHEMA_CHANGED.
+    """`changes`: the text of `evolution.changes_to_json`; all are carried out, or none.
+
+    `expected_schema_id`: another latest schema fails with SCHEMA_CHANGED; -1 accepts any.
     """
 
     database: str = string()
@@ -97,7 +98,7 @@ class AlterTableRequest(ApiMessage, key=10007, kind="request", versions="0", fle
 
 
 class AlterTableResponse(TableResponse, key=10007, kind="response", versions="0", flexible="0+"):
-    """``definition``: the table as it is now, JSON for ``TableDefinition.from_json``."""
+    """`definition`: the table as it is now, JSON for `TableDefinition.from_json`."""
 
     definition: str = string()
 
@@ -107,7 +108,7 @@ class DescribeDatabaseRequest(ApiMessage, key=10008, kind="request", versions="0
 
 
 class DescribeDatabaseResponse(TableResponse, key=10008, kind="response", versions="0", flexible="0+"):
-    """``created_at_ms`` is -1 for the database that was always there."""
+    """`created_at_ms` is -1 for the database that always existed."""
 
     created_at_ms: int = int64(default=-1)
     table_count: int = int32()
@@ -116,7 +117,7 @@ class DescribeDatabaseResponse(TableResponse, key=10008, kind="response", versio
 
 
 class AlterDatabaseRequest(ApiMessage, key=10009, kind="request", versions="0", flexible="0+"):
-    """``comment`` null: as it is; the empty one takes it away."""
+    """`comment`: null keeps the comment, an empty text removes it."""
 
     name: str = string()
     comment: str | None = string(nullable="0+", default=None)

@@ -1,4 +1,4 @@
-"""Tiering rounds, and how far the lake is."""
+"""Tiering rounds, and how far the lake has got."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class LakeOffset(Struct):
-    """The log of a bucket is in the lake up to ``offset``, exclusive. Of a partitioned table the bucket is
-    that of the partition of that name and id.
+    """The log of a bucket is in the lake up to `offset`, exclusive.
+
+    The bucket of a partitioned table belongs to the partition with this name and id.
     """
 
     bucket: int = int32()
@@ -35,7 +36,7 @@ class LakeOffset(Struct):
 
 
 class LakeProperty(Struct):
-    """``value`` null: it is set, and may be a secret, which is kept from who asks."""
+    """`value` null: the property is set, but it may be a secret and is not shown to this client."""
 
     key: str = string()
     value: str | None = string(nullable="0+", default=None)
@@ -45,8 +46,9 @@ class LakeProperty(Struct):
 
 
 class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0-1", flexible="0+"):
-    """Asks for a tiering round: of one table, or (nulls) of the one that needs it most; ``force`` if none
-    is due. ``topic``: of this plain topic.
+    """Ask for a tiering round of one table or, with nulls, of the table that needs it most.
+
+    `force`: even if no round is due. `topic`: a round of this plain topic.
     """
 
     worker: str = string()
@@ -57,8 +59,9 @@ class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0-1", fl
 
 
 class LakeBeginResponse(TableResponse, key=10020, kind="response", versions="0-1", flexible="0+"):
-    """``epoch`` fences every earlier round of the table; the round is lost ``lease_ms`` after the last
-    heartbeat. ``topic``: the round is of this plain topic, whose id ``table_id`` is.
+    """`epoch` fences every earlier round of the table. The round is lost `lease_ms` after the last heartbeat.
+
+    `topic`: the round is for this plain topic, whose id is `table_id`.
     """
 
     granted: bool = boolean()
@@ -71,7 +74,7 @@ class LakeBeginResponse(TableResponse, key=10020, kind="response", versions="0-1
 
 
 class LakeHeartbeatRequest(ApiMessage, key=10021, kind="request", versions="0", flexible="0+"):
-    """Renews the lease; ``changes`` are in the lake by this round so far, ``doing`` is for people."""
+    """Renew the lease. `changes`: the number that this round has put into the lake; `doing`: the step, for people."""
 
     table_id: UUID = uuid()
     epoch: int = int64(default=-1)
@@ -80,15 +83,15 @@ class LakeHeartbeatRequest(ApiMessage, key=10021, kind="request", versions="0", 
 
 
 class LakeHeartbeatResponse(TableResponse, key=10021, kind="response", versions="0", flexible="0+"):
-    """``finish``: end the round after what is in hand."""
+    """`finish`: end the round after the step that is under way."""
 
     finish: bool = boolean()
 
 
 class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0-1", flexible="0+"):
-    """Reports what is in the lake already: ``offsets`` as they stand inside of snapshot ``snapshot_id``.
+    """Report what is in the lake already: `offsets` as they stand in snapshot `snapshot_id`.
 
-    The round goes on until it is given back.
+    The round goes on until the worker ends it.
     """
 
     table_id: UUID = uuid()
@@ -102,7 +105,7 @@ class LakeCommitResponse(TableResponse, key=10022, kind="response", versions="0-
 
 
 class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-2", flexible="0+"):
-    """``token``: what the server's operator has given to tiering jobs, to be told the catalog's credentials."""
+    """`token`: the server operator's secret for tiering jobs; with it the catalog's credentials are answered."""
 
     table_id: UUID = uuid()
     token: str | None = string(versions="2+", nullable="2+", default=None, ignorable=True)
@@ -112,12 +115,12 @@ class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-2",
 
 
 class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="0-2", flexible="0+"):
-    """The coordinator's copy of what the lake's own snapshots say; ``properties`` are the catalog's.
+    """The coordinator's copy of what the lake's own snapshots say.
 
-    ``ends`` are the log's ends as readers see them. ``worker`` (null: none), ``doing``, ``changes`` and
-    ``round_ms`` tell of the round that is running, ``failures``, ``retry_in_ms`` and ``failure`` of those that
-    failed since the last commit. ``commits`` were reported since the server started; ``behind_ms`` is how old the
-    oldest record is that the lake does not have (0: it has all; -1: nobody knows).
+    `properties` are the catalog's. `ends` are the ends of the logs as readers see them. `worker` (null: none),
+    `doing`, `changes` and `round_ms` describe the running round; `failures`, `retry_in_ms` and `failure` describe the
+    rounds that failed since the last commit. `commits` counts since the server started. `behind_ms` is the age of the
+    oldest record that the lake does not have (0: it has all; -1: unknown).
     """
 
     enabled: bool = boolean()
@@ -141,7 +144,7 @@ class DescribeLakeResponse(TableResponse, key=10023, kind="response", versions="
 
 
 class LakeEndRequest(ApiMessage, key=10050, kind="request", versions="0", flexible="0+"):
-    """Ends a round; ``failure`` says why it could not be done, null that nothing was wrong."""
+    """End a round. `failure` is the reason why it failed, null if it succeeded."""
 
     table_id: UUID = uuid()
     epoch: int = int64(default=-1)
@@ -153,20 +156,21 @@ class LakeEndResponse(TableResponse, key=10050, kind="response", versions="0", f
 
 
 class LakeFinishRequest(ApiMessage, key=10051, kind="request", versions="0", flexible="0+"):
-    """Has whoever tiers the table told to end the round after what is in hand."""
+    """Tell the worker that tiers the table to end the round after the step that is under way."""
 
     table_id: UUID = uuid()
 
 
 class LakeFinishResponse(TableResponse, key=10051, kind="response", versions="0", flexible="0+"):
-    """``running``: whether there was a round to finish."""
+    """`running`: whether a round was running."""
 
     running: bool = boolean()
 
 
 class ListedLake(Struct):
-    """How far the lake of one table or plain topic is; the fields are those of DescribeLakeResponse, and ``behind`` is
-    the number of offsets that the lake does not have.
+    """The state of the lake of one table or plain topic.
+
+    The fields are those of `DescribeLakeResponse`; `behind` is the number of offsets that the lake does not have.
     """
 
     table_id: UUID = uuid()
@@ -189,7 +193,7 @@ class ListedLake(Struct):
 
 
 class ListLakeRequest(ApiMessage, key=10052, kind="request", versions="0", flexible="0+"):
-    """Everything that is tiered."""
+    """Ask for every tiered table and topic."""
 
 
 class ListLakeResponse(TableResponse, key=10052, kind="response", versions="0", flexible="0+"):

@@ -1,4 +1,4 @@
-"""Partitions of a partitioned table: making, dropping and listing them."""
+"""Partitions of a partitioned table: creating, dropping and listing them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class CreatePartitionRequest(ApiMessage, key=10024, kind="request", versions="0", flexible="0+"):
-    """``name``: the values of the partition columns as text, joined by dots (``partitions.py``)."""
+    """`name`: the values of the partition columns as text, joined by dots (`partitions.py`)."""
 
     table_id: UUID = uuid()
     name: str = string()
@@ -42,6 +42,6 @@ class ListPartitionsRequest(ApiMessage, key=10026, kind="request", versions="0",
 
 
 class ListPartitionsResponse(TableResponse, key=10026, kind="response", versions="0", flexible="0+"):
-    """In order of name."""
+    """The partitions in order of name."""
 
     partitions: list[ListedPartition] = array(ListedPartition)

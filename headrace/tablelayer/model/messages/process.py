@@ -1,4 +1,4 @@
-"""The process that answers: for those who look after a server."""
+"""The server's process and its backups, for administrators."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class DescribeServerRequest(ApiMessage, key=10070, kind="request", versions="0", flexible="0+"):
-    """Asks for the figures of the broker that it is sent to."""
+    """Ask for the figures of the broker that receives the request."""
 
 
 class DescribeServerResponse(TableResponse, key=10070, kind="response", versions="0", flexible="0+"):
-    """``cpu_ms``: user and system time since the process began; ``memory_bytes``: of it in memory (-1: not known here);
-    ``open_files_max``: as many as it may have, -1 for any.
+    """`cpu_ms`: user and system time since the process began. `memory_bytes`: its resident memory, -1 if unknown.
+
+    `open_files_max`: the limit of open files, -1 for no limit.
     """
 
     broker_id: int = int32()
@@ -25,11 +26,11 @@ class DescribeServerResponse(TableResponse, key=10070, kind="response", versions
 
 
 class BeginBackupRequest(ApiMessage, key=10081, kind="request", versions="0", flexible="0+"):
-    """Asks for a cut of the broker: what there is at one instant, and stays readable until the backup ends."""
+    """Ask for a cut of the broker: its files at one instant, which stay readable until the backup ends."""
 
 
 class BeginBackupResponse(TableResponse, key=10081, kind="response", versions="0", flexible="0+"):
-    """``data_directory`` of the broker, on its machine, and the ``folder`` in it that has the cut."""
+    """`data_directory`: the broker's, on its machine. `folder`: the folder in it that has the cut."""
 
     backup_id: str = string()
     data_directory: str = string()
@@ -37,11 +38,11 @@ class BeginBackupResponse(TableResponse, key=10081, kind="response", versions="0
 
 
 class HoldBackupRequest(ApiMessage, key=10082, kind="request", versions="0", flexible="0+"):
-    """Says that a backup is still being made, at least once a minute, or that it ``is_over``."""
+    """Report, at least once a minute, that a backup is still being made, or that it `is_over`."""
 
     backup_id: str = string()
     is_over: bool = boolean()
 
 
 class HoldBackupResponse(TableResponse, key=10082, kind="response", versions="0", flexible="0+"):
-    """With an error the backup is not under way any more: what was read since it was last held may not belong to it."""
+    """With an error the backup has ended. Files read since the last successful request may not belong to it."""

@@ -24,20 +24,19 @@ OPEN_SCAN = -1
 
 
 class LookupBucket(Struct):
-    """``keys``: rows of the primary-key columns, in the primary key's order."""
+    """`keys`: rows of the primary-key columns, in the primary key's order."""
 
     bucket: int = int32()
     keys: Any = records()
 
 
 class LookupResult(BucketAnswer):
-    """``rows`` has one row per key, in their order; nulls where ``found`` (a byte per key) is 0.
+    """`rows` has one row per key, in the order of the keys; nulls where `found` (one byte per key) is 0.
 
-    Since version 2 an answer that would be too large has the first keys only, as many as ``found`` has bytes, maybe
-    none of a bucket's: the reader asks for the others. Before, there was an error then (ANSWER_TOO_LARGE).
-
-    ``staleness_ms``: every write that was acknowledged by all more than so long before the answer is in it; 0 from the
-    leader. ``applied_offset``: the changelog below it is in a follower's answer; -1 from the leader.
+    Since version 2 an answer that would be too large holds the first keys only: `found` has a byte for each, and may
+    be empty for a bucket. The reader asks again for the others. Before, such an answer was an ANSWER_TOO_LARGE error.
+    `staleness_ms`: the answer has every write that was acknowledged by all replicas longer ago than this; 0 from the
+    leader. `applied_offset`: a follower's answer has the changelog below it; -1 from the leader.
     """
 
     found: bytes = binary()
@@ -47,11 +46,11 @@ class LookupResult(BucketAnswer):
 
 
 class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-3", flexible="0+"):
-    """``insert_if_absent`` writes rows of nulls for keys that are not there, and answers when they are stored or
-    ``timeout_ms`` have passed.
+    """`insert_if_absent` writes rows of nulls for missing keys and answers when they are stored or after
+    `timeout_ms`.
 
-    ``staleness_ms_max``: a follower may answer too, from a state that is at most so stale; -1: the leader alone.
-    Followers that cannot answer with NOT_LEADER_OR_FOLLOWER. With ``insert_if_absent`` the leader alone.
+    `staleness_ms_max`: a follower may answer too, from a state that is at most this old; -1: only the leader. A
+    follower that cannot do so answers NOT_LEADER_OR_FOLLOWER. With `insert_if_absent` only the leader answers.
     """
 
     table_id: UUID = uuid()
@@ -69,8 +68,9 @@ class LookupResponse(TableResponse, key=10012, kind="response", versions="0-3", 
 
 
 class PrefixLookupBucket(Struct):
-    """``prefixes``: rows of the bucket-key columns, in the bucket key's order. ``after``: the ``cursor`` of an answer;
-    of the first prefix the rows behind it are wanted.
+    """`prefixes`: rows of the bucket-key columns, in the bucket key's order.
+
+    `after`: the `cursor` of an answer. For the first prefix, only the rows behind it are returned.
     """
 
     bucket: int = int32()
@@ -79,13 +79,11 @@ class PrefixLookupBucket(Struct):
 
 
 class PrefixLookupResult(BucketAnswer):
-    """``counts``: an int32, little endian, per prefix; ``rows``: theirs one after the other, each group in key order.
+    """`counts`: a little-endian int32 per prefix. `rows`: the rows of each prefix in turn, each group in key order.
 
-    Since version 1 an answer that would be too large has the first prefixes only, as many as ``counts`` says, maybe
-    none of a bucket's: the reader asks for the others. A ``cursor`` says that the last of these has more rows, and
-    where.
-
-    ``staleness_ms`` and ``applied_offset`` as in a lookup.
+    Since version 1 an answer that would be too large holds the first prefixes only: `counts` has an entry for each,
+    and may be empty for a bucket. The reader asks again for the others. A `cursor` means that the last of these
+    prefixes has more rows, and tells where they begin. `staleness_ms` and `applied_offset` as in a lookup.
     """
 
     counts: bytes = binary()
@@ -96,7 +94,7 @@ class PrefixLookupResult(BucketAnswer):
 
 
 class PrefixLookupRequest(ApiMessage, key=10013, kind="request", versions="0-2", flexible="0+"):
-    """``staleness_ms_max`` as in a lookup."""
+    """`staleness_ms_max` as in a lookup."""
 
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
@@ -117,11 +115,11 @@ class ScanLogBucket(Struct):
 
 
 class ScanLogResult(BucketAnswer):
-    """``records``: Arrow log batches one after the other, projected: each holds the chosen columns only.
+    """`records`: Arrow log batches one after the other, with the chosen columns only.
 
-    The first batch may begin below the asked offset, as in Kafka's Fetch; readers drop its first rows.
-    ``filtered_end_offset``: with a filter, where the reader goes on: nothing below it is wanted but what is in
-    ``records``. -1 without a filter.
+    The first batch may begin below the requested offset, as in Kafka's Fetch; readers drop its first rows.
+    `filtered_end_offset`: the offset at which a reader with a filter goes on. All matching rows below it are in
+    `records`. -1 without a filter.
     """
 
     high_watermark: int = int64(default=-1)
@@ -131,8 +129,9 @@ class ScanLogResult(BucketAnswer):
 
 
 class ScanLogRequest(ApiMessage, key=10014, kind="request", versions="0-1", flexible="0+"):
-    """``filter``: Substrait over columns of the schema ``schema_id``, by name (`filters.py`); batches in which no
-    row can match are skipped, and with ``row_filter`` all rows that do not match are left out.
+    """`filter`: Substrait over columns of the schema `schema_id`, by name (`filters.py`).
+
+    Batches in which no row can match are skipped. With `row_filter` every row that does not match is left out.
     """
 
     table_id: UUID = uuid()
@@ -153,9 +152,9 @@ class ScanLogResponse(TableResponse, key=10014, kind="response", versions="0-1",
 class LimitScanResult(BucketAnswer):
     """Log tables: the last rows below the high watermark. Primary-key tables: the first rows in key order.
 
-    With a filter: of the rows that match. ``has_more``: the answer would be too large with all of them; of a log table
-    those that are missing are below ``start_offset``, of a primary-key table a snapshot scan gives them. Before version
-    2 there was an error then (ANSWER_TOO_LARGE).
+    A filter selects the rows that count. `has_more`: all of the rows would make the answer too large. The missing
+    rows of a log table are below `start_offset`; those of a primary-key table are read with a snapshot scan. Before
+    version 2 this was an ANSWER_TOO_LARGE error.
     """
 
     rows: Any = records(nullable="0+")
@@ -164,7 +163,7 @@ class LimitScanResult(BucketAnswer):
 
 
 class LimitScanRequest(ApiMessage, key=10015, kind="request", versions="0-2", flexible="0+"):
-    """``before``: of log tables only rows below this offset; -1 for all."""
+    """`before`: in log tables, return only rows below this offset; -1 for all."""
 
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
@@ -181,10 +180,10 @@ class LimitScanResponse(TableResponse, key=10015, kind="response", versions="0-2
 
 
 class CountRowsResult(BucketAnswer):
-    """The number of rows (that match the filter, if there is one) when the log had reached ``offset``.
+    """The number of rows, or of rows that match the filter, when the log had reached `offset`.
 
-    Of the columns that ``extremes`` of the request names, in its order: how many values are not null, and two rows
-    (Arrow IPC, every field nullable), the least values and the greatest.
+    For each column in the request's `extremes`, in that order: the number of values that are not null, and two rows
+    (Arrow IPC, every field nullable) with the least and the greatest values.
     """
 
     count: int = int64()
@@ -206,13 +205,13 @@ class CountRowsResponse(TableResponse, key=10016, kind="response", versions="0-2
 
 
 class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0-1", flexible="0+"):
-    """The next piece of a scan of one bucket's state; ``scan_id`` OPEN_SCAN opens one, ``close`` ends it.
+    """Ask for the next piece of a scan of one bucket's state. `scan_id` OPEN_SCAN opens a scan, `close` ends it.
 
-    ``piece`` counts the pieces from 0: the last one that was answered can be asked for again, and the scan stays open
-    until it is closed. -1: the next one, and the last one closes the scan. What opens a scan says the rest: the state
-    at the offset ``as_of`` (-1: now), keys behind ``after`` (a cursor of an answer), keys between the bounds, at most
-    ``limit`` rows (-1: all). A bound is one row of the first ``lower_columns`` (``upper_columns``) columns of the
-    primary key, and stands for all keys that begin so.
+    `piece` counts the pieces from 0. The last answered piece can be requested again, and the scan stays open until it
+    is closed. With `piece` -1 each request returns the next piece, and the last piece closes the scan. The request
+    that opens a scan also has: the offset of the state (`as_of`, -1: now), the cursor after which keys are read
+    (`after`), bounds for the keys, and the maximum number of rows (`limit`, -1: all). A bound is one row of the first
+    `lower_columns` (`upper_columns`) columns of the primary key, and stands for all keys with this prefix.
     """
 
     table_id: UUID = uuid()
@@ -236,8 +235,9 @@ class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0-1",
 
 
 class ScanSnapshotResponse(TableResponse, key=10017, kind="response", versions="0-1", flexible="0+"):
-    """All pieces together are the bucket's state at ``log_offset``: the changelog from there on continues
-    it. ``cursor`` says how far the piece goes, for ``after``; null for a piece without rows.
+    """All pieces together are the bucket's state at `log_offset`; the changelog continues it from there.
+
+    `cursor`: the position after this piece, for `after`; null for a piece without rows.
     """
 
     scan_id: int = int64(default=-1)

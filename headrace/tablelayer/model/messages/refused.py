@@ -1,4 +1,4 @@
-"""Records that Kafka producers sent and tables did not take."""
+"""Records of Kafka producers that tables refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class RefusedRecord(Struct):
-    """``index``: of the record in its batch, -1: the batch as a whole; ``dead_letter``: it is in the table's
-    dead-letter topic, and the batch went on without it.
+    """`index`: the record's number in its batch, -1 for the whole batch.
+
+    `dead_letter`: the record is in the table's dead-letter topic, and the rest of the batch was accepted.
     """
 
     time_ms: int = int64()
@@ -23,7 +24,7 @@ class RefusedRecord(Struct):
 
 
 class RefusedTable(Struct):
-    """``count``: refused since the server started; ``records``: the last ones, the newest first."""
+    """`count`: refused records since the server started. `records`: the last ones, newest first."""
 
     table_id: UUID = uuid()
     table: str = string()
@@ -32,12 +33,12 @@ class RefusedTable(Struct):
 
 
 class ListRefusedRequest(ApiMessage, key=10071, kind="request", versions="0", flexible="0+"):
-    """Asks a broker for what it has refused: of the table of this topic, or of all (null)."""
+    """Ask a broker which records it refused for the table of this topic, or for all tables (null)."""
 
     topic: str | None = string(nullable="0+", default=None)
 
 
 class ListRefusedResponse(TableResponse, key=10071, kind="response", versions="0", flexible="0+"):
-    """In order of name; only tables that may be read, since reasons quote values."""
+    """Tables in order of name. Only tables that the client may read, since reasons quote values."""
 
     tables: list[RefusedTable] = array(RefusedTable)

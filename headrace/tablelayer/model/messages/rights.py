@@ -1,4 +1,4 @@
-"""Columns of a table that somebody may read who may not read all of it. Rights over whole tables are Kafka's ACLs."""
+"""Read access to single columns of a table. Access to whole tables is granted with Kafka's ACLs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class GrantColumnsRequest(ApiMessage, key=10060, kind="request", versions="0", flexible="0+"):
-    """``principal`` as in ACLs: ``User:ann``, or ``User:*`` for everybody. Adds to what was granted before."""
+    """`principal` as in ACLs: `User:ann`, or `User:*` for every user. Adds to earlier grants."""
 
     database: str = string()
     table: str = string()
@@ -20,7 +20,7 @@ class GrantColumnsResponse(TableResponse, key=10060, kind="response", versions="
 
 
 class RevokeColumnsRequest(ApiMessage, key=10061, kind="request", versions="0", flexible="0+"):
-    """``columns`` null: all that were granted."""
+    """`columns` null: all that were granted."""
 
     database: str = string()
     table: str = string()
@@ -29,13 +29,13 @@ class RevokeColumnsRequest(ApiMessage, key=10061, kind="request", versions="0", 
 
 
 class RevokeColumnsResponse(TableResponse, key=10061, kind="response", versions="0", flexible="0+"):
-    """``columns``: those that were taken; empty when none of them was granted."""
+    """`columns`: the revoked ones; empty when none of them was granted."""
 
     columns: list[str] = array(string)
 
 
 class ListColumnGrantsRequest(ApiMessage, key=10062, kind="request", versions="0", flexible="0+"):
-    """Null leaves open; a table is given with its database."""
+    """A null matches all. A table is given with its database."""
 
     database: str | None = string(nullable="0+", default=None)
     table: str | None = string(nullable="0+", default=None)

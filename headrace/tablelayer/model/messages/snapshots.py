@@ -1,4 +1,4 @@
-"""The snapshots that a table's buckets have."""
+"""The snapshots of a table's buckets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class SnapshotListing(Struct):
-    """``offset`` is exclusive: the log below it is in the snapshot."""
+    """`offset` is exclusive: the log below it is in the snapshot."""
 
     id: int = int64()
     offset: int = int64()
@@ -17,7 +17,7 @@ class SnapshotListing(Struct):
 
 
 class BucketSnapshotsListing(Struct):
-    """``applied_offset``: what of the log is in the store now, exclusive; ``snapshots``: the newest first."""
+    """`applied_offset`: end of the log that the store has applied, exclusive. `snapshots`: newest first."""
 
     bucket: int = int32()
     applied_offset: int = int64()
@@ -26,12 +26,12 @@ class BucketSnapshotsListing(Struct):
 
 
 class ListSnapshotsRequest(ApiMessage, key=10072, kind="request", versions="0", flexible="0+"):
-    """Asks a broker for the snapshots of those buckets of a table, or of a partition, that it serves."""
+    """Ask a broker for the snapshots of the buckets that it serves, of a table or of a partition."""
 
     topic: str = string()
 
 
 class ListSnapshotsResponse(TableResponse, key=10072, kind="response", versions="0", flexible="0+"):
-    """In order of bucket; none of a log table."""
+    """The buckets in order; empty for a log table."""
 
     buckets: list[BucketSnapshotsListing] = array(BucketSnapshotsListing)

@@ -1,4 +1,4 @@
-"""Rows that are handed over first, and become part of the table when their writer commits them."""
+"""Staged rows: they become part of the table when their writer commits them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.tablelayer.model.messages.answers import TableResponse
 
 
 class StagedChunk(Struct):
-    """A write batch as in AppendRows or PutRows; ``number`` counts an attempt's chunks for this bucket from 0.
+    """A write batch as in AppendRows or PutRows. `number` counts an attempt's chunks for this bucket from 0.
 
-    ``partition_id``: of a partitioned table the partition that the bucket is of.
+    `partition_id`: the bucket's partition in a partitioned table.
     """
 
     partition_id: UUID = uuid(versions="1+")
@@ -22,11 +22,11 @@ class StagedChunk(Struct):
 
 
 class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-2", flexible="0+"):
-    """Hand over rows that become part of the table when the writer commits the attempt.
+    """Stage rows that become part of the table when the writer commits the attempt.
 
-    ``writer`` keeps its name over restarts, ``batch_id`` grows, ``attempt`` is new for every run of a task. A
-    chunk that is there already is not stored again. ``update``: the target columns of rows that are there when they are
-    committed are replaced; no row is made (`WRITE_MODE_UPDATE`).
+    `writer` keeps its name over restarts, `batch_id` grows, and `attempt` is new for every run of a task. A chunk
+    that was staged before is not stored again. `update`: when rows are committed, they replace the target columns of
+    existing rows and create no row (`WRITE_MODE_UPDATE`).
     """
 
     table_id: UUID = uuid()
@@ -39,13 +39,13 @@ class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-2", fl
 
 
 class StageRowsResponse(TableResponse, key=10040, kind="response", versions="0-2", flexible="0+"):
-    """``decided``: this batch, or a later one, is committed already; nothing was stored."""
+    """`decided`: this batch or a later one is committed already; nothing was stored."""
 
     decided: bool = boolean()
 
 
 class StagedCount(Struct):
-    """As `StagedChunk`."""
+    """See `StagedChunk`."""
 
     partition_id: UUID = uuid(versions="1+")
     bucket: int = int32()
@@ -53,17 +53,17 @@ class StagedCount(Struct):
 
 
 class StagedAttempt(Struct):
-    """An attempt and how many chunks it has staged for each bucket."""
+    """An attempt and the number of chunks that it has staged for each bucket."""
 
     attempt: str = string()
     chunks: list[StagedCount] = array(StagedCount)
 
 
 class CommitStagedRequest(ApiMessage, key=10041, kind="request", versions="0-1", flexible="0+"):
-    """Write what these attempts have staged, once, in this order; answered when all of it is visible.
+    """Write what these attempts have staged, once, in this order. The answer comes when all of it is visible.
 
-    A batch that is decided already is left as it is, whatever attempts are named. ``single``: the writer will not
-    have another batch, and may soon be forgotten.
+    A batch that is decided already stays as it is, whichever attempts are named. `single`: the writer will not send
+    another batch, so the server may soon forget it.
     """
 
     table_id: UUID = uuid()

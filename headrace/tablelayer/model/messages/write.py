@@ -11,20 +11,20 @@ from headrace.tablelayer.model.messages.answers import BucketAnswer, TableRespon
 WRITE_MODE_MERGE = 0
 """PutRows: rows go through the table's merge rules."""
 WRITE_MODE_OVERWRITE = 1
-"""PutRows: rows replace what is there."""
+"""PutRows: rows replace existing rows."""
 WRITE_MODE_UPDATE = 2
-"""PutRows: the target columns of rows that are there are replaced; no row is made."""
+"""PutRows: the target columns of existing rows are replaced; no row is created."""
 
 
 class WriteBucket(Struct):
-    """One Arrow log batch for one bucket (of the target columns only, when there are target columns)."""
+    """One Arrow log batch for one bucket. With target columns, it has only these."""
 
     bucket: int = int32()
     batch: Any = records()
 
 
 class WrittenBucket(BucketAnswer):
-    """Where a batch went: its rows have the changelog offsets [base_offset, end_offset)."""
+    """The changelog offsets of a batch's rows: [base_offset, end_offset)."""
 
     base_offset: int = int64(default=-1)
     end_offset: int = int64(default=-1)
@@ -42,7 +42,7 @@ class AppendRowsResponse(TableResponse, key=10010, kind="response", versions="0"
 
 
 class PutRowsRequest(ApiMessage, key=10011, kind="request", versions="0", flexible="0+"):
-    """Change types of the batches: 3 upserts, 4 deletes; without change types every row is an upsert."""
+    """Change types of the batches: 3 is an upsert, 4 a delete. Without change types every row is an upsert."""
 
     table_id: UUID = uuid()
     acks: int = int16(default=-1)

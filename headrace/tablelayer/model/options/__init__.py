@@ -1,1 +1,1 @@
-"""Options of tables: how one is declared, the kinds of values, and all there are."""
+"""Options of tables: declarations, types of values, and all declared options."""

@@ -1,6 +1,6 @@
-"""How the rows of a table look in the values of Kafka records: the formats and their parameters.
+"""The formats of a table's rows in the values of Kafka records, and their parameters.
 
-Declared as options in `options.py`; what a format does is in the rooms `json` and `avro`.
+They are declared as options in `options.py`; the folders `json` and `avro` implement them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from urllib.parse import urlsplit
 
-VALUE_PATH_LEVELS_MAX = 32  # far beyond any envelope that is in use; every level is a pass over the batch
+VALUE_PATH_LEVELS_MAX = 32  # far beyond any envelope in use; each level is a pass over the batch
 
 
 class KafkaValueFormat(StrEnum):
-    """What a row looks like to a Kafka client."""
+    """The format of a row for a Kafka client."""
 
     JSON = "json"
     DEBEZIUM_JSON = "debezium-json"
@@ -25,7 +25,7 @@ JSON_FORMATS = (KafkaValueFormat.JSON, KafkaValueFormat.DEBEZIUM_JSON)
 
 
 class DebeziumTime(StrEnum):
-    """What numbers in DATE, TIME and TIMESTAMP columns count: Debezium's `time.precision.mode`."""
+    """The unit of numbers in DATE, TIME and TIMESTAMP columns: Debezium's `time.precision.mode`."""
 
     ADAPTIVE = "adaptive"
     ADAPTIVE_TIME_MICROSECONDS = "adaptive_time_microseconds"
@@ -37,7 +37,7 @@ class DebeziumTime(StrEnum):
 
 
 class DebeziumDecimals(StrEnum):
-    """What strings in DECIMAL columns hold: Debezium's `decimal.handling.mode` (its `double` are numbers)."""
+    """The form of strings in DECIMAL columns: Debezium's `decimal.handling.mode` (its `double` are numbers)."""
 
     AUTO = "auto"
     STRING = "string"
@@ -45,7 +45,7 @@ class DebeziumDecimals(StrEnum):
 
 
 class OutOfRange(StrEnum):
-    """What becomes of a date before year 1 or after 9999, and of PostgreSQL's `infinity`."""
+    """The treatment of a date before year 1 or after 9999, and of PostgreSQL's `infinity`."""
 
     REFUSE = "refuse"
     NULL = "null"
@@ -54,7 +54,7 @@ class OutOfRange(StrEnum):
 
 
 class WithoutRow(StrEnum):
-    """What becomes of a value that was left out as unchanged, where no row is stored."""
+    """The treatment of a value that was left out as unchanged, if no row is stored."""
 
     REFUSE = "refuse"
     NULL = "null"
@@ -67,31 +67,29 @@ DELETED_FIELD = "__deleted"
 
 
 def parse_placeholder(text: str) -> str:
-    """What a connector writes for a value that it does not know; ``hex:`` and its bytes. Raises ValueError."""
+    """Check a connector's placeholder for an unknown value: a text, or `hex:` and its bytes. Raises ValueError."""
     if text.startswith("hex:"):
         try:
             bytes.fromhex(text[4:])
         except ValueError as error:
-            raise ValueError(f"behind 'hex:' there must be bytes in hexadecimal: {error}") from error
+            raise ValueError(f"'hex:' must be followed by bytes in hexadecimal: {error}") from error
     if len(text.encode()) > PLACEHOLDER_BYTES_MAX:
-        raise ValueError(
-            f"the value has {len(text.encode())} bytes; at most {PLACEHOLDER_BYTES_MAX} are allowed"
-        )
+        raise ValueError(f"the value has {len(text.encode())} bytes; the maximum is {PLACEHOLDER_BYTES_MAX}")
     return text
 
 
 def parse_time_units(text: str) -> dict[str, str]:
-    """Units by column, of ``created=ms, changed=us``. Raises ValueError."""
+    """Return units by column from `created=ms, changed=us`. Raises ValueError."""
     units: dict[str, str] = {}
     for part in text.split(",") if text.strip() else ():
         name, equals, unit = (each.strip() for each in part.rpartition("="))
         if not equals or not name or unit not in TIME_UNITS:
             raise ValueError(
-                f"'{part.strip()}' must be a column, '=' and what its numbers count, one of {', '.join(TIME_UNITS)}, "
+                f"'{part.strip()}' must be a column, '=' and the unit of its numbers, one of {', '.join(TIME_UNITS)}, "
                 "as in 'created=ms,changed=us'"
             )
         if name in units:
-            raise ValueError(f"column '{name}' comes twice")
+            raise ValueError(f"column '{name}' occurs twice")
         units[name] = unit
     return units
 
@@ -101,23 +99,23 @@ def render_time_units(units: Mapping[str, str]) -> str:
 
 
 class AvroSchemaPlace(StrEnum):
-    """Where a reader of an Avro value finds the schema it was written with."""
+    """The place where a reader of an Avro value finds its writer's schema."""
 
     REGISTRY = "registry"
     RECORD = "record"
 
 
 def parse_value_path(text: str) -> tuple[str, ...]:
-    """The names of a path such as ``payload.data`` or ``$.payload.data``. Raises ValueError."""
+    """Return the names of a path such as `payload.data` or `$.payload.data`. Raises ValueError."""
     stripped = text.strip()
     names = tuple(stripped.removeprefix("$.").split("."))
     if not all(names) or stripped == "$" or any(re.search(r"[\[\]*\x00-\x1f]", name) for name in names):
         raise ValueError(
-            "the value must be names of fields from the outermost to that of the row, separated by dots, such as "
+            "the value must be names of fields, from the outermost to the row, separated by dots, such as "
             "'payload.data'"
         )
     if len(names) > VALUE_PATH_LEVELS_MAX:
-        raise ValueError(f"the path has {len(names)} levels; at most {VALUE_PATH_LEVELS_MAX} are allowed")
+        raise ValueError(f"the path has {len(names)} levels; the maximum is {VALUE_PATH_LEVELS_MAX}")
     return names
 
 
@@ -126,7 +124,7 @@ def render_value_path(names: tuple[str, ...]) -> str:
 
 
 def parse_registry_url(text: str) -> str:
-    """The URL of a schema registry without a slash at its end. Raises ValueError."""
+    """Return the URL of a schema registry without a slash at its end. Raises ValueError."""
     url = text.strip().rstrip("/")
     try:
         parts = urlsplit(url)
@@ -137,7 +135,7 @@ def parse_registry_url(text: str) -> str:
         raise ValueError("the value must be a URL such as 'http://registry:8081'")
     if parts.username is not None or parts.password is not None:
         raise ValueError(
-            "a URL with credentials would be shown to everybody who may describe the table: give them to the server "
+            "a URL with credentials would be visible to all users who may describe the table: give them to the server "
             "('schema.registry.basic.auth.user.info', 'schema.registry.bearer.auth.token')"
         )
     if parts.query or parts.fragment:

@@ -1,6 +1,6 @@
-"""Options of a lake's own table, which a table's definition passes on: ``paimon.*`` and ``iceberg.*``.
+"""Options of a lake's own table, which a table's definition passes on: `paimon.*` and `iceberg.*`.
 
-Any name goes but those that tiering into the lake sets itself. Which of them a client may give is the server's to say.
+Any name is possible except those that tiering sets itself. The server decides which of them a client may set.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from headrace.tablelayer.model.options.option_types import TEXT
 
 PAIMON_PREFIX = "paimon."
 PAIMON_DOC = (
-    "An option of the Paimon table, as Paimon's documentation names it, such as paimon.changelog-producer."
+    "An option of the Paimon table, with its name in Paimon's documentation: paimon.changelog-producer."
 )
 
-# What tiering and its reads stand on.
+# Options on which tiering and its reads depend.
 _PAIMON_RESERVED = (
     "auto-create", "branch", "bucket", "bucket-key", "commit.user-prefix", "consumer-id", "data-evolution.enabled",
     "data-file.thin-mode", "deletion-vectors.enabled", "dynamic-bucket.", "file.format", "headrace.", "ignore-delete",
@@ -26,7 +26,7 @@ _PAIMON_RESERVED = (
 )  # fmt: skip
 ICEBERG_PREFIX = "iceberg."
 ICEBERG_DOC = (
-    "A property of the Iceberg table, as Iceberg's documentation names it, such as"
+    "A property of the Iceberg table, with its name in Iceberg's documentation, such as"
     " iceberg.history.expire.max-snapshot-age-ms."
 )
 _ICEBERG_RESERVED = (
@@ -38,8 +38,9 @@ _PAIMON_PRODUCERS = ("none", "lookup", "full-compaction")
 
 
 def find_passed(name: str) -> Option[Any] | None:
-    """The option of a name with a lake's prefix; None without one. Raises TableError(INVALID_TABLE) for a name that
-    cannot be given.
+    """Return the option of a name with a lake's prefix; None for other names.
+
+    Raises TableError(INVALID_TABLE) for a name that cannot be set.
     """
     if name.startswith(PAIMON_PREFIX):
         return _passed_to_paimon(name)
@@ -50,7 +51,7 @@ def find_passed(name: str) -> Option[Any] | None:
 
 
 def _passed_to_paimon(name: str) -> Option[Any]:
-    """Any option of Paimon's but those that tiering sets itself. Raises TableError(INVALID_TABLE)."""
+    """Return an option of Paimon that tiering does not set itself. Raises TableError(INVALID_TABLE)."""
     _check_passed(name, PAIMON_PREFIX, "Paimon", _PAIMON_RESERVED)
     if name.removeprefix(PAIMON_PREFIX) == "changelog-producer":
         return Option(name, OptionType(_parse_producer), None, PAIMON_DOC, primary_key_only=True)
@@ -60,19 +61,19 @@ def _passed_to_paimon(name: str) -> Option[Any]:
 def _check_passed(name: str, prefix: str, lake: str, all_reserved: tuple[str, ...]) -> None:
     own = name.removeprefix(prefix)
     if not own:
-        raise _invalid(f"option '{name}' names no option of {lake}'s")
+        raise _invalid(f"option '{name}' does not name an option of {lake}")
     for reserved in all_reserved:
         if own == reserved or (reserved.endswith(".") and own.startswith(reserved)):
             raise _invalid(f"option '{name}' cannot be given: tiering into {lake} sets it itself")
 
 
 def passed_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """A table's options with this prefix, by their names in the lake format."""
+    """Return a table's options with this prefix, by their names in the lake format."""
     return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
 
 
 def _parse_producer(text: str) -> str:
-    """A round writes the last change of each key, so it is not the changelog itself, which 'input' would say."""
+    """Check a changelog producer. 'input' is not possible: a round writes only the last change of each key."""
     if text not in _PAIMON_PRODUCERS:
         raise ValueError(f"must be one of {', '.join(repr(each) for each in _PAIMON_PRODUCERS)}")
     return text

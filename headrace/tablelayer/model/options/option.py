@@ -1,8 +1,8 @@
-"""What a table option is: its declaration, which is its value too.
+"""The declaration of a table option, which also holds its value.
 
-Options are class attributes of `options.TableOptions`. Of the class, such an attribute is the declaration
-(``TableOptions.kv_ttl_ms.name``, ``.doc``, ``.alterable``); of an instance, the value that the table goes by
-(``settings.kv_ttl_ms``, an ``int | None``, because its type is a duration and its default is None).
+Options are class attributes of `options.TableOptions`. On the class, such an attribute is the declaration
+(`TableOptions.kv_ttl_ms.name`, `.doc`, `.alterable`). On an instance, it is the table's value (`settings.kv_ttl_ms`,
+an `int | None`, because its type is a duration and its default is None).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Read = TypeVar("Read", covariant=True)
 
 
 class OptionType(msgspec.Struct, Generic[Read], frozen=True):
-    """What values of an option are, and how they are written.
+    """The type of an option's values, and their text form.
 
-    ``parse`` raises ValueError with a reason; ``render`` gives the canonical writing, which ``parse`` reads back.
+    `parse` raises ValueError with a reason; `render` returns the canonical text, which `parse` accepts.
     """
 
     parse: Callable[[str], Read]
@@ -31,11 +31,11 @@ class OptionType(msgspec.Struct, Generic[Read], frozen=True):
 class Option(Generic[Value]):
     """One declared option.
 
-    ``default``: the value of a table that does not have the option; None: there is none. ``derived`` gives it instead
-    where a table's other options decide it. ``shown_default``: what to say of an option whose default is not a value
-    of its own. ``primary_key_only``: semantics R16. ``names_columns``: its value is a list of columns, follows their
-    renaming, and they cannot be dropped. ``partitioned_only``: only tables with PARTITIONED BY may have it.
-    ``value_format``: only tables with values of one of these formats may have it.
+    `default`: the value of a table that does not set the option, or None; `derived` computes it from the table's
+    other options instead. `shown_default`: the text in the documentation for a default without a value of its own.
+    `primary_key_only`: semantics R16. `names_columns`: the value is a list of columns, follows their renaming, and
+    they cannot be dropped. `partitioned_only`: only for tables with PARTITIONED BY. `value_format`: only for tables
+    with values of one of these formats.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Option(Generic[Value]):
         self.value_type = value_type
         self.default = default
         self.default_text = shown_default if default is None else value_type.render(default)
-        """As documentation says it; None: the option has no value unless it is given."""
+        """The default in the documentation; None: the option has no value unless it is given."""
         self.doc = doc
         self.alterable = alterable
         self.primary_key_only = primary_key_only
@@ -68,7 +68,7 @@ class Option(Generic[Value]):
         self._attribute = ""
 
     def effective(self, options: Mapping[str, str]) -> Value:
-        """The value for a table with these normalised options."""
+        """Return the value for a table with these normalized options."""
         text = options.get(self.name)
         if text is not None:
             return self.value_type.parse(text)
@@ -84,14 +84,14 @@ class Option(Generic[Value]):
     def __get__(self, instance: object, owner: type[Any]) -> Value: ...
 
     def __get__(self, instance: object | None, owner: type[Any]) -> Option[Value] | Value:
-        """Python asks here for the class's only: an instance's own attributes come before what has no `__set__`."""
+        """Called for the class only: an instance's attributes take precedence because there is no `__set__`."""
         if instance is None:
             return self
         raise AttributeError(f"option '{self.name}' has no value yet: {self._attribute}")
 
 
 def markdown_rows(options: Iterable[Option[Any]]) -> list[str]:
-    """Rows of OPTIONS.md: name, default, whether it can be altered, which tables may have it, documentation."""
+    """Return rows of OPTIONS.md: name, default, whether it can be altered, its tables, documentation."""
     return [
         f"| `{each.name}` | {'–' if each.default_text is None else f'`{each.default_text}`'}"
         f" | {'yes' if each.alterable else 'no'} | {_tables(each)} | {each.doc} |"

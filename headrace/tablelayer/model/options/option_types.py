@@ -1,6 +1,6 @@
-"""How values of table options are written and read, canonically: words, durations, columns, numbers, time zones.
+"""Types of option values with canonical texts: words, durations, columns, numbers, time zones.
 
-Every parser raises ValueError with what the value must be.
+Every parser raises ValueError with the rule for the value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DURATION_FACTORS = {word: factor for factor, words in _DURATION_UNITS.items() f
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration as Flink and Fluss write it: ``7 d``, ``3min``, ``1500`` (milliseconds)."""
+    """Return the milliseconds of a duration in the syntax of Flink and Fluss: `7 d`, `3min`, `1500` (milliseconds)."""
     match = _DURATION.fullmatch(text)
     factor = None if match is None else _DURATION_FACTORS.get(match.group(2).lower())
     if match is None or factor is None:
@@ -40,7 +40,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 def format_duration(milliseconds: int) -> str:
-    """The shortest exact way to write a duration: ``format_duration(604800000) == '7 d'``."""
+    """Return the shortest exact text of a duration: `format_duration(604800000) == '7 d'`."""
     for factor, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
         if milliseconds % factor == 0:
             return f"{milliseconds // factor} {unit}"
@@ -48,12 +48,12 @@ def format_duration(milliseconds: int) -> str:
 
 
 def parse_name_list(text: str) -> tuple[str, ...]:
-    """Column names separated by commas, as in ``'bucket.key' = 'a,b'``."""
+    """Return column names separated by commas, as in `'bucket.key' = 'a,b'`."""
     return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
 
 
 def one_of(values: type[Word]) -> OptionType[Word]:
-    """One of these words, in any case. Another one is refused with the words, and the nearest one."""
+    """Return the type of these words, in any case. The error for another word lists them and suggests the nearest."""
     by_word = {value.value.lower(): value for value in values}
 
     def parse(text: str) -> Word:
@@ -69,7 +69,8 @@ def one_of(values: type[Word]) -> OptionType[Word]:
 
 
 def whole_number(least: int, most: int, allowed: str) -> OptionType[int]:
-    """A number from least, which is -1 or more, to most; ``allowed`` is what an error says of them."""
+    """Return the type of whole numbers from `least`, which is -1 or more, to `most`. `allowed` is the range in
+    errors."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*(-1|[0-9]{1,10})\s*", text) or not least <= int(text) <= most:
@@ -127,7 +128,7 @@ def _parse_topic(text: str) -> str:
 
 
 DURATION = OptionType(parse_duration_ms, format_duration)
-"""Milliseconds."""
+"""A duration in milliseconds."""
 BOOLEAN = OptionType(_parse_boolean, _boolean_text)
 COLUMN = OptionType(_parse_column)
 COLUMNS = OptionType(_parse_columns, ",".join)

@@ -1,12 +1,13 @@
 """Table options: each is declared once, as an attribute of `TableOptions`.
 
-The declaration gives the option's name, type, default, checks and documentation: SHOW OPTIONS, the topic configurations
-that the broker describes and OPTIONS.md are computed from it. The attribute of an instance is the table's value.
+The declaration gives the option's name, type, default, checks and documentation: SHOW OPTIONS, the topic
+configurations that the broker describes and OPTIONS.md are computed from it. The attribute of an instance is the
+table's value.
 
-Names and defaults are Fluss's wherever Fluss has the option. Only what works is declared: any other
-``table.*`` name is refused, with the nearest known one. Names without the prefix ``table.`` are Kafka topic
-configurations, which the broker checks; they pass through untouched. ``bucket.num`` and ``bucket.key``
-exist in statements only: a definition has fields for them.
+Names and defaults are Fluss's wherever Fluss has the option. Only implemented options are declared: any other
+`table.*` name is refused, with the nearest known one. Names without the prefix `table.` are Kafka topic
+configurations, which the broker checks; they are passed on unchanged. `bucket.num` and `bucket.key` exist in
+statements only: a definition has fields for them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _DAY_MS = 86_400_000
 
 
 class ArrowCompression(StrEnum):
-    """How the buffers of log batches are compressed."""
+    """The compression of the buffers of log batches."""
 
     ZSTD = "ZSTD"
     LZ4_FRAME = "LZ4_FRAME"
@@ -69,7 +70,7 @@ class ArrowCompression(StrEnum):
 
 
 class DeleteBehavior(StrEnum):
-    """What a delete does to a primary-key table (semantics R5)."""
+    """The effect of a delete on a primary-key table (semantics R5)."""
 
     ALLOW = "ALLOW"
     IGNORE = "IGNORE"
@@ -77,8 +78,10 @@ class DeleteBehavior(StrEnum):
 
 
 class MergeEngine(StrEnum):
-    """What becomes of a row that is written again: kept as it was first, replaced by a newer version, or merged
-    column by column (semantics R7, R8, R9). A table without one keeps the last row (R2).
+    """The treatment of a row that is written again: keep the first, keep the newest version, or merge column by
+    column.
+
+    Semantics R7, R8, R9. A table without an engine keeps the last row (R2).
     """
 
     FIRST_ROW = "first_row"
@@ -87,28 +90,28 @@ class MergeEngine(StrEnum):
 
 
 class ChangelogImage(StrEnum):
-    """FULL: -U and +U for an update. WAL: +U alone (semantics R2)."""
+    """The changelog of an update. FULL: -U and +U. WAL: +U only (semantics R2)."""
 
     FULL = "FULL"
     WAL = "WAL"
 
 
 class DatalakeFormat(StrEnum):
-    """The lake a table is tiered into; chosen at creation because it chooses the bucket function."""
+    """The lake into which a table is tiered. It is chosen at creation because it decides the bucket function."""
 
     ICEBERG = "iceberg"
     PAIMON = "paimon"
 
 
 class KafkaChangelog(StrEnum):
-    """What a Kafka consumer of a primary-key table sees: values and tombstones, or every image (semantics R17)."""
+    """The view of a Kafka consumer of a primary-key table: values and tombstones, or every image (semantics R17)."""
 
     COMPACT = "compact"
     FULL = "full"
 
 
 class TimeUnit(StrEnum):
-    """How much time one automatic partition covers."""
+    """The length of time that one automatic partition covers."""
 
     HOUR = "HOUR"
     DAY = "DAY"
@@ -118,14 +121,14 @@ class TimeUnit(StrEnum):
 
 
 class KeyMismatch(StrEnum):
-    """What happens to a produced record whose key is another row's than its value."""
+    """The treatment of a produced record whose key belongs to another row than its value."""
 
     FAIL = "fail"
     IGNORE = "ignore"
 
 
 class UnknownFields(StrEnum):
-    """What happens to fields of a produced record that are not columns. `ADD`: they become columns."""
+    """The treatment of fields of a produced record that are not columns. `ADD`: they become columns."""
 
     IGNORE = "ignore"
     FAIL = "fail"
@@ -154,21 +157,21 @@ def _out_of_range(options: Mapping[str, str]) -> OutOfRange:
 
 
 class TableOptions:
-    """The effective values of all declared options of one table, defaults filled in; they never change."""
+    """The effective values of all declared options of one table, with defaults filled in. They never change."""
 
     log_ttl_ms = Option(
         "table.log.ttl",
         DURATION,
         7 * _DAY_MS,
-        "How long the log is kept; the topic's retention.ms follows it.",
+        "Time that the log is kept; the topic's retention.ms follows it.",
         alterable=True,
     )
     replication_factor = Option(
         "table.replication.factor",
         whole_number(1, 32_767, " from 1 to 32767"),
         None,
-        "Replicas of each bucket, each with another broker; fixed at creation. If not given: the brokers' "
-        "'default.replication.factor'; of a topic that is created by Kafka's tools, what those say.",
+        "Number of replicas of each bucket, each on another broker; fixed at creation. Default: the brokers' "
+        "'default.replication.factor', or the number that Kafka's tools give when they create the topic.",
     )
     arrow_compression = Option(
         "table.log.arrow.compression.type",
@@ -181,7 +184,7 @@ class TableOptions:
         COLUMNS,
         None,  # the automatic choice: `statistics.automatic_columns`
         "Columns whose bounds are kept with each batch of the log, so that filters skip batches: names, '*' for "
-        "all, '' for none. If not given: the first 8 columns of fixed width.",
+        "all, '' for none. Default: the first 8 columns of fixed width.",
         alterable=True,
         names_columns=True,
     )
@@ -189,7 +192,7 @@ class TableOptions:
         "table.merge-engine",
         one_of(MergeEngine),
         None,
-        "What becomes of a row that is written again: 'first_row' keeps the first, 'versioned' the one with the "
+        "Treatment of a row that is written again: 'first_row' keeps the first, 'versioned' the one with the "
         "highest version, 'aggregation' merges column by column. Without it the last row wins.",
         primary_key_only=True,
     )
@@ -205,8 +208,8 @@ class TableOptions:
         "table.delete.behavior",
         one_of(DeleteBehavior),
         DeleteBehavior.ALLOW,
-        "What a delete does: ALLOW carries it out, IGNORE skips it, DISABLE refuses the batch. Tables with a "
-        "merge engine ignore deletes unless they say otherwise.",
+        "Effect of a delete: ALLOW carries it out, IGNORE skips it, DISABLE refuses the batch. Tables with a "
+        "merge engine ignore deletes by default.",
         derived=_delete_behavior,
         primary_key_only=True,
     )
@@ -214,7 +217,7 @@ class TableOptions:
         "auto-increment.fields",
         COLUMN,
         None,
-        "The column that the server numbers: a new row gets the next number, writers leave it out.",
+        "The column that the server numbers: a new row gets the next number, and writers leave the column out.",
         primary_key_only=True,
         names_columns=True,
     )
@@ -222,21 +225,21 @@ class TableOptions:
         "table.auto-increment.cache-size",
         whole_number(1, 2**31 - 1, f" from 1 to {2**31 - 1}"),
         100_000,
-        "How many numbers a bucket takes from the table's counter at once; a restart skips those left over.",
+        "Number of values that a bucket takes from the table's counter at once; a restart skips unused ones.",
         primary_key_only=True,
     )
     changelog_image = Option(
         "table.changelog.image",
         one_of(ChangelogImage),
         ChangelogImage.FULL,
-        "FULL writes -U and +U for an update, WAL only +U.",
+        "Changelog of an update: FULL writes -U and +U, WAL only +U.",
         primary_key_only=True,
     )
     kv_ttl_ms = Option(
         "table.kv.ttl",
         DURATION,
         None,
-        "How long a row lives after its last write (or after the time in its time column): then the server deletes "
+        "Lifetime of a row after its last write (or after the time in its time column); then the server deletes "
         "it, with a -D in the changelog.",
         primary_key_only=True,
     )
@@ -244,8 +247,8 @@ class TableOptions:
         "table.kv.ttl.time-column",
         COLUMN,
         None,
-        "The column with the time from which a row's life is counted: BIGINT (milliseconds), TIMESTAMP or "
-        "TIMESTAMP_LTZ. A row without a time never ends.",
+        "The column with the start of a row's lifetime: BIGINT (milliseconds), TIMESTAMP or "
+        "TIMESTAMP_LTZ. A row without a time never expires.",
         primary_key_only=True,
         names_columns=True,
     )
@@ -253,7 +256,7 @@ class TableOptions:
         "table.auto-partition.enabled",
         BOOLEAN,
         False,
-        "Whether the server makes partitions ahead of time and drops old ones.",
+        "Whether the server creates partitions ahead of time and drops old ones.",
         alterable=True,
         partitioned_only=True,
     )
@@ -261,7 +264,7 @@ class TableOptions:
         "table.auto-partition.key",
         COLUMN,
         None,
-        "The partition column that holds the time; must be said when there are several.",
+        "The partition column that holds the time; required if the table has several partition columns.",
         names_columns=True,
         partitioned_only=True,
     )
@@ -269,14 +272,14 @@ class TableOptions:
         "table.auto-partition.time-unit",
         one_of(TimeUnit),
         TimeUnit.DAY,
-        "How much time one automatic partition covers.",
+        "Length of time that one automatic partition covers.",
         partitioned_only=True,
     )
     auto_partition_precreate = Option(
         "table.auto-partition.num-precreate",
         whole_number(0, 999_999, ", 0 or more"),
         None,  # with several partition columns it is 0
-        "How many partitions there are from the present one on. 0 with several partition columns.",
+        "Number of partitions to create, from the present one on. 0 with several partition columns.",
         shown_default="2",
         alterable=True,
         partitioned_only=True,
@@ -285,7 +288,7 @@ class TableOptions:
         "table.auto-partition.num-retention",
         whole_number(-1, 999_999, ", 0 or more, or -1 to drop none"),
         7,
-        "How many partitions before the present one are kept; older ones are dropped. -1: all.",
+        "Number of partitions before the present one that are kept; older ones are dropped. -1: all.",
         alterable=True,
         partitioned_only=True,
     )
@@ -293,14 +296,14 @@ class TableOptions:
         "table.auto-partition.time-zone",
         TIME_ZONE,
         None,
-        "The time zone in which days begin; the server's own unless it is given.",
+        "The time zone of the calendar for partitions; by default the server's.",
         partitioned_only=True,
     )
     kafka_creates_partitions = Option(
         "table.kafka.dynamic-create-partition.enabled",
         BOOLEAN,
         True,
-        "Whether a row that a Kafka client produces makes the partition it belongs to.",
+        "Whether a row that a Kafka client produces creates its partition if it does not exist.",
         alterable=True,
         partitioned_only=True,
     )
@@ -315,21 +318,21 @@ class TableOptions:
         "table.datalake.format",
         one_of(DatalakeFormat),
         None,  # a table made without a lake in mind has no lake's bucket function
-        "The lake's format. Given at creation, it makes the buckets the lake's own.",
+        "The lake's format. If it is given at creation, the table's buckets are also the lake's.",
         shown_default=DatalakeFormat.ICEBERG.value,
     )
     datalake_freshness_ms = Option(
         "table.datalake.freshness",
         DURATION,
         3 * _MINUTE_MS,
-        "How far the lake may be behind the table; the tiering job plans its rounds by it.",
+        "Maximum time that the lake may be behind the table; the tiering job plans its rounds by it.",
         alterable=True,
     )
     datalake_compaction = Option(
         "table.datalake.auto-compaction",
         BOOLEAN,
         False,
-        "Whether the tiering job makes few large files of the lake table's many small ones.",
+        "Whether the tiering job merges the lake table's small files into large ones.",
         alterable=True,
     )
     datalake_expiry = Option(
@@ -344,13 +347,13 @@ class TableOptions:
         "table.kafka.value-format",
         one_of(KafkaValueFormat),
         KafkaValueFormat.JSON,
-        "What the value of a record looks like: the row as JSON, a Debezium envelope of it in JSON, or Avro.",
+        "Format of a record's value: the row as JSON, a Debezium envelope of it in JSON, or Avro.",
     )
     kafka_value_path = Option(
         "table.kafka.value-path",
         OptionType(parse_value_path, render_value_path),
         None,
-        "Where the row is in a JSON value: names of fields separated by dots, such as 'payload.data'. Without it "
+        "Path of the row in a JSON value: names of fields separated by dots, such as 'payload.data'. Without it "
         "the value is the row.",
         value_format=(KafkaValueFormat.JSON,),
     )
@@ -358,11 +361,11 @@ class TableOptions:
         "table.kafka.debezium.time-precision-mode",
         one_of(DebeziumTime),
         DebeziumTime.ADAPTIVE,
-        "What numbers in DATE, TIME and TIMESTAMP columns count, as the connector's time.precision.mode: "
-        "'adaptive' goes by the column's precision (and refuses what is hardly meant then), "
-        "'adaptive_time_microseconds' but for TIME, 'connect' is milliseconds, 'isostring' (with json values: the "
-        "default) and 'structured' refuse numbers. A schema around the record, and time-units, come first. Texts, and "
-        "objects of year, month, day, hour and so on, are always read.",
+        "Unit of numbers in DATE, TIME and TIMESTAMP columns, as in the connector's time.precision.mode: "
+        "'adaptive' follows the column's precision (and refuses numbers that are implausible then), "
+        "'adaptive_time_microseconds' does so except for TIME, 'connect' is milliseconds. 'isostring' (with json "
+        "values: the default) and 'structured' refuse numbers. A schema around the record, and time-units, take "
+        "precedence. Texts, and objects of year, month, day, hour and so on, are always read.",
         derived=_debezium_time,
         alterable=True,
         value_format=JSON_FORMATS,
@@ -371,7 +374,7 @@ class TableOptions:
         "table.kafka.debezium.time-units",
         OptionType(parse_time_units, render_time_units),
         {},
-        "What the numbers of a column count, where the records' schema does not say it: 'd', 'ms', 'us' or 'ns', as in "
+        "Units of columns' numbers, if the records' schema does not tell them: 'd', 'ms', 'us' or 'ns', as in "
         "'created=ms,changed=us'.",
         alterable=True,
         value_format=(*JSON_FORMATS, KafkaValueFormat.AVRO),
@@ -380,9 +383,9 @@ class TableOptions:
         "table.kafka.debezium.decimal-handling-mode",
         one_of(DebeziumDecimals),
         DebeziumDecimals.AUTO,
-        "What texts in DECIMAL columns are, as the connector's decimal.handling.mode: 'string' the number (with json "
-        "values: the default), 'precise' base64 of the unscaled value; 'auto' tells them apart, and refuses a text "
-        "that may be both. A schema around the record comes first. Numbers (its 'double') are read in any case.",
+        "Form of texts in DECIMAL columns, as in the connector's decimal.handling.mode: 'string' is the number (with "
+        "json values: the default), 'precise' is base64 of the unscaled value; 'auto' distinguishes them, and refuses "
+        "a text that may be both. A schema around the record takes precedence. Numbers ('double') are always read.",
         derived=_debezium_decimals,
         alterable=True,
         value_format=JSON_FORMATS,
@@ -391,8 +394,8 @@ class TableOptions:
         "table.kafka.debezium.out-of-range-times",
         one_of(OutOfRange),
         OutOfRange.REFUSE,
-        "What becomes of dates before year 1 and after 9999, and of 'infinity': 'refuse' the batch, 'null', 'clamp' to "
-        "the first or last day, or 'keep' what the column holds (with json values: the default).",
+        "Treatment of dates before year 1 and after 9999, and of 'infinity': 'refuse' the batch, 'null', 'clamp' to "
+        "the first or last day, or 'keep' values that the column can hold (with json values: the default).",
         derived=_out_of_range,
         alterable=True,
         value_format=JSON_FORMATS,
@@ -401,8 +404,8 @@ class TableOptions:
         "table.kafka.unavailable-value.placeholder",
         OptionType(parse_placeholder),
         UNAVAILABLE,
-        "What stands for a value that the source left out because it is unchanged, as the connector's "
-        "unavailable.value.placeholder: the stored value is kept. Empty: nothing does.",
+        "Placeholder for a value that the source left out because it is unchanged, as in the connector's "
+        "unavailable.value.placeholder: the stored value is kept. Empty: no placeholder.",
         alterable=True,
         primary_key_only=True,
         value_format=JSON_FORMATS,
@@ -411,7 +414,7 @@ class TableOptions:
         "table.kafka.unavailable-value.without-row",
         one_of(WithoutRow),
         WithoutRow.REFUSE,
-        "What becomes of such a value where no row is stored: 'refuse' the batch, or 'null'.",
+        "Treatment of a placeholder for an unchanged value if no row is stored: 'refuse' the batch, or 'null'.",
         alterable=True,
         primary_key_only=True,
         value_format=JSON_FORMATS,
@@ -420,8 +423,8 @@ class TableOptions:
         "table.kafka.deleted-field",
         OptionType(str),
         DELETED_FIELD,
-        "The field of a flattened event that says 'true' of a deleted row (ExtractNewRecordState with "
-        "delete.tombstone.handling.mode=rewrite). Without effect where it is a column. Empty: there is none.",
+        "The field of a flattened event that is 'true' for a deleted row (ExtractNewRecordState with "
+        "delete.tombstone.handling.mode=rewrite). Ignored if it is a column. Empty: no such field.",
         alterable=True,
         primary_key_only=True,
         value_format=(KafkaValueFormat.JSON,),
@@ -430,7 +433,7 @@ class TableOptions:
         "table.kafka.avro.schema",
         one_of(AvroSchemaPlace),
         AvroSchemaPlace.REGISTRY,
-        "Where the schema of an Avro value is: 'registry', by an id in front of the value (Confluent's wire "
+        "Place of an Avro value's schema: 'registry', with an id before the value (Confluent's wire "
         "format), or 'record': each value is an Avro object container file.",
         value_format=(KafkaValueFormat.AVRO,),
     )
@@ -438,14 +441,14 @@ class TableOptions:
         "table.kafka.avro.registry-url",
         OptionType(parse_registry_url),
         None,
-        "The schema registry of the table; without it the server's 'schema.registry.url'.",
+        "The schema registry of the table; by default the server's 'schema.registry.url'.",
         value_format=(KafkaValueFormat.AVRO,),
     )
     kafka_changelog = Option(
         "table.kafka.changelog",
         one_of(KafkaChangelog),
         KafkaChangelog.COMPACT,
-        "What Kafka consumers see: 'compact' gives values and tombstones; 'full' gives every image, "
+        "The Kafka consumers' view: 'compact' has values and tombstones; 'full' has every image, "
         "with a change-type header.",
         primary_key_only=True,
     )
@@ -453,19 +456,19 @@ class TableOptions:
         "table.kafka.unknown-fields",
         one_of(UnknownFields),
         UnknownFields.IGNORE,
-        "What happens to fields of a produced row that are not columns: `ignore`, `fail` (the batch is refused), or "
-        "`add`, which alters the table by nullable columns of the fields' names, with the types of the schema around "
-        "the record (Kafka Connect's), or else of the values. Not with Avro values.",
+        "Treatment of fields of a produced row that are not columns: `ignore`, `fail` (the batch is refused), or "
+        "`add`, which adds nullable columns with the fields' names to the table. Their types come from the schema "
+        "around the record (Kafka Connect's), or else from the values. `add` is not possible with Avro values.",
         alterable=True,
     )
     kafka_key_mismatch = Option(
         "table.kafka.key-mismatch",
         one_of(KeyMismatch),
         KeyMismatch.FAIL,
-        "What happens to a produced record whose key says another primary key than its value, such as "
-        '`9:{"id": 10}`: `fail` (the batch is refused) or `ignore`, by which the value counts. A tombstone of that '
-        "key would delete another row than the one that was written. Keys that cannot be the table's, and null, are "
-        "not looked at.",
+        "Treatment of a produced record whose key has another primary key than its value, such as "
+        '`9:{"id": 10}`: `fail` (the batch is refused) or `ignore` (the value counts). A tombstone with that '
+        "key would delete another row than the written one. Keys in another form than the table's, and null, are "
+        "not checked.",
         alterable=True,
         primary_key_only=True,
     )
@@ -473,19 +476,19 @@ class TableOptions:
         "table.kafka.dead-letter-topic",
         TOPIC,
         None,
-        "The plain topic that takes records which the table refuses, with headers that say why; the rest of their "
-        "batch is written. It is made when it is needed; who sets this must be allowed to write it. Without it a batch "
-        "with such a record is refused.",
+        "The plain topic for records that the table refuses, with headers that give the reason; the rest of their "
+        "batch is written. It is created when it is needed. To set this option, a client must be allowed to write to "
+        "the topic. Without it, a batch with such a record is refused.",
         alterable=True,
     )
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Of normalised options."""
+        """Compute the effective values from normalized options."""
         for attribute, option in _DECLARATIONS.items():
             vars(self)[attribute] = option.effective(options)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"'{name}' follows from the table's options, and is not set")
+        raise AttributeError(f"'{name}' is computed from the table's options and cannot be set")
 
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other) if isinstance(other, TableOptions) else NotImplemented
@@ -498,7 +501,7 @@ _DECLARATIONS: Mapping[str, Option[Any]] = {
     attribute: option for attribute, option in vars(TableOptions).items() if isinstance(option, Option)
 }
 DECLARED: Mapping[str, Option[Any]] = {option.name: option for option in _DECLARATIONS.values()}
-"""By the option's name."""
+"""The declared options by name."""
 
 _ONLY_IN_FLUSS = (
     ("table.auto-partition.time-format", "a choice of time formats is not in this release"),
@@ -510,20 +513,21 @@ _ONLY_IN_FLUSS = (
     ("table.kv.format", "a choice of row formats is not in this release"),
     (
         "table.log.tiered.",
-        "Kafka's options do this here; 'remote.storage.enable' = 'true' copies segments away",
+        "use Kafka's options instead: 'remote.storage.enable' = 'true' copies segments to remote storage",
     ),
     (
         "table.log.local-ttl",
-        "Kafka's options do this here; 'local.retention.ms' says what stays local as well",
+        "use Kafka's options instead: 'local.retention.ms' limits what also stays local",
     ),
     ("table.datalake.historical-partition.", "historical partitions are not in this release"),
 )
-"""Options of Fluss, by the beginning of their names. To say what there is instead is more use than "unknown option"."""
+"""Options of Fluss, by the beginning of their names, with an alternative, which helps more than "unknown option"."""
 
 
 def is_table_option(name: str) -> bool:
-    """Whether a name belongs to the table layer rather than to Kafka's topic configurations, of which none begins with
-    `bucket`: what is nearly `bucket.num` is no configuration of a topic.
+    """Whether a name belongs to the table layer rather than to Kafka's topic configurations.
+
+    No topic configuration begins with `bucket`, so a misspelt `bucket.num` belongs to the table layer.
     """
     if name.startswith("bucket"):
         return name not in _OF_STATEMENTS
@@ -537,14 +541,14 @@ def names_columns(name: str) -> bool:
 
 
 def columns_named(name: str, value: str) -> tuple[str, ...]:
-    """The columns that the value of an option names."""
+    """Return the columns that the value of an option names."""
     if names_columns(name):
         return parse_name_list(value)
     return tuple(parse_time_units(value)) if name == TableOptions.debezium_units.name else ()
 
 
 def renamed_column(name: str, value: str, old: str, new: str) -> str:
-    """The value of an option when a column is renamed."""
+    """Return the value of an option after a column was renamed."""
     if names_columns(name):
         return ",".join(new if each == old else each for each in parse_name_list(value))
     if name == TableOptions.debezium_units.name:
@@ -554,10 +558,10 @@ def renamed_column(name: str, value: str, old: str, new: str) -> str:
 
 
 def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict[str, str]:
-    """Options in canonical writing, sorted by name.
+    """Return options with canonical values, sorted by name.
 
-    Raises TableError(INVALID_TABLE) for a ``table.*`` name that is not declared, a value that does not
-    parse, and an option of primary-key tables on a log table.
+    Raises TableError(INVALID_TABLE) for a `table.*` name that is not declared, a value that cannot be parsed, and an
+    option of primary-key tables on a log table.
     """
     normal: dict[str, str] = {}
     check_texts(options)
@@ -575,22 +579,20 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
             raise _invalid(f"option '{name}' is for tables with a primary key; this is a log table")
         normal[name] = option.value_type.render(parse(name, value))
     if normal.get(TableOptions.datalake_enabled.name) == "true":
-        # Recorded at creation: the format has chosen the bucket function from here on.
+        # Recorded at creation, because the format has chosen the bucket function from here on.
         normal.setdefault(TableOptions.datalake_format.name, DatalakeFormat.ICEBERG.value)
     return dict(sorted(normal.items()))
 
 
 def check_texts(options: Mapping[str, Any]) -> None:
-    """Raises TableError(INVALID_TABLE) for a value that is no text."""
+    """Raise TableError(INVALID_TABLE) for a value that is not a text."""
     for name, value in options.items():
         if not isinstance(value, str):
             raise _invalid(f"option '{name}': the value {value!r} must be a text")
 
 
 def find(name: str) -> Option[Any]:
-    """The declared option of a name. Raises TableError(INVALID_TABLE) with the nearest known name if there
-    is none.
-    """
+    """Return the declared option of a name. Raises TableError(INVALID_TABLE) with the nearest known name."""
     option = DECLARED.get(name)
     if option is not None:
         return option
@@ -607,7 +609,7 @@ def find(name: str) -> Option[Any]:
 
 
 def complaint(options: Mapping[str, str]) -> str | None:
-    """What is wrong with normalised options that are fine one by one; None if nothing is."""
+    """Return the error of normalized options that are valid one by one but not together; None if they are valid."""
     values, place = TableOptions.kafka_value_format, TableOptions.avro_schema
     chosen = options.get(values.name, KafkaValueFormat.JSON.value)
     for name, option in DECLARED.items():
@@ -620,12 +622,12 @@ def complaint(options: Mapping[str, str]) -> str | None:
         return f"option '{unknown}' = '{UnknownFields.ADD}' is for values in JSON; this table has '{chosen}'"
     registry = TableOptions.avro_registry.name
     if registry in options and options.get(place.name) == AvroSchemaPlace.RECORD:
-        return f"option '{registry}' is of no use with '{place.name}' = '{AvroSchemaPlace.RECORD}': leave one out"
+        return f"option '{registry}' has no effect with '{place.name}' = '{AvroSchemaPlace.RECORD}': leave one out"
     return None
 
 
 def parse(name: str, value: str) -> Any:
-    """The typed value of a declared option. Raises TableError(INVALID_TABLE) naming the option and the value."""
+    """Return the typed value of a declared option. Raises TableError(INVALID_TABLE) with the option and the value."""
     try:
         return find(name).value_type.parse(value)
     except ValueError as error:
@@ -633,7 +635,7 @@ def parse(name: str, value: str) -> Any:
 
 
 def parse_bucket_count(text: str) -> int:
-    """The value of ``bucket.num``. Raises TableError(INVALID_TABLE) if it is not a number in range."""
+    """Return the value of `bucket.num`. Raises TableError(INVALID_TABLE) if it is not a whole number."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text):
         raise _invalid(f"option '{BUCKET_COUNT}' = '{text}': the value must be a whole number")
     return int(text)

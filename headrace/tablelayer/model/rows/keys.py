@@ -1,7 +1,7 @@
 """Keys as bytes that sort like the columns they come from.
 
-`encode(a) < encode(b)` exactly when the columns compare so, one after the other; and the encoding of the
-first columns is a prefix of the encoding of all of them, so a prefix lookup is a range of bytes. Per column:
+`encode(a) < encode(b)` holds exactly when `a` is less than `b`, compared column by column. The encoding of the first
+columns is a prefix of the encoding of all columns, so a prefix lookup is a range of bytes. Per column:
 
     BOOLEAN                 one byte, 0 or 1
     integers, date, times   big endian, sign bit flipped
@@ -11,7 +11,7 @@ first columns is a prefix of the encoding of all of them, so a prefix lookup is 
     CHAR, STRING, BYTES     the bytes with 00 written as 00 FF, then 00 00
     BINARY(n)               its n bytes
 
-Key columns are never null. Whole batches at a time; values of any size up to 2 GiB a batch.
+Key columns are never null. All functions work on whole batches, with values of any size up to 2 GiB per batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Cursor = npt.NDArray[np.int64]
 
 
 def encode_keys(columns: Sequence[pa.Array]) -> pa.BinaryArray:
-    """The keys of n rows, one array per key column. Raises TableError(INVALID_KEY) for a null."""
+    """Return the keys of n rows, given one array per key column. Raises TableError(INVALID_KEY) for a null."""
     for position, column in enumerate(columns):
         if column.null_count:
             raise TableError(
@@ -77,7 +77,7 @@ def encode_keys(columns: Sequence[pa.Array]) -> pa.BinaryArray:
 
 
 def encode_few_keys(columns: Sequence[pa.Array]) -> list[bytes]:
-    """The same as `encode_keys`, for a few rows in a fraction of its time."""
+    """Do the same as `encode_keys` for a few rows, in a fraction of its time."""
     if any(column.null_count or not _is_plain(column.type) for column in columns):
         return list(encode_keys(columns).to_pylist())
     keys = [b""] * len(columns[0])
@@ -96,7 +96,7 @@ def encode_few_keys(columns: Sequence[pa.Array]) -> list[bytes]:
 
 
 def _is_plain(arrow_type: pa.DataType) -> bool:
-    """Whole numbers in any sense, and texts: what needs neither a float's order nor bits taken apart."""
+    """Whether values are integers, dates, times, decimals or texts, which `encode_few_keys` can encode."""
     return not (
         pa.types.is_floating(arrow_type)
         or pa.types.is_boolean(arrow_type)
@@ -105,9 +105,9 @@ def _is_plain(arrow_type: pa.DataType) -> bool:
 
 
 def decode_keys(keys: pa.BinaryArray, types: Sequence[pa.DataType]) -> list[pa.Array]:
-    """The columns of encoded keys, given their Arrow types in order. Raises DecodeError for other bytes.
+    """Return the columns of encoded keys, given their Arrow types in order. Raises DecodeError for other bytes.
 
-    Keys may go on behind the columns asked for.
+    Keys may have more bytes behind these columns.
     """
     offsets, data = variable_values(keys)
     cursor = offsets[:-1].astype(np.int64)
@@ -155,7 +155,7 @@ def _encode_fixed(columns: Sequence[pa.Array], count: int, width: int) -> pa.Bin
 
 
 def _to_ordered(values: npt.NDArray[Any], arrow_type: pa.DataType) -> npt.NDArray[Any]:
-    """Values as contiguous memory whose bytes sort like the values."""
+    """Return values as contiguous memory whose bytes sort like the values."""
     if pa.types.is_boolean(arrow_type) or pa.types.is_fixed_size_binary(arrow_type):
         return np.ascontiguousarray(values)
     if pa.types.is_decimal(arrow_type):

@@ -1,8 +1,8 @@
-"""Arrays of nested values: taken apart, put together, checked and cast, a level at a time.
+"""Arrays of nested values: taken apart, put together, checked and cast, one level at a time.
 
-A level is taken apart into what kernels and Arrow's functions are good at: for a ROW one array per field, for an
-ARRAY and a MAP the number of entries per value and the entries of all of them one after the other. What stands
-under a null does not come out: a field of a null ROW is null, a null ARRAY has no elements.
+A level becomes arrays that kernels and Arrow's functions handle well: for a ROW one array per field; for an ARRAY or
+a MAP the number of entries per value, and the entries of all values one after the other. Values under a null are not
+given out: a field of a null ROW is null, a null ARRAY has no elements.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ NULL_KEY = "a key of a MAP is null"
 
 
 def is_nested(arrow_type: pa.DataType) -> bool:
-    """Whether arrays of an Arrow type are of rows, lists or maps."""
+    """Whether arrays of an Arrow type hold rows, lists or maps."""
     return bool(pa.types.is_struct(arrow_type) or pa.types.is_map(arrow_type) or is_list(arrow_type))
 
 
 def row_fields(array: pa.StructArray) -> list[pa.Array]:
-    """The fields of n rows, n values each."""
+    """Return the fields of n rows, n values each."""
     fields: list[pa.Array] = array.flatten()
     return fields
 
 
 def entries(array: pa.Array) -> tuple[Indices, list[pa.Array]]:
-    """(int64[n] numbers of entries, [elements] of lists or [keys, values] of maps).
+    """Return (int64[n] numbers of entries, [elements] of lists or [keys, values] of maps).
 
-    The array is a list, of any kind that Arrow has, or a map.
+    `array` is a map or a list of any kind that Arrow has.
     """
     arrow_type = array.type
     if pa.types.is_map(arrow_type):
@@ -62,15 +62,18 @@ def entries(array: pa.Array) -> tuple[Indices, list[pa.Array]]:
 
 
 def make_row(arrow_type: pa.DataType, count: int, fields: Sequence[pa.Array], valid: Mask | None) -> pa.Array:
-    """n rows of a struct type from their fields; null where `valid` (bool[n]) is false."""
+    """Return n rows of a struct type from their fields; null where `valid` (bool[n]) is false."""
     return pa.Array.from_buffers(arrow_type, count, [bitmap(valid)], children=list(fields))
 
 
 def make_entries(
     arrow_type: pa.DataType, counts: Indices, parts: Sequence[pa.Array], valid: Mask | None
 ) -> pa.Array:
-    """n lists or maps (`arrow_type` says which) from what `entries` gives. Raises ValueError beyond 2^31 entries, and
-    pa.ArrowInvalid, which is one too, for a null key: Arrow would end the process."""
+    """Return n lists or maps of type `arrow_type` from the result of `entries`.
+
+    Raises ValueError beyond 2^31 entries, and its subclass pa.ArrowInvalid for a null key, on which Arrow would end
+    the process.
+    """
     offsets = ends_to_offsets(counts)
     (child,) = parts if len(parts) == 1 else (make_pairs(arrow_type, parts),)
     return pa.Array.from_buffers(
@@ -79,7 +82,7 @@ def make_entries(
 
 
 def make_pairs(arrow_type: pa.MapType, parts: Sequence[pa.Array]) -> pa.Array:
-    """The entries of maps from their keys and values. Raises pa.ArrowInvalid for a null key."""
+    """Return the entries of maps from their keys and values. Raises pa.ArrowInvalid for a null key."""
     if parts[0].null_count:
         raise pa.ArrowInvalid(NULL_KEY)
     pair = pa.struct([arrow_type.key_field, arrow_type.item_field])
@@ -87,15 +90,15 @@ def make_pairs(arrow_type: pa.MapType, parts: Sequence[pa.Array]) -> pa.Array:
 
 
 def owners(counts: Indices) -> Indices:
-    """Which value each entry is of: int64[entries]."""
+    """Return the index of the value to which each entry belongs: int64[entries]."""
     return np.repeat(np.arange(len(counts)), counts)
 
 
 def check_inside(column: Column, values: pa.Array) -> None:
-    """Check what a column promises beyond its Arrow type: NOT NULL inside of it, CHAR(n), the digits of a second, and
-    keys that are there and differ. For columns whose type `has_rules`.
+    """Check the rules of a column that its Arrow type does not have; for columns whose type `has_rules`.
 
-    Raises RowError for one that breaks it, with the place inside as ``tags[2].name``.
+    The rules: NOT NULL inside of the column, CHAR(n), the digits of a second, and map keys that are present and
+    distinct. Raises RowError for a broken rule, with the position inside the value as in `tags[2].name`.
     """
     found = _first_fault(column.type, values, column.name)
     if found is not None:
@@ -104,7 +107,7 @@ def check_inside(column: Column, values: pa.Array) -> None:
 
 
 _Fault = tuple[int, str, str]
-"""The row, the place inside of it, what is wrong."""
+"""The row, the position inside of it, and the reason."""
 
 
 def _first_fault(data_type: DataType, values: pa.Array, place: str) -> _Fault | None:
@@ -150,7 +153,7 @@ def _first_fault(data_type: DataType, values: pa.Array, place: str) -> _Fault | 
         again = repeated_keys(of, parts[0])
         if len(again):
             at = int(again[0])
-            return int(of[at]), place, f"the key {parts[0][at].as_py()!r} is there twice"
+            return int(of[at]), place, f"the key {parts[0][at].as_py()!r} occurs twice"
     if not faults:
         return None
     at, inside_place, reason = min(faults)
@@ -168,15 +171,17 @@ def has_rules(data_type: DataType) -> bool:
 
 
 def ticks_per_digit(data_type: DataType) -> int:
-    """How many ticks of Arrow's unit are one of the column's last digit: 100 in a TIMESTAMP(4), which is in
-    microseconds; 1 for a type that is not a time."""
+    """Return the number of ticks of Arrow's unit in the column's last digit; 1 for a type that is not a time.
+
+    It is 100 in a TIMESTAMP(4), which is in microseconds.
+    """
     if data_type.kind not in FRACTION_KINDS:
         return 1
     return int(10 ** (-data_type.precision % 3)) if data_type.precision else 1
 
 
 def _ticks(array: pa.Array) -> Indices:
-    """int64[n], 0 for null."""
+    """Return int64[n], 0 for null."""
     whole = pa.int32() if array.type.bit_width == 32 else pa.int64()
     found: Indices = array.view(whole).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
@@ -188,7 +193,7 @@ def _mask(array: pa.Array) -> Mask:
 
 
 def repeated_keys(of: Indices, keys: pa.Array) -> Indices:
-    """The entries whose key has been in the same map before, ascending. ``of``: which map each entry is of."""
+    """Return the entries whose key occurs earlier in the same map, ascending. `of`: the map of each entry."""
     if len(keys) < 2:
         return np.zeros(0, np.int64)
     codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -202,7 +207,7 @@ def repeated_keys(of: Indices, keys: pa.Array) -> Indices:
 
 
 def last_of_each_key(of: Indices, keys: pa.Array) -> Indices | None:
-    """The entries that stay when of a key that is twice in a map the last counts; None if all do."""
+    """Return the entries that stay when the last of equal keys in a map wins; None if all stay."""
     if len(repeated_keys(of, keys)) == 0:
         return None
     backwards = np.arange(len(keys))[::-1]
@@ -220,10 +225,10 @@ def _safely(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def cast(array: pa.Array, target: pa.DataType, leaf: Leaf = _safely) -> pa.Array:
-    """The values in another Arrow type of the same shape: fields of rows by name, and what is not nested by `leaf`.
+    """Return the values in another Arrow type of the same shape. Fields of rows match by name; `leaf` casts leaves.
 
-    A field that the target does not have is refused, one that is not given is null. Raises pa.ArrowInvalid, and what
-    `leaf` raises.
+    A field that the target does not have is refused; a field that is not given is null. Raises pa.ArrowInvalid, and
+    the errors of `leaf`.
     """
     given = array.type
     if given == target:
@@ -237,9 +242,7 @@ def cast(array: pa.Array, target: pa.DataType, leaf: Leaf = _safely) -> pa.Array
         names = [field.name for field in given]
         unknown = [name for name in names if target.get_field_index(name) < 0]
         if unknown or len(set(names)) != len(names):
-            raise pa.ArrowInvalid(
-                f"there is no field '{unknown[0]}'" if unknown else "a field is there twice"
-            )
+            raise pa.ArrowInvalid(f"there is no field '{unknown[0]}'" if unknown else "a field occurs twice")
         found = dict(zip(names, row_fields(array), strict=True))
         fields = [
             cast(found[field.name], field.type, leaf)
@@ -271,7 +274,7 @@ def _is_pair(arrow_type: pa.DataType) -> bool:
 
 
 def has_float_keys(data_type: DataType) -> bool:
-    """Whether a MAP inside of a type is by FLOAT or DOUBLE."""
+    """Whether a type contains a MAP with FLOAT or DOUBLE keys."""
     return (data_type.kind is TypeKind.MAP and data_type.fields[0].type.kind in FLOAT_KINDS) or any(
         has_float_keys(field.type) for field in data_type.fields
     )

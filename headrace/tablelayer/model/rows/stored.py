@@ -7,11 +7,10 @@
     variable  the texts, bytes and nested values one after the other
 
 A ROW is a row of its fields in the same form, without the schema id. An ARRAY is its elements one after the other,
-each a row of one column; a MAP its entries, each a row of the key and the value. Such a row says itself how long it
-is: by its layout and the slot of its last variable column.
-
-What stands in the slot of a null of fixed width is zero. Whole batches at a time, level by level: the fixed parts
-of all rows are one matrix, filled and read column by column; kernels only move it and the variable values.
+each a row of one column; a MAP is its entries, each a row of the key and the value. The length of such a row follows
+from its layout and the slot of its last variable column. The slot of a null of fixed width is zero. All functions
+work on whole batches, level by level: the fixed parts of all rows are one matrix, filled and read column by column;
+kernels only move it and the variable values.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ _NO_ROW = -1
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where things stand in a row: per column its type, the slot's dtype and position, whether it is variable, and
-    which variable column is the one before it."""
+    """The layout of a row: for each column its type, the dtype and position of its slot, whether it is variable, and
+    the index of the variable column before it."""
 
     types: tuple[pa.DataType, ...]
     dtypes: tuple[np.dtype[Any], ...]
@@ -60,13 +59,13 @@ class Layout(msgspec.Struct, frozen=True):
     variable: tuple[bool, ...]
     previous: tuple[int | None, ...]
     id_size: int
-    """Bytes of the schema id, which the rows inside of nested values do not have."""
+    """Bytes of the schema id, which rows inside nested values do not have."""
     size: int
-    """Bytes in front of the variable section."""
+    """Bytes before the variable section."""
 
     @property
     def total_position(self) -> int:
-        """Where a row says how long its variable section is; -1 if it has none."""
+        """Position of the slot that has the length of a row's variable section; -1 if it has none."""
         return next(
             (at for at, is_one in zip(self.positions[::-1], self.variable[::-1], strict=True) if is_one), -1
         )
@@ -87,7 +86,7 @@ def layout_of(arrow_schema: pa.Schema, id_size: int = _ID_SIZE) -> Layout:
 
 
 def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
-    """The rows of a batch that has the schema's columns in order. Raises ValueError beyond 2 GiB."""
+    """Return the rows of a batch that has the schema's columns in order. Raises ValueError beyond 2 GiB."""
     if batch.num_rows == 0:
         return pa.array([], pa.binary())
     layout = layout_of(schema.arrow())
@@ -97,7 +96,7 @@ def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
 def _encode(
     columns: Sequence[pa.Array], layout: Layout, count: int, schema_id: int = 0
 ) -> tuple[Offsets, Bytes]:
-    """The rows of these columns as int32[n+1] offsets and data; `schema_id` is written if the layout has one."""
+    """Return the rows of these columns as int32[n+1] offsets and data. `schema_id` is written if the layout has one."""
     fixed = np.zeros((count, layout.size), np.uint8)
     if layout.id_size:
         fixed[:, 0] = schema_id & 0xFF
@@ -133,7 +132,7 @@ def _encode(
 
 
 def _cells(column: pa.Array) -> tuple[Offsets, Bytes]:
-    """Nested values as int32[n+1] offsets and data."""
+    """Return nested values as int32[n+1] offsets and data."""
     if pa.types.is_struct(column.type):
         offsets, data = _encode(row_fields(column), _inner_layout(column.type), len(column))
         return sealed(offsets), sealed(data)
@@ -147,7 +146,7 @@ def _inner_layout(arrow_type: pa.DataType) -> Layout:
 
 
 def _inner_schema(arrow_type: pa.DataType) -> pa.Schema:
-    """The columns of the rows that a nested value consists of."""
+    """Return the columns of the rows of which a nested value consists."""
     if pa.types.is_struct(arrow_type):
         return pa.schema(list(arrow_type))
     if pa.types.is_map(arrow_type):
@@ -158,10 +157,10 @@ def _inner_schema(arrow_type: pa.DataType) -> pa.Schema:
 def decode_rows(
     values: pa.BinaryArray, schema: Schema, columns: Sequence[int] | None = None
 ) -> pa.RecordBatch:
-    """The batch of encoded rows; a null among `values` gives a row of nulls.
+    """Return the batch of encoded rows; a null among `values` gives a row of nulls.
 
-    `columns` are the positions of the columns wanted, ascending; None for all. Raises DecodeError for a row
-    that is damaged or was written under another schema.
+    `columns`: ascending positions of the columns to decode; None for all. Raises DecodeError for a row that is
+    damaged or was written under another schema.
     """
     arrow_schema = schema.arrow()
     chosen = range(len(arrow_schema)) if columns is None else columns
@@ -182,7 +181,7 @@ def _decode(
     chosen: Sequence[int],
     schema_id: int = 0,
 ) -> list[pa.Array]:
-    """The chosen columns of rows; nulls where `present` (bool[n]) says that there is no row."""
+    """Return the chosen columns of rows; nulls where `present` (bool[n]) is false."""
     count = len(offsets) - 1
     if present is None and len(data) >= count * layout.size and _is_matrix(offsets, layout.size, count):
         fixed = data[offsets[0] : offsets[0] + count * layout.size].reshape(count, layout.size)
@@ -225,7 +224,7 @@ def _decode(
 
 
 def _from_cells(offsets: Offsets, data: Bytes, valid: Mask | None, arrow_type: pa.DataType) -> pa.Array:
-    """The nested values of what `_cells` gave."""
+    """Return the nested values that `_cells` encoded."""
     inner, layout = _inner_schema(arrow_type), _inner_layout(arrow_type)
     every = range(len(inner))
     offsets, data = sealed(offsets), sealed(data)
@@ -243,7 +242,7 @@ def _from_cells(offsets: Offsets, data: Bytes, valid: Mask | None, arrow_type: p
 
 
 def schema_ids(values: pa.BinaryArray) -> npt.NDArray[np.uint16]:
-    """The schema each encoded row was written under, uint16[n]; of no meaning where there is no row.
+    """Return the schema id of each encoded row, uint16[n]; undefined where the row is null.
 
     Raises DecodeError for a row that is too short to have one.
     """
@@ -274,7 +273,7 @@ def warm() -> None:
 
 
 def _slots(fixed: Bytes, layout: Layout, index: int) -> npt.NDArray[Any]:
-    """The slots of one column as a strided view of the matrix."""
+    """Return the slots of one column as a strided view of the matrix."""
     dtype = layout.dtypes[index]
     if len(fixed) == 0:
         return np.zeros(0, dtype)
@@ -334,7 +333,7 @@ def _put_variable(
 
 @njit(cache=True, nogil=True)
 def _take_fixed(offsets: Offsets, data: Bytes, present: Mask, fixed: Bytes) -> int:
-    """Fill the matrix from the rows that are there. The index of a row that is too short, or -1."""
+    """Fill the matrix from the rows that are present. Return the index of a row that is too short, or -1."""
     rows, size = fixed.shape
     source, target = data.ctypes.data, fixed.ctypes.data
     for row in range(rows):
@@ -374,9 +373,9 @@ def _split_cells(
     counts: npt.NDArray[np.int64],
     entry_offsets: npt.NDArray[np.int32],
 ) -> bool:
-    """How many entries each list or map has, and, if there is room, where they begin and the last one ends.
+    """Count the entries of each list or map and, if `entry_offsets` has room, note where they begin and end.
 
-    False if an entry runs past the end of its value.
+    Returns False if an entry runs past the end of its value.
     """
     entry = 0
     keep = len(entry_offsets) > 0

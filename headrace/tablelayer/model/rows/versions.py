@@ -1,14 +1,12 @@
-"""The schemas a table has had, and rows of one of them as rows of another.
+"""The schemas that a table has had, and conversion of rows from one of them to another.
 
-Batches and stored rows keep the schema they were written under; whoever reads wants another one, mostly the
-latest. Columns are matched by id: one that the writer's schema did not know yet has the value that its ADD
-gave (`Column.initial`, or null), one that the reader's schema does not have is left out, and a type that was
-widened is cast. So a column that is dropped and added again under its old name never shows old values.
-
-Readers of an old schema get newer rows the same way: a column that was dropped meanwhile is null (its default
-if it is NOT NULL), and a value of a widened column that does not fit is a TableError(SCHEMA_CHANGED).
-
-Whole batches at a time; rows of several schemas are decoded a schema at a time.
+Batches and stored rows keep the schema under which they were written; readers want another one, mostly the latest.
+Columns are matched by id. A column that the writer's schema did not have yet gets the value that its ADD gave
+(`Column.initial`, or null). A column that the reader's schema does not have is left out. A type that was widened is
+cast. So a column that is dropped and added again under its old name never shows old values. Readers of an old schema
+get newer rows in the same way: a column that was dropped since is null (its default if it is NOT NULL), and a value
+of a widened column that does not fit raises TableError(SCHEMA_CHANGED). All functions work on whole batches; rows of
+several schemas are decoded one schema at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ else:
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """From batches of one schema to chosen columns of another.
+    """A conversion from batches of one schema to chosen columns of another.
 
     needed   positions of the source's columns that are used, ascending: the others need not be decoded
     sources  per target column its index in `needed`, or None: not in the source
-    fills    per target column what stands in for it then
+    fills    per target column the value of every row if the source does not have the column
     """
 
     columns: tuple[Column, ...]
@@ -49,8 +47,10 @@ class Conversion(msgspec.Struct, frozen=True):
     def between(
         cls, source: Schema, target: Schema, columns: Sequence[int] | None = None, *, nullable: bool = False
     ) -> Conversion:
-        """`columns`: positions in the target, in the order wanted; None for all. `nullable`: the result's
-        fields all are (answers in which rows that were not found are null).
+        """Return the conversion between two schemas.
+
+        `columns`: positions in the target, in the order of the result; None for all. `nullable`: all fields of the
+        result are nullable, for answers in which a missing row is a row of nulls.
         """
         chosen = (
             target.columns if columns is None else tuple(target.columns[position] for position in columns)
@@ -80,13 +80,13 @@ class Conversion(msgspec.Struct, frozen=True):
         )
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with all of the source's columns, converted."""
+        """Convert a batch with all of the source's columns."""
         if self.identical:
             return batch
         return self.of_needed([batch.column(position) for position in self.needed], batch.num_rows)
 
     def of_needed(self, arrays: Sequence[pa.Array], count: int) -> pa.RecordBatch:
-        """Rows given as the needed columns alone, converted. Raises TableError(SCHEMA_CHANGED)."""
+        """Convert rows given as the needed columns only. Raises TableError(SCHEMA_CHANGED)."""
         converted = []
         for column, source, fill in zip(self.columns, self.sources, self.fills, strict=True):
             if source is None:
@@ -97,7 +97,7 @@ class Conversion(msgspec.Struct, frozen=True):
 
 
 class SchemaVersions:
-    """All schemas of a table, oldest first. Immutable; conversions between them are made once."""
+    """All schemas of a table, oldest first. Immutable; each conversion between them is made once."""
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
         self.schemas = tuple(schemas)
@@ -112,12 +112,12 @@ class SchemaVersions:
         return schema_id in self._by_id
 
     def get(self, schema_id: int) -> Schema:
-        """Raises TableError(UNKNOWN_SCHEMA_ID): R4.1."""
+        """Return the schema with an id. Raises TableError(UNKNOWN_SCHEMA_ID): R4.1."""
         schema = self._by_id.get(schema_id)
         if schema is None:
             raise TableError(
                 TableErrorCode.UNKNOWN_SCHEMA_ID,
-                f"schema {schema_id} is not one of the table's; it has schema {self.latest.schema_id}"
+                f"schema {schema_id} does not exist in the table; it has schema {self.latest.schema_id}"
                 + (f" and the {len(self) - 1} before it" if len(self) > 1 else ""),
             )
         return schema
@@ -130,7 +130,8 @@ class SchemaVersions:
         *,
         nullable: bool = False,
     ) -> Conversion:
-        """From a schema's batches to `target` (None: the latest), or to the columns of it at these positions.
+        """Return the conversion from a schema's batches to `target` (None: the latest), or to its columns at
+        `columns`.
 
         Raises TableError(UNKNOWN_SCHEMA_ID).
         """
@@ -139,7 +140,7 @@ class SchemaVersions:
         found = self._conversions.get(key)
         if found is None:
             found = Conversion.between(self.get(source_id), wanted, columns, nullable=nullable)
-            if len(self._conversions) > 4096:  # of column choices there are many
+            if len(self._conversions) > 4096:  # there are many choices of columns
                 self._conversions.clear()
             self._conversions[key] = found
         return found
@@ -148,10 +149,10 @@ class SchemaVersions:
 def decode_stored(
     values: pa.BinaryArray, versions: SchemaVersions, target: Schema, columns: Sequence[int] | None = None
 ) -> pa.RecordBatch:
-    """Stored rows (`rows.py`), each under its own schema, as rows of `target` (R4.2).
+    """Return stored rows (`rows.py`), each written under its own schema, as rows of `target` (R4.2).
 
-    A null among `values` gives a row of nulls. `columns`: positions in the target, ascending; None for all.
-    Raises DecodeError for damaged rows, TableError(UNKNOWN_SCHEMA_ID).
+    A null among `values` gives a row of nulls. `columns`: positions in the target, ascending; None for all. Raises
+    DecodeError for damaged rows, TableError(UNKNOWN_SCHEMA_ID).
     """
     from headrace.tablelayer.model.arrays.arrays import validity
     from headrace.tablelayer.model.rows.stored import decode_rows, schema_ids
@@ -165,7 +166,7 @@ def decode_stored(
         others &= present
     if not others.any():
         return decode_rows(values, target, columns)
-    ids[~others] = target.schema_id  # rows that are not there go with any
+    ids[~others] = target.schema_id  # missing rows may be decoded under any schema
     parts, positions = [], []
     for schema_id in np.unique(ids).tolist():
         at = np.flatnonzero(ids == schema_id)
@@ -181,7 +182,7 @@ def decode_stored(
 
 
 def upgraded(values: list[bytes | None], versions: SchemaVersions) -> list[bytes | None]:
-    """Stored rows in the latest schema's form: those of older ones encoded anew, the others as they are."""
+    """Return stored rows in the latest schema's form. Rows of older schemas are encoded anew, the others stay."""
     from headrace.tablelayer.model.arrays.arrays import validity
     from headrace.tablelayer.model.rows.stored import encode_rows, schema_ids
 
@@ -221,7 +222,7 @@ def _cast(array: pa.Array, column: Column) -> pa.Array:
 
 
 def _padded(array: pa.Array, target: pa.DataType, column: Column) -> pa.Array:
-    """BINARY(n) as BINARY(m): zeros at the end, as SQL pads; they must be there the other way round."""
+    """Return BINARY(n) as BINARY(m), padded with zeros as in SQL; when it becomes shorter, only zeros may go."""
     old, new = array.type.byte_width, target.byte_width
     if not len(array):
         return pa.array([], target)

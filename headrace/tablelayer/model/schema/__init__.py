@@ -1,1 +1,1 @@
-"""What a table's columns are: names, types, ids, defaults, keys, aggregate functions."""
+"""A table's columns: names, types, ids, defaults, keys, aggregate functions."""

@@ -1,9 +1,8 @@
-"""The functions of the aggregation merge engine: which there are, for which types, and how they are written
-(semantics R9).
+"""The functions of the aggregation merge engine: their names, types and options (semantics R9).
 
-A table says ``'fields.<column>.agg' = '<function>'``, and for a parameter of the function
-``'fields.<column>.<function>.<parameter>' = '<value>'``, as Fluss does. A definition keeps them with the columns, so
-that they follow a column through renames; ``options_of`` writes them back. A column without one has
+A table sets `'fields.<column>.agg' = '<function>'`, and for a parameter of the function
+`'fields.<column>.<function>.<parameter>' = '<value>'`, as in Fluss. A definition keeps them with the columns, so that
+they follow a column through renames; `options_of` turns them into options again. A column without a function has
 `DEFAULT_FUNCTION`.
 """
 
@@ -31,7 +30,7 @@ DEFAULT_DELIMITER = ","
 
 
 class AggregateFunction(StrEnum):
-    """How the values of one column under one key become one. What each does is in semantics R9."""
+    """The function that merges the values of one column under one key. Semantics R9 describes each."""
 
     SUM = "sum"
     PRODUCT = "product"
@@ -69,19 +68,19 @@ _TYPES: Mapping[AggregateFunction, frozenset[TypeKind]] = {
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """The function of one column. ``delimiter`` belongs to listagg and string_agg alone."""
+    """The function of one column. `delimiter` is for listagg and string_agg only."""
 
     function: AggregateFunction
     delimiter: str = DEFAULT_DELIMITER
 
 
 def is_aggregate_option(name: str) -> bool:
-    """Whether an option's name is one of these."""
+    """Whether an option's name is one of an aggregate function."""
     return name.startswith(OPTION_PREFIX)
 
 
 def parse_options(options: Mapping[str, str]) -> dict[str, Aggregate]:
-    """The functions by column name. Raises TableError(INVALID_TABLE) naming the option that is wrong."""
+    """Return the functions by column name. Raises TableError(INVALID_TABLE) that names the wrong option."""
     functions: dict[str, AggregateFunction] = {}
     delimiters: dict[str, tuple[str, AggregateFunction, str]] = {}
     for name, value in options.items():
@@ -94,7 +93,7 @@ def parse_options(options: Mapping[str, str]) -> dict[str, Aggregate]:
         if functions.get(column) is not function:
             raise _invalid(
                 f"option '{name}': the column's function is {_named(functions.get(column))}, not {function}; "
-                f"say '{OPTION_PREFIX}{column}{_FUNCTION_SUFFIX}' = '{function}' too"
+                f"also set '{OPTION_PREFIX}{column}{_FUNCTION_SUFFIX}' = '{function}'"
             )
     return {
         column: Aggregate(function, delimiters[column][2] if column in delimiters else DEFAULT_DELIMITER)
@@ -103,7 +102,7 @@ def parse_options(options: Mapping[str, str]) -> dict[str, Aggregate]:
 
 
 def parse_option(name: str, value: str) -> tuple[str, AggregateFunction]:
-    """The column that an option is about, and the function that it names. Raises TableError(INVALID_TABLE)."""
+    """Return the column of an option and the function that it names. Raises TableError(INVALID_TABLE)."""
     rest = name.removeprefix(OPTION_PREFIX)
     if rest.endswith(_FUNCTION_SUFFIX) and len(rest) > len(_FUNCTION_SUFFIX):
         return rest.removesuffix(_FUNCTION_SUFFIX), _function(name, value)
@@ -118,15 +117,17 @@ def parse_option(name: str, value: str) -> tuple[str, AggregateFunction]:
 
 
 def check_type(column: str, aggregate: Aggregate, data_type: DataType) -> None:
-    """Raise TableError(INVALID_TABLE) unless the function takes values of the type (R9.4)."""
+    """Raise TableError(INVALID_TABLE) unless the function accepts values of the type (R9.4)."""
     types = _TYPES.get(aggregate.function)
     if types is not None and data_type.kind not in types:
         words = ", ".join(kind.value for kind in TypeKind if kind in types)
-        raise _invalid(f"column '{column}': {aggregate.function} does not take {data_type}; it takes {words}")
+        raise _invalid(
+            f"column '{column}': {aggregate.function} does not accept {data_type}; it accepts {words}"
+        )
 
 
 def options_of(column: str, aggregate: Aggregate) -> dict[str, str]:
-    """The options that say this."""
+    """Return the options that set this function."""
     written = {f"{OPTION_PREFIX}{column}{_FUNCTION_SUFFIX}": aggregate.function.value}
     if aggregate.delimiter != DEFAULT_DELIMITER:
         written[f"{OPTION_PREFIX}{column}.{aggregate.function}{_DELIMITER_SUFFIX}"] = aggregate.delimiter
@@ -139,7 +140,7 @@ def _function(name: str, value: str) -> AggregateFunction:
         return AggregateFunction(word)
     near = difflib.get_close_matches(word, [each.value for each in AggregateFunction], n=1)
     hint = f"did you mean '{near[0]}'?" if near else "the functions are " + ", ".join(AggregateFunction)
-    raise _invalid(f"option '{name}' = '{value}': there is no such function; {hint}")
+    raise _invalid(f"option '{name}' = '{value}': this function does not exist; {hint}")
 
 
 def _named(function: AggregateFunction | None) -> str:

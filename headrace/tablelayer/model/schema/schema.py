@@ -1,8 +1,8 @@
 """Columns and schemas.
 
-A schema never changes: a changed table has a new schema with a new ``schema_id``. Columns are known by
-``id``, which is never used again, so that rows written under an older schema can be read. Primary-key
-columns are never null. The JSON form is what is stored and sent; ``Schema.from_json(s.to_json()) == s``.
+A schema never changes: a changed table has a new schema with a new `schema_id`. Columns are identified by `id`, which
+is never used again, so that rows written under an older schema can be read. Primary-key columns are never null. The
+JSON form is stored and sent; `Schema.from_json(s.to_json()) == s`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ else:
 FIRST_SCHEMA_ID = 1
 MAX_SCHEMA_ID = 2**15 - 1  # it travels as int16 in batches and in stored rows
 MAX_COLUMNS = (
-    1000  # keeps projections, null bitmaps and Arrow metadata small; widest known tables have some hundreds
+    1000  # keeps projections, null bitmaps and Arrow metadata small; known tables have some hundreds
 )
-MAX_SCHEMA_FIELDS = 10_000  # columns and the types inside of them; reading so many takes a third of a second
+MAX_SCHEMA_FIELDS = (
+    10_000  # columns and the types inside of them; reading this many takes a third of a second
+)
 
 NO_NESTED_KEY = "an ARRAY, MAP or ROW cannot be a key"
 
-# Names that scans and lake tables add of their own accord.
+# Names of columns that scans and lake tables add.
 RESERVED_COLUMNS = frozenset(
     {"__offset", "__timestamp", "__bucket", "_change_type", "_log_offset", "_commit_timestamp"}
 )
@@ -48,11 +50,10 @@ RESERVED_COLUMNS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``id`` identifies it through renames and across schema versions.
+    """One column. `id` identifies it through renames and across schema versions.
 
-    ``default``: what a row gets that is written without the column; ``initial``: what the rows have that were
-    written before the column was added, under schemas that do not know it. Both are canonical texts of
-    ``values.py``; None: null.
+    `default`: the value of a row that is written without the column. `initial`: the value of rows that were written
+    before the column was added, under schemas without it. Both are canonical texts of `values.py`; None: null.
     """
 
     id: int
@@ -61,24 +62,24 @@ class Column:
     nullable: bool = True
     comment: str | None = None
     aggregate: Aggregate | None = None
-    """Its function in a table with the aggregation merge engine; None for the default one."""
+    """Its function in a table with the aggregation merge engine; None for the default function."""
     default: str | None = None
     initial: str | None = None
 
     def field(self) -> pa.Field:
-        """The Arrow field that holds this column."""
+        """Return the Arrow field of this column."""
         return pa.field(self.name, self.type.arrow(), nullable=self.nullable)
 
     def default_scalar(self) -> pa.Scalar:
-        """The default in the column's Arrow type; null without one."""
+        """Return the default in the column's Arrow type; null without one."""
         return _scalar(self.default, self.type)
 
     def initial_scalar(self) -> pa.Scalar:
-        """What rows from before the column have, in its Arrow type."""
+        """Return the value of rows from before the column, in its Arrow type."""
         return _scalar(self.initial, self.type)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form as a dict; what is not set is left out."""
+        """Return the JSON form as a dict, without fields that are not set."""
         entry: dict[str, Any] = {"id": self.id, "name": self.name, "type": str(self.type)}
         if not self.nullable:
             entry["nullable"] = False
@@ -93,8 +94,9 @@ class Column:
 
     @classmethod
     def from_dict(cls, value: Any, index: int = 0) -> Column:
-        """The column of a JSON form; ``index`` is its id if it has none. Raises KeyError, TypeError,
-        ValueError and TableError.
+        """Return the column of a JSON form; `index` is its id if it has none.
+
+        Raises KeyError, TypeError, ValueError and TableError.
         """
         return cls(
             id=whole_number(value.get("id", index)),
@@ -112,8 +114,8 @@ class Column:
 class Schema:
     """The columns of a table in order, and the names of its primary key (empty for a log table).
 
-    Raises TableError(INVALID_TABLE) for names that clash or are reserved, and for a primary key that names
-    no column or a nullable one. ``Schema.of`` numbers columns and makes key columns NOT NULL by itself.
+    Raises TableError(INVALID_TABLE) for names that clash or are reserved, and for a primary key that names an unknown
+    or nullable column. `Schema.of` numbers columns and makes key columns NOT NULL by itself.
     """
 
     schema_id: int
@@ -123,7 +125,7 @@ class Schema:
     _arrow: pa.Schema = field(init=False, repr=False, compare=False)
     _key_arrow: dict[int, pa.Schema] = field(init=False, repr=False, compare=False)
     row_cost: RowCost = field(init=False, repr=False, compare=False)
-    """What a row takes in Arrow's form."""
+    """The size of a row in Arrow's form."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -145,7 +147,7 @@ class Schema:
         *,
         schema_id: int = FIRST_SCHEMA_ID,
     ) -> Schema:
-        """A new table's schema: columns numbered from 0 in their order, key columns made NOT NULL."""
+        """Return a new table's schema: columns numbered from 0 in their order, key columns made NOT NULL."""
         numbered, keys = [], set(primary_key)
         for index, given in enumerate(columns):
             column = given if isinstance(given, Column) else Column(index, given[0], given[1])
@@ -154,12 +156,14 @@ class Schema:
         return cls(schema_id, tuple(numbered), tuple(primary_key))
 
     def arrow(self) -> pa.Schema:
-        """The Arrow schema of this schema's rows, columns in order."""
+        """Return the Arrow schema of this schema's rows, columns in order."""
         return self._arrow
 
     def key_arrow(self, length: int) -> pa.Schema:
-        """That of the first so many columns of the primary key; the same one each time, which is cheaper to check rows
-        against."""
+        """Return the Arrow schema of the first `length` columns of the primary key.
+
+        It is the same object each time, which makes it cheaper to check rows against it.
+        """
         known = self._key_arrow.get(length)
         if known is None:
             known = pa.schema([column.field() for column in self.select(self.primary_key[:length])])
@@ -170,7 +174,7 @@ class Schema:
         return name in self._by_name
 
     def index(self, name: str) -> int:
-        """Position of a column. Raises TableError(INVALID_PROJECTION) if there is none of that name."""
+        """Return the position of a column. Raises TableError(INVALID_PROJECTION) for an unknown name."""
         index = self._by_name.get(name)
         if index is None:
             raise TableError(
@@ -180,7 +184,7 @@ class Schema:
         return index
 
     def column(self, name: str) -> Column:
-        """The column of a name. Raises TableError(INVALID_PROJECTION) if there is none."""
+        """Return the column with a name. Raises TableError(INVALID_PROJECTION) for an unknown name."""
         return self.columns[self.index(name)]
 
     @property
@@ -194,12 +198,13 @@ class Schema:
         return tuple(self.column(name) for name in self.primary_key)
 
     def select(self, names: Sequence[str]) -> list[Column]:
-        """The columns of the given names, in the given order."""
+        """Return the columns with the given names, in the given order."""
         return [self.column(name) for name in names]
 
     def columns_by_ids(self, ids: Sequence[int]) -> list[Column]:
-        """The columns of the given ids, in the given order. Raises TableError(INVALID_PROJECTION) for an
-        unknown id.
+        """Return the columns with the given ids, in the given order.
+
+        Raises TableError(INVALID_PROJECTION) for an unknown id.
         """
         by_id = {column.id: column for column in self.columns}
         unknown = [str(column_id) for column_id in ids if column_id not in by_id]
@@ -210,7 +215,7 @@ class Schema:
         return [by_id[column_id] for column_id in ids]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form as a dict."""
+        """Return the JSON form as a dict."""
         return {
             "schema_id": self.schema_id,
             "columns": [column.to_dict() for column in self.columns],
@@ -219,7 +224,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, value: Any) -> Schema:
-        """The schema of a JSON form. Raises TableError(INVALID_TABLE) if it is not one."""
+        """Return the schema of a JSON form. Raises TableError(INVALID_TABLE) for another value."""
         try:
             primary_key = tuple(_string(name) for name in value.get("primary_key", ()))
             keys = set(primary_key)
@@ -234,17 +239,17 @@ class Schema:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f'a schema in JSON is {{"columns": [{{"name": ..., "type": ...}}, ...]}}: {error!r}',
+                f'a schema in JSON must be {{"columns": [{{"name": ..., "type": ...}}, ...]}}: {error!r}',
             ) from error
         return cls(schema_id, tuple(columns), primary_key)
 
     def to_json(self) -> str:
-        """Compact JSON text."""
+        """Return the schema as compact JSON text."""
         return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """The schema of a JSON text. Raises TableError(INVALID_TABLE) if it is not one."""
+        """Return the schema of a JSON text. Raises TableError(INVALID_TABLE) for another text."""
         try:
             value = loads(text)
         except (ValueError, RecursionError) as error:
@@ -263,7 +268,7 @@ def _aggregate(entry: Mapping[str, Any]) -> Aggregate | None:
 
 def _string(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} should be a text")
+        raise TypeError(f"{value!r} must be a text")
     return value
 
 
@@ -298,7 +303,7 @@ def _validate(schema: Schema) -> None:
                 try:
                     scalar(text, column.type)
                 except ValueError as error:
-                    raise _invalid(f"the default of column '{column.name}': {error}") from None
+                    raise _invalid(f"invalid default of column '{column.name}': {error}") from None
         names.add(column.name)
         ids.add(column.id)
     nullable = {column.name: column.nullable for column in schema.columns}
@@ -310,18 +315,18 @@ def _validate(schema: Schema) -> None:
         if name not in nullable:
             raise _invalid(f"primary key column '{name}' is not a column of the table")
         if name in seen:
-            raise _invalid(f"column '{name}' is twice in the primary key")
+            raise _invalid(f"column '{name}' occurs twice in the primary key")
         seen.add(name)
         if nullable[name]:
             raise _invalid(f"primary key column '{name}' must be NOT NULL")
 
 
 def check_size(column_count: int, field_count: int) -> None:
-    """Raise TableError(INVALID_TABLE) for too many columns, or too many of them and of the types inside of them."""
+    """Raise TableError(INVALID_TABLE) for too many columns, or too many columns and types inside of them."""
     if column_count > MAX_COLUMNS:
-        raise _invalid(f"more than {MAX_COLUMNS} columns are too many")
+        raise _invalid(f"a table can have at most {MAX_COLUMNS} columns")
     if field_count > MAX_SCHEMA_FIELDS:
-        raise _invalid(f"more than {MAX_SCHEMA_FIELDS} columns and fields inside of them are too many")
+        raise _invalid(f"a table can have at most {MAX_SCHEMA_FIELDS} columns and fields inside of them")
 
 
 def check_column_name(name: str) -> None:

@@ -1,1 +1,1 @@
-"""What a table is: its schemas and options, its partitions, the bucket of a row; and how a table may change."""
+"""Table definitions: schemas, options, partitions, buckets, and the changes that are possible."""

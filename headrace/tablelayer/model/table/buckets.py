@@ -1,16 +1,16 @@
-"""Which bucket a row belongs to: the hash of its bucket key, for whole batches at once.
+"""The bucket of each row of a batch: the hash of its bucket key.
 
-- Tables for Iceberg (``table.datalake.format`` = iceberg): Iceberg's own ``bucket(n, column)``, so that a log
-  bucket is a lake bucket: murmur3_32, seed 0, of the column's canonical bytes, ``& 0x7fffffff``, modulo n
+- Tables for Iceberg (`table.datalake.format` = iceberg): Iceberg's own `bucket(n, column)`, so that a log
+  bucket is a lake bucket: murmur3_32, seed 0, of the column's canonical bytes, `& 0x7fffffff`, modulo n
   (Iceberg spec, appendix B). Integers and dates are hashed as 8-byte little-endian longs, timestamps and
   times as microseconds, decimals as the shortest big-endian two's complement of the unscaled value, texts as
   UTF-8, binary as it is.
-- Tables for Paimon: Paimon's own hash of the whole bucket key, for the same reason (``paimon_buckets.py``).
-- All others: murmur3_32, seed 0, of the encoded bucket key (``rows/keys.py``), ``& 0x7fffffff``, modulo n.
+- Tables for Paimon: Paimon's own hash of the whole bucket key, for the same reason (`paimon_buckets.py`).
+- All others: murmur3_32, seed 0, of the encoded bucket key (`rows/keys.py`), `& 0x7fffffff`, modulo n.
 
-The functions are part of the stored format: they place rows for good, and never change. A null in the
-bucket key of a log table goes to bucket 0 (Iceberg's transform gives null there; Paimon hashes nulls like values; key
-columns of primary-key tables are never null). Tables without a bucket key have no say in it here: their writers choose.
+The functions are part of the stored format: they place rows permanently, and must never change. A row with a null in
+the bucket key of a log table goes to bucket 0. (Iceberg's transform gives null there; Paimon hashes nulls like
+values; key columns of primary-key tables are never null.) Without a bucket key the writers choose the buckets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Buckets = npt.NDArray[np.int32]
 
 
 def bucket_of(definition: TableDefinition, batch: pa.RecordBatch) -> Buckets:
-    """int32[n]: the bucket of each row of a batch that has (at least) the bucket-key columns, by name.
+    """Return int32[n]: the bucket of each row of a batch that has at least the bucket-key columns, by name.
 
     Raises ValueError if the table has no bucket key, KeyError if a column of it is not in the batch.
     """
@@ -58,15 +58,15 @@ def bucket_of(definition: TableDefinition, batch: pa.RecordBatch) -> Buckets:
 
 
 def key_buckets(keys: pa.BinaryArray, bucket_count: int) -> Buckets:
-    """int32[n]: the buckets of n encoded bucket keys (no nulls)."""
+    """Return int32[n]: the buckets of n encoded bucket keys (no nulls)."""
     offsets, data = variable_values(keys)
     return _bytes_buckets(offsets, data, bucket_count)  # type: ignore[no-any-return]
 
 
 def iceberg_buckets(column: pa.Array, bucket_count: int) -> Buckets:
-    """int32[n]: Iceberg's ``bucket(bucket_count, column)``; 0 for nulls.
+    """Return int32[n]: Iceberg's `bucket(bucket_count, column)`; 0 for nulls.
 
-    Raises ValueError for types that Iceberg has no buckets for (BOOLEAN, FLOAT, DOUBLE).
+    Raises ValueError for types without buckets in Iceberg (BOOLEAN, FLOAT, DOUBLE).
     """
     kind = column.type
     buckets: Buckets
@@ -99,12 +99,12 @@ def warm() -> None:
 
 
 def _longs(column: pa.Array) -> npt.NDArray[np.int64]:
-    """The values of an integer column; 0 for nulls."""
+    """Return the values of an integer column; 0 for nulls."""
     return np.asarray(column.fill_null(0)).astype(np.int64)  # a copy: kernels see one kind of array
 
 
 def _micros(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Values as microseconds: nanoseconds are rounded down, as Iceberg does for the hash of its own ns types."""
+    """Return values as microseconds. Nanoseconds are rounded down, as in Iceberg's hash of its own ns types."""
     ticks = _longs(column.cast(pa.int32() if pa.types.is_time32(column.type) else pa.int64()))
     unit = column.type.unit
     if unit == "ns":
@@ -114,7 +114,7 @@ def _micros(column: pa.Array) -> npt.NDArray[np.int64]:
 
 @njit(cache=True, nogil=True)
 def _hash_bytes(data: Bytes, start: Any, end: Any) -> Any:
-    """murmur3_32 of data[start:end], seed 0."""
+    """Return murmur3_32 of data[start:end], seed 0."""
     state = np.uint32(0)
     whole = start + (end - start) // 4 * 4
     for position in range(start, whole, 4):
@@ -157,7 +157,7 @@ def _long_buckets(values: npt.NDArray[np.int64], bucket_count: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _decimal_buckets(words: npt.NDArray[np.int64], bucket_count: int) -> Any:
-    """words: int64[2n], low word first: unscaled values in 128 bits."""
+    """Return the buckets of unscaled values in 128 bits. words: int64[2n], low word first."""
     buckets = np.empty(len(words) // 2, dtype=np.int32)
     text = np.empty(16, dtype=np.uint8)
     for row in range(len(buckets)):

@@ -1,10 +1,10 @@
-"""Tables: their paths and definitions, and what of a definition is in its topic's configuration.
+"""Tables: their paths and definitions, and the form of a definition in its topic's configuration.
 
-A ``TableDefinition`` that exists is valid: constructing one checks it (names, keys, options; semantics R5, R6, R16)
-and brings options into canonical writing. It is immutable: a changed table has a new one (``evolution.py``), whose
-``history`` holds every schema before. Two forms go out: JSON (to clients, and back) and topic configuration
-(``table.schema`` in JSON, ``table.schema.history``, ``table.bucket-key``, ``table.comment`` and the options; read in
-``topic_config.py``), so that Kafka's own admin clients can create and describe tables.
+A `TableDefinition` is always valid: its constructor checks names, keys and options (semantics R5, R6, R16) and makes
+options canonical. It is immutable: a changed table has a new definition (`evolution.py`), whose `history` holds every
+earlier schema. A definition has two external forms. JSON is sent to clients and back. The topic configuration
+(`table.schema` in JSON, `table.schema.history`, `table.bucket-key`, `table.comment` and the options; read in
+`topic_config.py`) lets Kafka's own admin clients create and describe tables.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ RETENTION_CONFIG = "retention.ms"
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise TableError(INVALID_TABLE) unless ``name`` may name a database or a table; ``kind`` is the word to say."""
+    """Raise TableError(INVALID_TABLE) unless `name` may name a database or a table; `kind` is the word in the error."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise _invalid(f"{kind} name '{name}': use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ -")
     if name.startswith("__"):
@@ -80,10 +80,10 @@ def check_name(kind: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TablePath:
-    """Database and table name. The table's topic is ``database.table``.
+    """Database and table name. The table's topic is `database.table`.
 
-    A partition of a table is addressed like a table whose name is ``table.partition``: its topic is
-    ``database.table.partition``.
+    A partition of a table is addressed like a table with the name `table.partition`: its topic is
+    `database.table.partition`.
     """
 
     database: str
@@ -103,28 +103,29 @@ class TablePath:
 
     @property
     def topic(self) -> str:
-        """Name of the topic that is this table."""
+        """Name of the table's topic."""
         return f"{self.database}.{self.table}"
 
     @property
     def partition(self) -> str | None:
-        """Name of the partition that this is, None for a table."""
+        """Name of the partition; None for a table."""
         return self.table.partition(".")[2] or None
 
     @property
     def whole(self) -> TablePath:
-        """The table that a partition belongs to; a table's own path."""
+        """The table of a partition; a table's own path."""
         name, dot, _ = self.table.partition(".")
         return TablePath(self.database, name) if dot else self
 
     def of_partition(self, name: str) -> TablePath:
-        """The path of one of this table's partitions. Raises TableError(INVALID_TABLE)."""
+        """Return the path of one of this table's partitions. Raises TableError(INVALID_TABLE)."""
         return TablePath(self.database, f"{self.table}.{name}")
 
     @classmethod
     def parse(cls, text: str, default_database: str = DEFAULT_DATABASE) -> TablePath:
-        """The path written ``db.t``, or ``t`` in the default database, or ``db.t.partition``. Raises
-        TableError(INVALID_TABLE).
+        """Return the path written `db.t`, or `t` in the default database, or `db.t.partition`.
+
+        Raises TableError(INVALID_TABLE).
         """
         database, dot, table = text.partition(".")
         return cls(database, table) if dot else cls(default_database, text)
@@ -132,15 +133,15 @@ class TablePath:
 
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
-    """Everything that defines one table.
+    """The definition of one table.
 
-    ``bucket_key``: columns whose hash chooses the bucket; a primary-key table's is its primary key unless
-    given, a log table without one spreads its rows freely. ``options``: declared ``table.*`` options and
-    Kafka topic configurations that were given explicitly; ``settings`` has the effective values.
-    ``bucket.num`` and ``bucket.key`` among the options are folded into the fields, ``fields.<column>.agg`` into
-    the schema's columns. ``table_id`` is the topic's id once the table exists. ``history``: the schemas before
-    ``schema``, oldest first; with it they are ``versions``. ``partition_keys``: the columns whose values make the
-    partition a row is in; every partition is a table of its own for reads and writes (`of_partition`).
+    `bucket_key`: columns whose hash chooses the bucket. By default a primary-key table's is its primary key, and a
+    log table has none, so that its writers choose buckets freely. `options`: `table.*` options and Kafka topic
+    configurations that were given explicitly; `settings` has the effective values. `bucket.num` and `bucket.key`
+    among the options are moved to the fields, `fields.<column>.agg` to the schema's columns. `table_id`: the topic's
+    id once the table exists. `history`: the schemas before `schema`, oldest first; together they are `versions`.
+    `partition_keys`: the columns whose values decide a row's partition; for reads and writes each partition is a
+    table of its own (`of_partition`).
     """
 
     path: TablePath
@@ -209,19 +210,20 @@ class TableDefinition:
 
     @property
     def is_primary_key_table(self) -> bool:
-        """Whether rows have a key: upsert, delete, lookup; else it is a log table."""
+        """Whether rows have a key, for upserts, deletes and lookups; otherwise it is a log table."""
         return bool(self.schema.primary_key)
 
     @property
     def takes_some_columns(self) -> bool:
-        """Whether there are partial updates (R6.9)."""
+        """Whether partial updates are possible (R6.9)."""
         return self.settings.merge_engine in (None, MergeEngine.AGGREGATION)
 
     def target_ids(self, columns: Sequence[Column]) -> tuple[int, ...] | None:
-        """The ids that the request of a partial update of these columns names; None: whole rows.
+        """Return the column ids in the request of a partial update of these columns; None: whole rows.
 
-        All columns that this schema has are named as well: the table may have got more since, which keep their values.
-        Whole rows are for tables that take no others, and for those whose numbered column is given too.
+        The ids are also sent if these are all columns of this schema, because the table may have new columns, which
+        keep their values. Whole rows are sent if the table has no partial updates, or if the auto-increment column is
+        given too.
         """
         numbered = self.settings.auto_increment_column
         if len(columns) == len(self.schema.columns) and (not self.takes_some_columns or numbered is not None):
@@ -235,31 +237,32 @@ class TableDefinition:
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether this is a whole table that consists of partitions, with no rows of its own."""
+        """Whether this is a whole table that consists of partitions and has no rows of its own."""
         return bool(self.partition_keys) and self.path.partition is None
 
     def of_partition(self, name: str, table_id: UUID | None, bucket_count: int = 0) -> TableDefinition:
-        """One partition as a table. ``bucket_count`` 0: as many as the table says."""
+        """Return one partition as a table. `bucket_count` 0: the table's number."""
         path = self.path.of_partition(name)
         _check_path(path, self.partition_keys)
         return self._copy(path=path, table_id=table_id, bucket_count=bucket_count or self.bucket_count)
 
     @property
     def default_bucket_key(self) -> tuple[str, ...]:
-        """The bucket key of a table that does not say one."""
+        """The bucket key of a table that does not set one."""
         return tuple(name for name in self.schema.primary_key if name not in self.partition_keys)
 
     @property
     def allows_prefix_lookup(self) -> bool:
-        """Whether the bucket key is a proper prefix of the primary key without partition columns (so one bucket holds
-        all rows of a prefix).
+        """Whether one bucket holds all rows with a prefix of the primary key.
+
+        It does if the bucket key is a proper prefix of the primary key without partition columns.
         """
         key = self.default_bucket_key
         return len(self.bucket_key) < len(key) and key[: len(self.bucket_key)] == self.bucket_key
 
     @property
     def key_prefix(self) -> tuple[str, ...]:
-        """The shortest beginning of the primary key that has the whole bucket key: what a prefix lookup seeks."""
+        """The shortest prefix of the primary key that has the whole bucket key; a prefix lookup seeks it."""
         key = self.schema.primary_key
         return key[: max(key.index(name) for name in self.bucket_key) + 1] if self.bucket_key else ()
 
@@ -270,25 +273,23 @@ class TableDefinition:
         return tuple(name for name in self.schema.primary_key if name in wanted)
 
     def with_id(self, table_id: UUID | None) -> TableDefinition:
-        """The same definition with another table id."""
+        """Return the same definition with another table id."""
         return self._copy(table_id=table_id)
 
     def _copy(self, **changed: Any) -> TableDefinition:
-        """Another definition, of which only the place is changed: there is nothing to check again."""
+        """Return a copy in which only the path, the id or the number of buckets differ, without checking it again."""
         new = object.__new__(TableDefinition)
         for each in fields(self):
             object.__setattr__(new, each.name, changed.get(each.name, getattr(self, each.name)))
         return new
 
     def as_created(self) -> TableDefinition:
-        """The definition of a new table like this one: what its CREATE TABLE statement says, without id and
-        history, columns numbered anew.
-        """
+        """Return the definition of a new table like this one: without id and history, columns numbered from 0."""
         schema = Schema.of(self.schema.columns, self.schema.primary_key)
         return replace(self, schema=schema, table_id=None, history=())
 
     def to_json(self) -> str:
-        """Compact JSON text; ``TableDefinition.from_json`` gives an equal definition back."""
+        """Return compact JSON text; `TableDefinition.from_json` turns it into an equal definition."""
         value = {
             "database": self.path.database,
             "table": self.path.table,
@@ -307,7 +308,7 @@ class TableDefinition:
 
     @classmethod
     def from_json(cls, text: str) -> TableDefinition:
-        """Raises TableError(INVALID_TABLE) when the text is not a valid definition."""
+        """Return the definition in a JSON text. Raises TableError(INVALID_TABLE) for another text."""
         try:
             value = loads(text)
             path = TablePath(str(value["database"]), str(value["table"]))
@@ -334,7 +335,7 @@ class TableDefinition:
         )
 
     def to_topic_config(self) -> dict[str, str]:
-        """The configuration of the table's topic; all explicit, in canonical writing."""
+        """Return the configuration of the table's topic; all values are explicit and canonical."""
         config = {SCHEMA_CONFIG: self.schema.to_json(), **self.options}
         if self.history:
             config[HISTORY_CONFIG] = json.dumps(
@@ -351,8 +352,9 @@ class TableDefinition:
         return config
 
     def to_partition_config(self) -> dict[str, str]:
-        """The configuration of a partition's topic: whose partition it is, and what Kafka's log goes by. The rest is
-        the table's, so that one ALTER changes all partitions at once.
+        """Return the configuration of a partition's topic: its table's id, and Kafka's configurations of the log.
+
+        The rest is in the table's topic, so that one ALTER changes all partitions at once.
         """
         config = self.to_topic_config()
         kept = {name: text for name, text in config.items() if not table_options.is_table_option(name)}
@@ -360,7 +362,8 @@ class TableDefinition:
 
 
 def _history_to_dict(history: Sequence[Schema]) -> dict[str, Any]:
-    """Every column of every schema once, and the schemas as positions among them: most are in all of them."""
+    """Return each distinct column once, and each schema as indices of columns, because most columns are in all
+    schemas."""
     places: dict[Column, int] = {}
     versions = [
         {
@@ -374,7 +377,7 @@ def _history_to_dict(history: Sequence[Schema]) -> dict[str, Any]:
 
 
 def history_from_dict(value: Any) -> tuple[Schema, ...]:
-    """What `TableDefinition.to_topic_config` writes of earlier schemas. Raises TableError."""
+    """Return earlier schemas from the form in `TableDefinition.to_topic_config`. Raises TableError."""
     try:
         columns = [Column.from_dict(entry) for entry in value["columns"]]
         return tuple(
@@ -399,7 +402,7 @@ def _check_path(path: TablePath, partition_keys: Sequence[str]) -> None:
         raise _invalid(
             f"'{path}' cannot name a table: write 'database.table'"
             if not by
-            else f"'{path}' is no partition of a table that is partitioned by ({by})"
+            else f"'{path}' is not a partition of a table that is partitioned by ({by})"
         )
 
 
@@ -407,7 +410,7 @@ def _validate(definition: TableDefinition) -> None:
     _check_path(definition.path, definition.partition_keys)
     if not 1 <= definition.bucket_count <= table_options.MAX_BUCKET_COUNT:
         raise _invalid(
-            f"table {definition.path}: {definition.bucket_count} buckets: the number must be between 1 and "
+            f"table {definition.path}: the number of buckets is {definition.bucket_count}; it must be between 1 and "
             f"{table_options.MAX_BUCKET_COUNT}"
         )
     schema, bucket_key = definition.schema, definition.bucket_key
@@ -418,7 +421,7 @@ def _validate(definition: TableDefinition) -> None:
         if name not in schema:
             raise _invalid(f"bucket key column '{name}' is not a column of table {definition.path}")
         if name in bucket_key[:position]:
-            raise _invalid(f"column '{name}' is twice in the bucket key of table {definition.path}")
+            raise _invalid(f"column '{name}' occurs twice in the bucket key of table {definition.path}")
         if schema.column(name).type.is_nested:
             raise _invalid(
                 f"bucket key column '{name}' of table {definition.path} is nested: {NO_NESTED_KEY}"
@@ -441,7 +444,7 @@ def _validate(definition: TableDefinition) -> None:
 
         wrong = complaint_about(schema.columns)
         if wrong is not None:
-            raise _invalid(f"table {definition.path} has Avro values: {wrong}")
+            raise _invalid(f"table {definition.path} cannot have Avro values: {wrong}")
     _check_row_ttl(definition)
     _check_merge_engine(definition)
     _check_statistics(definition)
@@ -462,13 +465,15 @@ def _validate(definition: TableDefinition) -> None:
     if definition.bucket_format is DatalakeFormat.ICEBERG and definition.bucket_count > 1 and bucket_key:
         if len(bucket_key) != 1:
             raise _invalid(
-                f"table {definition.path}: Iceberg places rows by one column, but the bucket key is "
+                f"table {definition.path}: Iceberg's buckets use one column, but the bucket key is "
                 f"({', '.join(bucket_key)}); choose one, such as 'bucket.key' = '{bucket_key[0]}', "
-                "or say 'bucket.num' = '1'"
+                "or set 'bucket.num' = '1'"
             )
         column = schema.column(bucket_key[0])
         if column.type.kind in _NO_ICEBERG_BUCKETS:
-            raise _invalid(f"bucket key column '{column.name}': Iceberg has no buckets by {column.type}")
+            raise _invalid(
+                f"bucket key column '{column.name}': Iceberg has no bucket function for {column.type}"
+            )
 
 
 _VERSION_KINDS = TIMESTAMP_KINDS | {TypeKind.INT, TypeKind.BIGINT}
@@ -476,7 +481,7 @@ _AUTO_INCREMENT_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT})
 
 
 def with_aggregates(schema: Schema, functions: Mapping[str, Aggregate]) -> Schema:
-    """The schema with these functions at its columns. Raises TableError(INVALID_TABLE) for other names."""
+    """Return the schema with these functions at its columns. Raises TableError(INVALID_TABLE) for unknown columns."""
     for name in functions:
         if name not in schema:
             raise _invalid(
@@ -490,7 +495,7 @@ def with_aggregates(schema: Schema, functions: Mapping[str, Aggregate]) -> Schem
 
 
 def _check_merge_engine(definition: TableDefinition) -> None:
-    """R5, R8, R9.3, R9.4."""
+    """Check the merge engine: R5, R8, R9.3, R9.4."""
     settings, schema = definition.settings, definition.schema
     engine = settings.merge_engine
     for column in schema.columns:
@@ -499,7 +504,7 @@ def _check_merge_engine(definition: TableDefinition) -> None:
         if engine is not MergeEngine.AGGREGATION:
             raise _invalid(
                 f"column '{column.name}' has the function {column.aggregate.function}, but table {definition.path} "
-                f"does not aggregate: say '{TableOptions.merge_engine.name}' = '{MergeEngine.AGGREGATION}'"
+                f"does not aggregate: set '{TableOptions.merge_engine.name}' = '{MergeEngine.AGGREGATION}'"
             )
         if column.name in schema.primary_key:
             raise _invalid(f"key column '{column.name}' cannot have a function: {column.aggregate.function}")
@@ -538,7 +543,7 @@ def _check_merge_engine(definition: TableDefinition) -> None:
 
 
 def _check_auto_increment(definition: TableDefinition) -> None:
-    """R10."""
+    """Check the auto-increment column: R10."""
     settings, schema = definition.settings, definition.schema
     name = settings.auto_increment_column
     if name is None:
@@ -558,7 +563,7 @@ def _check_auto_increment(definition: TableDefinition) -> None:
         raise _invalid(f"{option}: the column is {column.type}; it must be INT or BIGINT")
     if not column.nullable:
         raise _invalid(
-            f"{option}: leave out NOT NULL, since writers leave the column out; every row has a number all the same"
+            f"{option}: leave out NOT NULL, since writers leave the column out; the server still numbers every row"
         )
     if column.aggregate is not None or column.default is not None or name == settings.version_column:
         raise _invalid(f"{option}: the column cannot be a version, have a function or a default")
@@ -587,26 +592,26 @@ def _check_time_units(definition: TableDefinition) -> None:
             raise _invalid(f"option '{option}': there is no column '{name}'; columns: {columns}")
         data_type = definition.schema.column(name).type
         if data_type.is_nested:
-            continue  # of what is inside
+            continue  # the unit applies to the values inside
         if data_type.kind not in TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}:
             raise _invalid(
-                f"option '{option}': column '{name}' is {data_type}, which holds no date and no time"
+                f"option '{option}': column '{name}' is {data_type}, which is not a date or time type"
             )
         if data_type.kind is TypeKind.TIME and unit == "d":
-            raise _invalid(f"option '{option}': column '{name}' is {data_type}, which holds no days")
+            raise _invalid(f"option '{option}': column '{name}' is {data_type}, which cannot hold days")
 
 
 _TTL_KINDS = TIMESTAMP_KINDS | {TypeKind.BIGINT}
 
 
 def _check_row_ttl(definition: TableDefinition) -> None:
-    """Row expiry: what can hold a row's time, and which tables can delete by themselves."""
+    """Check row expiry: the time column exists and can hold a row's time."""
     settings, schema = definition.settings, definition.schema
     name = settings.kv_ttl_time_column
     if settings.kv_ttl_ms is None and name is not None:
         raise _invalid(
             f"option '{TableOptions.kv_ttl_time_column.name}' needs '{TableOptions.kv_ttl_ms.name}', "
-            "after how long a row ends"
+            "the lifetime of a row"
         )
     if name is None:
         return

@@ -1,7 +1,8 @@
-"""A table for the records of a topic, or the columns that a table lacks for them: from the schema that Kafka Connect
-puts around a record, or else from the values of records, and the primary key from the record's key.
+"""A table for the records of a topic, or missing columns of a table for them.
 
-A type that has no exact counterpart is the text that the connector writes for it (enums, intervals, geometries).
+The columns come from the schema that Kafka Connect puts around a record, or else from the values of records; the
+primary key comes from the records' keys. A type without an exact counterpart becomes the text that the connector
+writes for it (enums, intervals, geometries).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _MARKS = frozenset({DELETED_FIELD, _OP_FIELD})
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One record, its JSON read; None for what it does not have, and for what is no JSON."""
+    """One record with parsed JSON; None for a missing key or value, or one that is not JSON."""
 
     key: Any
     value: Any
@@ -76,9 +77,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str] = ()) -> TableDefinition:
-    """The table for a topic's records, the newest last. primary_key: instead of the fields of the records' keys.
+    """Return the table for a topic's records, of which the newest is last.
 
-    Raises TableError(INVALID_TABLE) if the records do not say what columns there are.
+    primary_key: used instead of the fields of the records' keys. Raises TableError(INVALID_TABLE) if the records do
+    not tell the columns.
     """
     rows = [each for each in map(_row, samples) if each is not None]
     if not rows:
@@ -87,13 +89,13 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
         )
     newest, found = rows[-1], _fields(rows)
     keys = tuple(primary_key) or ((MONGO_ID,) if newest.extended else _key_names(samples))
-    if keys and not newest.is_change:  # as columns they would mark no deletion any more
+    if keys and not newest.is_change:  # as columns they would not mark deletions any more
         found = [each for each in found if each[0] not in _MARKS or each[0] in keys]
     known = [name for name, _, _ in found]
     missing = [name for name in keys if name not in known]
     if missing:
         raise _invalid(
-            f"its rows have no field '{missing[0]}' for the primary key; they have {', '.join(known)}"
+            f"its rows have no field '{missing[0]}' for the primary key; their fields are {', '.join(known)}"
         )
     columns = [
         Column(index, name, kind, nullable=name not in keys and optional)
@@ -108,8 +110,11 @@ def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str
 
 
 def missing_columns(definition: TableDefinition, samples: Iterable[Sample]) -> list[AddColumn]:
-    """The columns that a table lacks for what is in these records: fields with a value or a schema whose names a column
-    can have. What a connector marks deletions with is none."""
+    """Return the columns that a table lacks for these records.
+
+    They are fields with a value or a schema whose names are valid for columns, except the fields with which a
+    connector marks deletions.
+    """
     settings = definition.settings
     marks = {settings.kafka_deleted_field, _OP_FIELD} if settings.kafka_deleted_field else set()
     path = settings.kafka_value_path or ()
@@ -137,7 +142,7 @@ def _inside(row: _Row, path: Sequence[str]) -> _Row | None:
 
 
 def _fields(rows: Sequence[_Row]) -> list[tuple[str, DataType, bool]]:
-    """Name, type and whether it may be null, by the newest schema there is, else by the values."""
+    """Return name, type and nullability of each field, from the newest schema, or else from the values."""
     schema = next(
         (row.schema for row in reversed(rows) if row.schema is not None and row.schema.fields), None
     )
@@ -147,8 +152,11 @@ def _fields(rows: Sequence[_Row]) -> list[tuple[str, DataType, bool]]:
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """The row of a record: its values, its schema if there is one, whether Connect's envelope is around it, and
-    Debezium's, and whether it is a text of MongoDB's extended JSON."""
+    """The row of a record: its values, and its schema, if any.
+
+    wrapped: Connect's envelope is around it; is_change: Debezium's is; extended: it is a text of MongoDB's extended
+    JSON.
+    """
 
     values: dict[str, Any]
     schema: ConnectSchema | None
@@ -184,7 +192,7 @@ _EXTENDED: dict[str, Any] = {
     "$numberInt": 0, "$numberLong": 0, "$numberDouble": 0.0, "$numberDecimal": types.decimal(38, 18),
     "$date": types.timestamp_ltz(3), "$binary": types.BYTES,
 }  # fmt: skip
-"""A value, or the type, that stands for one of MongoDB's."""
+"""An example value, or the type, for each of MongoDB's types."""
 
 
 def _plain_value(value: Any) -> Any:
@@ -228,7 +236,7 @@ def _type_of(field: ConnectSchema) -> DataType:
 
 
 def _inferred(rows: Iterable[dict[str, Any]]) -> dict[str, DataType]:
-    """Types by field, of all values of it; what was always null is left out."""
+    """Return the type of each field from all of its values, without fields that are always null."""
     found: dict[str, DataType | None] = {}
     for row in rows:
         for name, value in row.items():

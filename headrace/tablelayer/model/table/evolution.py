@@ -1,16 +1,16 @@
-"""How a table may change, and what it is afterwards: ALTER TABLE as a pure function of definitions.
+"""Changes of tables: ALTER TABLE as a pure function of definitions.
 
-`evolve` applies the changes of one statement, all or none. Whatever changes columns makes one new schema, with
-the next id; the old one goes to the end of `TableDefinition.history` and stays for ever, because batches and
-rows were written under it. Column ids are never used again, not even those of dropped columns.
+`evolve` applies the changes of one statement, all or none. All changes of columns together make one new schema, with
+the next id. The old schema is appended to `TableDefinition.history` and stays for ever, because batches and rows were
+written under it. Column ids are never used again, not even those of dropped columns.
 
-`check_successor` is the other side, for configurations that come from anywhere: it accepts exactly what
-`evolve` could have made of the table as it is now. Run where changes are serialised, it is a compare-and-set:
-of two ALTERs that began with the same schema the second one fails, and can begin again with the first one's.
+`check_successor` checks configurations from any source: it accepts exactly the results that `evolve` could have made
+of the present table. Where changes are serialized, it works as a compare-and-set: of two ALTERs that began with the
+same schema the second one fails, and can start again from the first one's result.
 
-What can never change, because rows are placed and found by it: the columns of the primary key and of the
-bucket key with their types (renaming them is fine), and the number of buckets. Types only become wider, so
-that every stored value has a value in the new one; NOT NULL can be given up, never demanded.
+The columns of the primary key and of the bucket key, their types, and the number of buckets can never change, because
+they decide where a row is; renaming the columns is possible. Types can only become wider, so that every stored value
+has a value in the new type. NOT NULL can be removed, but not added.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from headrace.tablelayer.model.types.column_types import INTEGER_BITS, INTEGER_K
 from headrace.tablelayer.model.types.text import parse_type
 from headrace.tablelayer.model.types.values import normal, widened
 
-MAX_CHANGES: Final = 2 * MAX_COLUMNS  # of one statement: all columns replaced
+MAX_CHANGES: Final = 2 * MAX_COLUMNS  # in one statement: all columns replaced
 
 FIRST: Final = ""
-"""The place in front of all columns; None is the place behind them, or no change of place."""
+"""The position before all columns. None is the position after them, or no change of position."""
 
 
 class AddColumn(msgspec.Struct, frozen=True):
-    """`after`: the name of the column it follows, `FIRST`, or None for the last place. Not NULL only with a
-    `default` (a text as `values.normal` takes it), which is what the rows that are there get.
+    """Add a column. `after`: the name of the column before it, `FIRST`, or None for the last position.
+
+    NOT NULL needs a `default` (a text for `values.normal`), which existing rows get.
     """
 
     name: str
@@ -67,9 +68,10 @@ class RenameColumn(msgspec.Struct, frozen=True):
 
 
 class ModifyColumn(msgspec.Struct, frozen=True):
-    """What is None stays as it is. `comment` '' and `drop_default` take away what is there.
+    """Change a column. None keeps a property; `comment` '' and `drop_default` remove it.
 
-    A new default is for rows written from now on; rows from before the column keep the one it was added with.
+    A new default is for rows written from now on; rows from before the column keep the default that it was added
+    with.
     """
 
     name: str
@@ -86,13 +88,13 @@ class SetOptions(msgspec.Struct, frozen=True):
 
 
 class ResetOptions(msgspec.Struct, frozen=True):
-    """Back to the defaults."""
+    """Set options back to their defaults."""
 
     names: tuple[str, ...] = ()
 
 
 class SetTableComment(msgspec.Struct, frozen=True):
-    """None takes it away."""
+    """Set the table's comment; None removes it."""
 
     comment: str | None
 
@@ -115,7 +117,7 @@ _WORDS: Final = {kind: word for word, kind in _KINDS.items()}
 
 
 def changes_to_json(changes: Sequence[Change]) -> str:
-    """Compact JSON text; `changes_from_json` gives equal changes back."""
+    """Return compact JSON text; `changes_from_json` turns it into equal changes."""
     listed = []
     for change in changes:
         entry: dict[str, Any] = {"change": _WORDS[type(change)]}
@@ -128,11 +130,11 @@ def changes_to_json(changes: Sequence[Change]) -> str:
 
 
 def changes_from_json(text: str) -> tuple[Change, ...]:
-    """Raises TableError(INVALID_TABLE) when the text is no list of changes."""
+    """Return the changes in a JSON text. Raises TableError(INVALID_TABLE) if it is not a list of changes."""
     try:
         listed = loads(text)
         if len(listed) > MAX_CHANGES:
-            raise _invalid(f"{len(listed)} changes in one statement are too many; the limit is {MAX_CHANGES}")
+            raise _invalid(f"one statement has {len(listed)} changes; the limit is {MAX_CHANGES}")
         return tuple(_change_from_dict(dict(entry)) for entry in listed)
     except (KeyError, TypeError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise _invalid(f"this is not a list of changes in JSON: {error!r}") from error
@@ -157,7 +159,7 @@ def _change_from_dict(entry: dict[str, Any]) -> Change:
 
 
 def widens(old: DataType, new: DataType) -> bool:
-    """Whether every value of a type is a value of another, in the ways a column may take (or they are the same)."""
+    """Whether a column's type may become another: it is the same, or holds every value of the old type."""
     if old == new:
         return True
     if old.is_nested or new.is_nested:
@@ -189,8 +191,9 @@ def _wider_types(old: DataType) -> str:
 
 
 def evolve(definition: TableDefinition, changes: Sequence[Change]) -> TableDefinition:
-    """The definition after the changes, in their order. Raises TableError(INVALID_TABLE) for one that is not
-    possible; nothing is changed then.
+    """Return the definition after the changes, in their order.
+
+    Raises TableError(INVALID_TABLE) for a change that is not possible; then nothing is changed.
     """
     work = _Work(definition)
     for change in changes:
@@ -250,13 +253,13 @@ class _Work:
             column = self.columns[position]
             if column.id < self.first_new_id and column.aggregate != function:
                 raise _invalid(
-                    f"column '{name}' of table {old.path} keeps its function: rows were merged by it"
+                    f"column '{name}' of table {old.path} keeps its function: rows were merged with it"
                 )
             self.columns[position] = replace(column, aggregate=function)
         columns, primary_key = tuple(self.columns), tuple(self.primary_key)
         if (columns, primary_key) != (schema.columns, schema.primary_key):
             if schema.schema_id >= MAX_SCHEMA_ID:
-                raise _invalid(f"table {old.path} has had {MAX_SCHEMA_ID} schemas, which is the most")
+                raise _invalid(f"table {old.path} has had {MAX_SCHEMA_ID} schemas, which is the maximum")
             history = (*history, schema)
             schema = Schema(schema.schema_id + 1, columns, primary_key)
         options = dict(self.options)
@@ -272,8 +275,6 @@ class _Work:
         )
         check_successor(old, new)
         return new
-
-    # -- columns -------------------------------------------------------------------------------------------
 
     def position(self, name: str) -> int:
         for position, column in enumerate(self.columns):
@@ -297,11 +298,10 @@ class _Work:
         if self.has(change.name):
             if change.if_not_exists:
                 return
-            raise _invalid(f"table {self.definition.path} has a column '{change.name}' already")
+            raise _invalid(f"table {self.definition.path} already has a column '{change.name}'")
         if not change.nullable and change.default is None:
             raise _invalid(
-                f"column '{change.name}' is NOT NULL: the rows that are there need a value for it; "
-                "give it a DEFAULT"
+                f"column '{change.name}' is NOT NULL: existing rows need a value for it; give it a DEFAULT"
             )
         default = None if change.default is None else _default(change.name, change.default, change.type)
         column = Column(
@@ -330,11 +330,11 @@ class _Work:
         del self.columns[position]
 
     def user_of(self, name: str) -> str | None:
-        """What stands in the way of a column's going."""
+        """Return the reason why a column cannot be dropped; None if it can."""
         if name in self.primary_key:
             return f"is in the primary key ({', '.join(self.primary_key)})"
         if name in self.partition_keys:
-            return f"says which partition a row is in ({', '.join(self.partition_keys)})"
+            return f"is a partition column ({', '.join(self.partition_keys)})"
         if name in self.bucket_key:
             return f"is in the bucket key ({', '.join(self.bucket_key)})"
         for option, value in self.options.items():
@@ -347,7 +347,7 @@ class _Work:
         if old == new:
             return
         if self.has(new):
-            raise _invalid(f"table {self.definition.path} has a column '{new}' already")
+            raise _invalid(f"table {self.definition.path} already has a column '{new}'")
         self.columns[position] = replace(self.columns[position], name=new)
         self.primary_key = [new if name == old else name for name in self.primary_key]
         self.bucket_key = [new if name == old else name for name in self.bucket_key]
@@ -363,7 +363,7 @@ class _Work:
         if change.nullable is not None and change.nullable != column.nullable:
             if not change.nullable:
                 raise _invalid(
-                    f"column '{column.name}' cannot become NOT NULL: rows without a value may be there"
+                    f"column '{column.name}' cannot become NOT NULL: there may be rows without a value"
                 )
             if column.name in self.primary_key:
                 raise _invalid(f"column '{column.name}' is in the primary key, which is never null")
@@ -384,13 +384,13 @@ class _Work:
     def widen(self, column: Column, new: DataType) -> Column:
         if column.type.is_nested:
             raise _invalid(
-                f"column '{column.name}' is {column.type} and cannot become {new}: what is inside of a nested type "
-                "stays as it is; add a column of the new type"
+                f"column '{column.name}' is {column.type} and cannot become {new}: the types inside of a nested type "
+                "cannot change; add a column of the new type"
             )
         if not widens(column.type, new):
             raise _invalid(
                 f"column '{column.name}' is {column.type} and cannot become {new}: "
-                f"only {_wider_types(column.type)} has room for every value"
+                f"types that can hold every value: {_wider_types(column.type)}"
             )
         for what, names in (
             ("primary", self.primary_key),
@@ -399,7 +399,7 @@ class _Work:
         ):
             if column.name in names:
                 raise _invalid(
-                    f"column '{column.name}' is in the {what} key: rows are placed by its bytes, so its type "
+                    f"column '{column.name}' is in the {what} key: its bytes decide where rows are, so its type "
                     "is fixed"
                 )
         old = column.type
@@ -410,19 +410,18 @@ class _Work:
             initial=None if column.initial is None else widened(column.initial, old, new),
         )
 
-    # -- options -------------------------------------------------------------------------------------------
-
     def check_alterable(self, name: str) -> None:
         path = self.definition.path
         if name == table_options.BUCKET_COUNT:
-            raise _invalid(f"the number of buckets of table {path} is fixed: its rows are placed by it")
+            raise _invalid(f"the number of buckets of table {path} is fixed: it decides where rows are")
         if name == table_options.BUCKET_KEY:
-            raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
+            raise _invalid(f"the bucket key of table {path} is fixed: it decides where rows are")
 
 
 def check_successor(before: TableDefinition, after: TableDefinition) -> None:
-    """Raise TableError unless one ALTER leads from one definition to the other: SCHEMA_CHANGED when `after` was
-    made from another schema than the table has now, else INVALID_TABLE.
+    """Raise TableError unless one ALTER leads from one definition to the other.
+
+    SCHEMA_CHANGED if `after` was made from another schema than the table has now, else INVALID_TABLE.
     """
     path = before.path
     renames: dict[str, str] = {}
@@ -430,7 +429,7 @@ def check_successor(before: TableDefinition, after: TableDefinition) -> None:
         if after.history != (*before.history, before.schema):
             raise TableError(
                 TableErrorCode.SCHEMA_CHANGED,
-                f"table {path} has schema {before.schema.schema_id} by now; the change was made for another one",
+                f"table {path} now has schema {before.schema.schema_id}; the change was made for another one",
             )
         _check_columns(before, after.schema)
         new_names = {column.id: column.name for column in after.schema.columns}
@@ -438,9 +437,9 @@ def check_successor(before: TableDefinition, after: TableDefinition) -> None:
             column.name: new_names[column.id] for column in before.schema.columns if column.id in new_names
         }
     if after.partition_keys != tuple(renames.get(name, name) for name in before.partition_keys):
-        raise _invalid(f"the partition columns of table {path} are fixed: its rows are placed by them")
+        raise _invalid(f"the partition columns of table {path} are fixed: they decide where rows are")
     if after.bucket_key != tuple(renames.get(name, name) for name in before.bucket_key):
-        raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
+        raise _invalid(f"the bucket key of table {path} is fixed: it decides where rows are")
     for name in sorted({*before.options, *after.options}):
         _check_option(before, after, name, renames)
     wrong = lake_complaint(after)
@@ -461,20 +460,19 @@ def _check_columns(before: TableDefinition, schema: Schema) -> None:
     missing = placed - {column.id for column in schema.columns}
     if missing:
         raise _invalid(
-            f"the columns that place the rows of table {before.path} (primary key, bucket key, partition columns) "
-            "cannot be dropped"
+            f"table {before.path}: columns of the primary key or bucket key, and partition columns, cannot be dropped"
         )
     for column in schema.columns:
         known = old.get(column.id)
         if known is None:
             if column.id in used:
-                raise _invalid(f"column '{column.name}': id {column.id} was another column's")
+                raise _invalid(f"column '{column.name}': id {column.id} belonged to another column")
             if not column.nullable and column.initial is None:
                 raise _invalid(f"column '{column.name}' is new and NOT NULL: it needs a default")
         elif known.type != column.type and (column.id in placed or not widens(known.type, column.type)):
             raise _invalid(f"column '{column.name}' is {known.type} and cannot become {column.type}")
         elif known.aggregate != column.aggregate:
-            raise _invalid(f"column '{column.name}' keeps its function: rows were merged by it")
+            raise _invalid(f"column '{column.name}' keeps its function: rows were merged with it")
         elif known.nullable and not column.nullable:
             raise _invalid(f"column '{column.name}' cannot become NOT NULL")
 
@@ -486,23 +484,23 @@ def _check_option(
     if not table_options.is_table_option(name) or old == new:
         return
     if name == TableOptions.datalake_format.name and old is None and before.bucket_count == 1:
-        return  # with one bucket, every bucket function is the same
+        return  # with one bucket, all bucket functions agree
     if old is not None and table_options.names_columns(name):
         renamed = [renames.get(each, each) for each in parse_name_list(old)]
         if new == ",".join(renamed):
             return
     if not table_options.find(name).alterable:
         placed = name == TableOptions.datalake_format.name
-        why = ": the rows were placed without the lake's bucket function" if placed else ""
+        why = ": the rows' buckets were not computed by the lake's function" if placed else ""
         alterable = ", ".join(each.name for each in table_options.DECLARED.values() if each.alterable)
         raise _invalid(
             f"option '{name}' of table {before.path} is fixed at creation{why}; "
-            f"those that can be altered are {alterable}"
+            f"the options that can be altered are {alterable}"
         )
 
 
 def drop_followed_retention(old: Mapping[str, str], new: dict[str, str]) -> None:
-    """A retention.ms that followed the old table.log.ttl says nothing beside a new one."""
+    """Remove a retention.ms that followed the old table.log.ttl if the latter has changed."""
     ttl = TableOptions.log_ttl_ms.name
     if new.get(ttl) != old.get(ttl) and new.get(RETENTION_CONFIG) == old.get(RETENTION_CONFIG):
         new.pop(RETENTION_CONFIG, None)
@@ -512,7 +510,7 @@ def _default(name: str, text: str, data_type: DataType) -> str:
     try:
         return normal(text, data_type)
     except ValueError as error:
-        raise _invalid(f"the default of column '{name}': {error}") from None
+        raise _invalid(f"invalid default of column '{name}': {error}") from None
 
 
 def _invalid(message: str) -> TableError:

@@ -1,7 +1,7 @@
-"""Shapes of a table for which every tiering round would fail, so that its log would be held for ever.
+"""Table shapes for which every tiering round would fail, so that their log would never be deleted.
 
-They are refused where a table is created and where a change would bring one about, not where a definition is read: a
-table of an earlier release can still be read and altered.
+They are refused when a table is created and when a change would lead to one, but not when a definition is read, so
+that a table of an earlier release can still be read and altered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAKE_NAMES = {DatalakeFormat.ICEBERG: "Iceberg", DatalakeFormat.PAIMON: "Paimon
 
 
 def lake_complaint(definition: TableDefinition) -> str | None:
-    """Why a table with the lake enabled cannot be tiered; None if it can, or is not to be."""
+    """Return why a table with the lake enabled cannot be tiered; None if it can be, or if the lake is not enabled."""
     lake = definition.settings.datalake_format
     if not definition.settings.datalake_enabled or lake is None:
         return None
@@ -41,7 +41,7 @@ def lake_complaint(definition: TableDefinition) -> str | None:
             )
         if _is_reserved(definition, lake, column.name.lower()):
             return (
-                f"{front} has a name that {_LAKE_NAMES[lake]} keeps for itself. Choose another, or leave the option"
+                f"{front} has a name that is reserved in {_LAKE_NAMES[lake]}. Choose another, or leave the option"
                 " out"
             )
     return None
@@ -56,7 +56,7 @@ def _is_reserved(definition: TableDefinition, lake: DatalakeFormat, name: str) -
 
 
 def _fields_alike(data_type: DataType) -> tuple[str, str] | None:
-    """Two fields of one ROW, here or inside, whose names differ only by case."""
+    """Return two fields of one ROW, here or inside, whose names differ only by case."""
     seen: dict[str, str] = {}
     for field in data_type.fields:
         other = seen.setdefault(field.name.lower(), field.name)

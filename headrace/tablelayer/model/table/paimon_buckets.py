@@ -1,18 +1,19 @@
 """Paimon's bucket of a row: the hash of its bucket key as Paimon's `BinaryRow`, bit for bit.
 
-A `BinaryRow` of c fields is, little endian: `8 + c` bits of header and nulls, rounded up to 8 bytes; a slot of 8
-bytes per field; then the parts that do not fit into slots, each a multiple of 8 bytes long. A slot holds
+A `BinaryRow` of c fields is little endian. It begins with `8 + c` bits of header and nulls, rounded up to 8 bytes.
+Then it has a slot of 8 bytes per field, and then the parts that do not fit into slots, each a multiple of 8 bytes
+long. A slot holds
 
 - a number, its unscaled value (decimals of up to 18 digits), days, milliseconds of the day;
-- texts and bytes of at most 7 bytes themselves, with `0x80 | length` as the last byte of the slot; longer ones lie
-  behind and the slot says `position << 32 | length`;
-- of longer decimals the same, for 16 bytes that begin with the shortest big-endian two's complement; they are there,
-  empty, for a null too;
-- of timestamps `position << 32 | nanoseconds of the millisecond`, with the milliseconds behind; there for nulls too.
+- texts and bytes of at most 7 bytes themselves, with `0x80 | length` as the last byte of the slot; longer ones are
+  behind the slots, and the slot is `position << 32 | length`;
+- for longer decimals also `position << 32 | length`, with 16 bytes that begin with the shortest big-endian two's
+  complement; for a null these bytes exist too, empty;
+- for timestamps `position << 32 | nanoseconds of the millisecond`, with the milliseconds behind; also for nulls.
 
 The hash is murmur3_32 by words of 4 bytes, seed 42, and the bucket `abs(hash % n)` with Java's `%`. Source:
 `MurmurHashUtils`, `BinaryRowWriter` and `DefaultBucketFunction` of Paimon 1.4. All timestamps count as TIMESTAMP(6)
-and nanoseconds are cut off, because that is what they are in the lake (`lake/paimon_columns.py`).
+and nanoseconds are cut off, because they are so in the lake (`lake/paimon_columns.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PER_SECOND = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def paimon_buckets(columns: Sequence[pa.Array], bucket_count: int) -> npt.NDArray[np.int32]:
-    """int32[n]: Paimon's bucket of each row of a bucket key, given column by column; n >= 0, nulls allowed.
+    """Return int32[n]: Paimon's bucket of each row of a bucket key, given column by column; n >= 0, nulls allowed.
 
     Raises ValueError for Arrow types that no table has.
     """
@@ -71,7 +72,7 @@ def paimon_buckets(columns: Sequence[pa.Array], bucket_count: int) -> npt.NDArra
 
 
 def _slots(column: pa.Array) -> npt.NDArray[np.int64]:
-    """The 8 bytes of each value of a type that fits: shorter ones are filled up with zeros."""
+    """Return the 8 bytes of each value of a type that fits; shorter values are filled with zeros."""
     kind = column.type
     if pa.types.is_boolean(kind):
         return np.asarray(column.cast(pa.uint8()).fill_null(0)).astype(np.int64)
@@ -87,7 +88,7 @@ def _slots(column: pa.Array) -> npt.NDArray[np.int64]:
         raise ValueError(f"Paimon has no buckets for the Arrow type {kind}")
     values = np.ascontiguousarray(column.fill_null(0))
     if pa.types.is_floating(kind):
-        # One key (R2.4) is in one bucket: 0.0, and the NaN that Java has. Paimon has two buckets for both zeros.
+        # One key (R2.4) is in one bucket: 0.0, and Java's NaN. Paimon has different buckets for both zeros.
         values = values + values.dtype.type(0)
         values[np.isnan(values)] = np.nan
     return values.view(f"<u{values.itemsize}").astype(np.uint64).view(np.int64)
@@ -181,5 +182,5 @@ def _buckets(
 
 @njit(cache=True, nogil=True, inline="always")
 def _byte(low: Any, high: Any, index: Any) -> Any:
-    """Byte `index` of a 128-bit number, the lowest first."""
+    """Return byte `index` of a 128-bit number, the lowest first."""
     return (low >> (8 * index)) & 255 if index < 8 else (high >> (8 * (index - 8))) & 255

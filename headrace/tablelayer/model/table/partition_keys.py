@@ -1,8 +1,7 @@
-"""The columns that a table is partitioned by, the names that partitions can have, and what of that a definition is
-checked for.
+"""Partition columns, the names of partitions, and the checks of both in a definition.
 
-A partition's name is the values of the partition columns as text, joined by dots; its topic is
-``database.table.name``. So values are of A-Z a-z 0-9 _ - and no dot: what Kafka allows in a topic's name.
+A partition's name is the values of the partition columns as text, joined by dots; its topic is `database.table.name`.
+So values consist of A-Z a-z 0-9 _ - without a dot, which Kafka allows in a topic's name.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ PARTITION_KINDS = frozenset(
         TypeKind.DATE,
     }
 )
-"""Types whose every value (but for texts) can stand in the name of a topic."""
+"""Types whose values, except for texts, are always valid in the name of a topic."""
 MAX_VALUE_LENGTH = 200  # Fluss's
 _VALUE = re.compile(r"[A-Za-z0-9_-]+")
 _AUTO_KINDS = frozenset({TypeKind.STRING, TypeKind.INT, TypeKind.BIGINT, TypeKind.DATE})
 
 
 def values_of(name: str) -> tuple[str, ...]:
-    """The values in a partition's name."""
+    """Return the values in a partition's name."""
     return tuple(name.split("."))
 
 
 def value_problem(value: str) -> str | None:
-    """Why a text cannot be a partition's value; None if it can."""
+    """Return why a text cannot be a partition's value; None if it can."""
     if not _VALUE.fullmatch(value) or len(value) > MAX_VALUE_LENGTH:
         return f"'{value}' cannot name a partition: use 1 to {MAX_VALUE_LENGTH} of the characters A-Z a-z 0-9 _ -"
     if value.startswith("__"):
@@ -48,7 +47,7 @@ def value_problem(value: str) -> str | None:
 
 
 def check_partition_name(name: str) -> None:
-    """Raises TableError(INVALID_TABLE)."""
+    """Raise TableError(INVALID_TABLE) for an invalid partition name."""
     for value in values_of(name):
         problem = value_problem(value)
         if problem is not None:
@@ -58,7 +57,7 @@ def check_partition_name(name: str) -> None:
 def check_partition_keys(
     table: str, schema: Schema, partition_keys: Sequence[str], bucket_key: Sequence[str]
 ) -> None:
-    """Raises TableError(INVALID_TABLE)."""
+    """Raise TableError(INVALID_TABLE) for invalid partition columns."""
     for position, name in enumerate(partition_keys):
         if name not in schema:
             raise _invalid(
@@ -69,10 +68,12 @@ def check_partition_keys(
         if schema.primary_key and name not in schema.primary_key:
             raise _invalid(
                 f"partition column '{name}' is not in the primary key ({', '.join(schema.primary_key)}): "
-                "a key is found in one partition only if it says which"
+                "only then does a key tell its partition"
             )
         if name in bucket_key:
-            raise _invalid(f"partition column '{name}' is in the bucket key: a partition has one value of it")
+            raise _invalid(
+                f"partition column '{name}' is in the bucket key: a partition has a single value of it"
+            )
         column = schema.column(name)
         if column.type.kind not in PARTITION_KINDS:
             allowed = ", ".join(sorted(kind.name for kind in PARTITION_KINDS))
@@ -86,7 +87,7 @@ def check_partition_keys(
 def check_auto_partition(
     table: str, schema: Schema, partition_keys: Sequence[str], settings: TableOptions
 ) -> None:
-    """Raises TableError(INVALID_TABLE) unless the options of automatic partitions fit the table."""
+    """Raise TableError(INVALID_TABLE) unless the options of automatic partitions fit the table."""
     if not settings.auto_partition:
         return
     if not partition_keys:
@@ -95,12 +96,12 @@ def check_auto_partition(
     if key is None:
         if len(partition_keys) > 1:
             raise _invalid(
-                f"table {table} has several partition columns: say with '{TableOptions.auto_partition_key.name}' which "
-                "holds the time"
+                f"table {table} has several partition columns: set '{TableOptions.auto_partition_key.name}' to the one "
+                "that holds the time"
             )
         key = partition_keys[0]
     if key not in partition_keys:
-        raise _invalid(f"option '{TableOptions.auto_partition_key.name}' = '{key}' is no partition column")
+        raise _invalid(f"option '{TableOptions.auto_partition_key.name}' = '{key}' is not a partition column")
     if len(partition_keys) > 1 and settings.auto_partition_precreate:
         raise _invalid(
             f"table {table} has several partition columns: '{TableOptions.auto_partition_precreate.name}' must be '0', "

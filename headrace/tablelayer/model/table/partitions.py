@@ -1,4 +1,5 @@
-"""Partitions of a table: which one a row is in, and which the calendar asks for. Everything here is pure."""
+"""Partitions of a table: the partition of a row, and the partitions that the calendar demands. All functions are
+pure."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition that exists. ``values``: as text, in the order of the partition columns."""
+    """One existing partition. `values`: as text, in the order of the partition columns."""
 
     name: str
     table_id: UUID
@@ -42,9 +43,6 @@ class Partition:
         return values_of(self.name)
 
 
-# -- which partition ---------------------------------------------------------------------------------------
-
-
 def _texts(column: pa.Array) -> pa.Array:
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
@@ -52,10 +50,10 @@ def _texts(column: pa.Array) -> pa.Array:
 def partition_names_of_rows(
     partition_keys: Sequence[str], rows: pa.RecordBatch
 ) -> tuple[np.ndarray, list[str]]:
-    """(for each row the position of its partition's name, the names), of rows that have the partition columns.
+    """Return (for each row the index of its partition's name, int32[n]; the names).
 
-    int32[n]. Names are what the values say: one of other characters than a partition's is that of no partition. Raises
-    RowError naming the first row with a null.
+    `rows` has the partition columns. A name has the row's values as they are: with invalid characters it matches no
+    partition. Raises RowError for the first row with a null.
     """
     import pyarrow.compute as pc  # 30 ms, which a server's start does not wait for
 
@@ -64,7 +62,7 @@ def partition_names_of_rows(
         column = rows.column(name)
         if column.null_count:
             row = int(pc.index(column.is_null(), True).as_py())
-            raise RowError(row, name, "null, but the column says which partition the row is in")
+            raise RowError(row, name, "the value is null, but a partition column must not be null")
         texts.append(_texts(column))
     joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, ".")
     coded = joined.dictionary_encode()
@@ -74,7 +72,7 @@ def partition_names_of_rows(
 
 
 def partitions_of_rows(partition_keys: Sequence[str], rows: pa.RecordBatch) -> tuple[np.ndarray, list[str]]:
-    """As `partition_names_of_rows`, but every name is good: RowError for a value that cannot name a partition."""
+    """Do the same as `partition_names_of_rows`, but raise RowError for a value that cannot name a partition."""
     codes, names = partition_names_of_rows(partition_keys, rows)
     for row in np.unique(codes, return_index=True)[1].tolist():
         for name in partition_keys:
@@ -85,7 +83,7 @@ def partitions_of_rows(partition_keys: Sequence[str], rows: pa.RecordBatch) -> t
 
 
 def check_rows_of_partition(definition: TableDefinition, rows: pa.RecordBatch) -> None:
-    """Raise RowError unless all rows belong to the partition that `definition` is. Nothing for other tables."""
+    """Raise RowError unless all rows belong to the partition `definition`. Other tables are not checked."""
     name = definition.path.partition
     if name is None or not rows.num_rows:
         return
@@ -103,12 +101,12 @@ def check_rows_of_partition(definition: TableDefinition, rows: pa.RecordBatch) -
 
 
 def typed_value(column: Column, value: str) -> pa.Scalar:
-    """A partition's value as one of the column."""
+    """Return a partition's value in the column's type."""
     return pa.scalar(value, pa.string()).cast(column.type.arrow())
 
 
 def name_of_spec(definition: TableDefinition, spec: Mapping[str, Value]) -> str:
-    """The partition's name for a value of each partition column. Raises TableError(INVALID_PARTITION)."""
+    """Return the partition's name from values of all partition columns. Raises TableError(INVALID_PARTITION)."""
     missing = [name for name in definition.partition_keys if name not in spec]
     if missing:
         raise _bad_spec(
@@ -120,13 +118,13 @@ def name_of_spec(definition: TableDefinition, spec: Mapping[str, Value]) -> str:
 
 
 def spec_texts(definition: TableDefinition, spec: Mapping[str, Value]) -> dict[str, str]:
-    """Some partition columns' values as texts. Raises TableError(INVALID_PARTITION)."""
+    """Return the values of some partition columns as texts. Raises TableError(INVALID_PARTITION)."""
     check_partitioned(definition)
     texts = {}
     for name, value in spec.items():
         if name not in definition.partition_keys:
             raise _bad_spec(
-                f"'{name}' is no partition column of {definition.path}; they are "
+                f"'{name}' is not a partition column of {definition.path}; they are "
                 f"{', '.join(definition.partition_keys)}"
             )
         if value is None:
@@ -146,7 +144,7 @@ def spec_texts(definition: TableDefinition, spec: Mapping[str, Value]) -> dict[s
 
 
 def check_partitioned(definition: TableDefinition) -> None:
-    """Raises TableError(NOT_PARTITIONED)."""
+    """Raise TableError(NOT_PARTITIONED) for a table without partitions."""
     if not definition.is_partitioned:
         raise TableError(
             TableErrorCode.NOT_PARTITIONED,
@@ -155,7 +153,7 @@ def check_partitioned(definition: TableDefinition) -> None:
 
 
 def matching(definition: TableDefinition, names: Iterable[str], texts: Mapping[str, str] | None) -> list[str]:
-    """The names that have these values, in order of name."""
+    """Return the names with these values, in order."""
     positions = {definition.partition_keys.index(key): value for key, value in (texts or {}).items()}
     return sorted(
         name
@@ -163,8 +161,6 @@ def matching(definition: TableDefinition, names: Iterable[str], texts: Mapping[s
         if all(values_of(name)[position] == value for position, value in positions.items())
     )
 
-
-# -- automatic partitions ----------------------------------------------------------------------------------
 
 _FORMATS = {
     TimeUnit.HOUR: re.compile(r"\d{10}"),
@@ -186,9 +182,10 @@ class PartitionPlan(msgspec.Struct, frozen=True):
 def plan_partitions(
     definition: TableDefinition, existing: Iterable[str], now_ms: int, most: int
 ) -> PartitionPlan:
-    """What the calendar asks for at a time: the present partition and those ahead, without those that are too old.
+    """Return the partitions to create, from the present one on, and those that are too old.
 
-    At most `most` ahead. Where the calendar ends (the years 1 to 9999), nothing is older, and nothing comes after.
+    `most`: the maximum number of partitions after the present one. At the ends of the calendar (the years 1 to 9999)
+    no partition is older, or later.
     """
     settings = definition.settings
     if not settings.auto_partition:
@@ -223,7 +220,8 @@ def plan_partitions(
 
 
 def _time_name(now: datetime, unit: TimeUnit, step: int, as_date: bool) -> str | None:
-    """The value of the partition `step` units from now, its year in four digits; None outside of the calendar."""
+    """Return the value of the partition `step` units from now, with a year of four digits; None outside of the
+    calendar."""
     try:
         if unit is TimeUnit.HOUR:
             hour = now + timedelta(hours=step)

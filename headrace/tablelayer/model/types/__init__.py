@@ -1,1 +1,1 @@
-"""Column types, their one grammar, and their values as texts and arrays."""
+"""Column types, their grammar, and their values as texts and arrays."""

@@ -1,11 +1,10 @@
-"""Column types of tables: their DDL words, and the Arrow types that hold them.
+"""Column types of tables: their DDL names and their Arrow types.
 
-A type is a value: frozen, compared by content, printed as DDL and parsed back (``parse_type(str(t)) == t``). Defaults
-of omitted parameters are Flink's and Fluss's: DECIMAL(10, 0), CHAR(1), BINARY(1), TIME(0), TIMESTAMP(6).
-
-ARRAY<t>, MAP<k, v> and ROW<name t 'comment', ...> nest, MAX_NESTING_DEPTH deep. Inside of them NOT NULL may stand
-behind a type; the keys of a MAP are never null, and not nested themselves. Arrow's types say that everything inside
-may be null, whatever the column says, because a null ROW has fields too; `nested.py` checks what was promised.
+A type is a value: frozen, compared by content, printed as DDL and parsed back (`parse_type(str(t)) == t`). Defaults
+of omitted parameters are Flink's and Fluss's: DECIMAL(10, 0), CHAR(1), BINARY(1), TIME(0), TIMESTAMP(6). ARRAY<t>,
+MAP<k, v> and ROW<name t 'comment', ...> nest up to MAX_NESTING_DEPTH. Types inside of them may be NOT NULL; the keys
+of a MAP are never null and never nested. In Arrow's types all parts are nullable, because a null ROW has fields too;
+`nested.py` checks NOT NULL.
 """
 
 from __future__ import annotations
@@ -26,13 +25,15 @@ else:
 
 MAX_DECIMAL_PRECISION = 38  # what fits in 128 bits
 MAX_LENGTH = 2**31 - 1  # Arrow's 32-bit offsets
-MAX_NESTING_DEPTH = 16  # types inside of each other; Arrow's own reader ends at 64, where a MAP counts twice
-MAX_NESTED_FIELDS = 1000  # of one column, all in all: as many as a table may have columns
+MAX_NESTING_DEPTH = (
+    16  # types inside of each other; Arrow's own reader has a limit of 64, where a MAP counts twice
+)
+MAX_NESTED_FIELDS = 1000  # of one column in total: the number of columns that a table may have
 MAX_NAME_LENGTH = 255
 
 
 class TypeKind(StrEnum):
-    """The word of a type, without its parameters."""
+    """The name of a type, without its parameters."""
 
     BOOLEAN = "BOOLEAN"
     TINYINT = "TINYINT"
@@ -62,7 +63,7 @@ TEXT_KINDS = frozenset({TypeKind.CHAR, TypeKind.STRING})
 BINARY_KINDS = frozenset({TypeKind.BINARY, TypeKind.BYTES})
 TIMESTAMP_KINDS = frozenset({TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ})
 FRACTION_KINDS = TIMESTAMP_KINDS | {TypeKind.TIME}
-"""Whose precision is the digits of a fraction of a second."""
+"""Kinds whose precision is the number of digits of a fraction of a second."""
 NESTED_KINDS = frozenset({TypeKind.ARRAY, TypeKind.MAP, TypeKind.ROW})
 
 INTEGER_BITS = {TypeKind.TINYINT: 8, TypeKind.SMALLINT: 16, TypeKind.INT: 32, TypeKind.BIGINT: 64}
@@ -87,10 +88,10 @@ class Field:
 class DataType:
     """One type.
 
-    ``length``: CHAR and BINARY (characters, bytes). ``precision``: total digits of a DECIMAL, or digits of
-    the fraction of a second (0-9) of TIME and TIMESTAMP. ``scale``: a DECIMAL's digits after the point. 0
-    elsewhere. ``fields``: the parts of a nested type, none elsewhere; ``array_of``, ``map_of`` and ``row_of`` make
-    them. Raises TableError(INVALID_TABLE) when a parameter is out of range.
+    `length`: CHAR and BINARY (characters, bytes). `precision`: total digits of a DECIMAL, or digits of the fraction
+    of a second (0-9) of TIME and TIMESTAMP. `scale`: a DECIMAL's digits after the point. All are 0 for other types.
+    `fields`: the parts of a nested type; `array_of`, `map_of` and `row_of` make them. Raises
+    TableError(INVALID_TABLE) when a parameter is out of range.
     """
 
     kind: TypeKind
@@ -133,21 +134,21 @@ class DataType:
 
     @property
     def is_nested(self) -> bool:
-        """Whether it is an ARRAY, a MAP or a ROW."""
+        """Whether the type is an ARRAY, a MAP or a ROW."""
         return self.kind in NESTED_KINDS
 
     @property
     def depth(self) -> int:
-        """How many types are inside of each other: 1 for one that is not nested."""
+        """Depth of nesting: 1 for a type that is not nested."""
         return 1 + max((field.type.depth for field in self.fields), default=0)
 
     @property
     def field_count(self) -> int:
-        """How many types are inside of it, all in all: 0 for one that is not nested."""
+        """Total number of types inside of the type: 0 if it is not nested."""
         return len(self.fields) + sum(field.type.field_count for field in self.fields)
 
     def contains(self, kinds: frozenset[TypeKind]) -> bool:
-        """Whether it, or a type inside of it, is of one of these kinds."""
+        """Return whether the type, or a type inside of it, is of one of these kinds."""
         return self.kind in kinds or any(field.type.contains(kinds) for field in self.fields)
 
     @property
@@ -156,7 +157,7 @@ class DataType:
         return ("s", "ms", "ms", "ms", "us", "us", "us", "ns", "ns", "ns")[self.precision]
 
     def arrow(self) -> pa.DataType:
-        """The Arrow type of a column of this type."""
+        """Return the Arrow type of a column of this type."""
         return _arrow(self)
 
 
@@ -181,9 +182,9 @@ def _check_nested(data_type: DataType) -> None:
         _check(not key.type.is_nested, f"type MAP: a key cannot be {_article(key.type.kind)}")
         _check(not key.nullable, "type MAP: a key is never null")
     depth, count = data_type.depth, data_type.field_count
-    _check(depth <= MAX_NESTING_DEPTH, f"type {kind.value}: {depth} types inside of each other are too many; "
+    _check(depth <= MAX_NESTING_DEPTH, f"type {kind.value}: the types are nested {depth} levels deep; "
            f"the limit is {MAX_NESTING_DEPTH}")  # fmt: skip
-    _check(count <= MAX_NESTED_FIELDS, f"type {kind.value}: {count} types in one column are too many; "
+    _check(count <= MAX_NESTED_FIELDS, f"type {kind.value}: the column has {count} types inside; "
            f"the limit is {MAX_NESTED_FIELDS}")  # fmt: skip
 
 
@@ -194,10 +195,10 @@ def _article(kind: TypeKind) -> str:
 def check_name(name: str, what: str) -> None:
     """Raise TableError(INVALID_TABLE) unless a column or a field of a ROW (`what`) may have this name."""
     if not name or len(name) > MAX_NAME_LENGTH:
-        _check(False, f"a {what} name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
+        _check(False, f"a {what} name must have 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
     if not name.isprintable() or name.strip() != name or any(character in name for character in "`,"):
-        _check(False, f"{what} name {name!r}: no backticks, commas, control characters or blanks at the ends, "
-               "please")  # fmt: skip
+        _check(False, f"{what} name {name!r}: backticks, commas, control characters and blanks at the ends are "
+               "not allowed")  # fmt: skip
 
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -222,51 +223,51 @@ BYTES = DataType(TypeKind.BYTES)
 
 
 def char(length: int = 1) -> DataType:
-    """CHAR(length): text of at most ``length`` characters (code points)."""
+    """Return CHAR(length): text of at most `length` characters (code points)."""
     return DataType(TypeKind.CHAR, length=length)
 
 
 def binary(length: int = 1) -> DataType:
-    """BINARY(length): exactly ``length`` bytes."""
+    """Return BINARY(length): exactly `length` bytes."""
     return DataType(TypeKind.BINARY, length=length)
 
 
 def decimal(precision: int = 10, scale: int = 0) -> DataType:
-    """DECIMAL(precision, scale), exact."""
+    """Return DECIMAL(precision, scale), exact."""
     return DataType(TypeKind.DECIMAL, precision=precision, scale=scale)
 
 
 def time(precision: int = 0) -> DataType:
-    """TIME(precision): time of day."""
+    """Return TIME(precision): time of day."""
     return DataType(TypeKind.TIME, precision=precision)
 
 
 def timestamp(precision: int = 6) -> DataType:
-    """TIMESTAMP(precision): date and time of day, without a zone."""
+    """Return TIMESTAMP(precision): date and time of day, without a zone."""
     return DataType(TypeKind.TIMESTAMP, precision=precision)
 
 
 def timestamp_ltz(precision: int = 6) -> DataType:
-    """TIMESTAMP_LTZ(precision): an instant, kept in UTC."""
+    """Return TIMESTAMP_LTZ(precision): an instant, kept in UTC."""
     return DataType(TypeKind.TIMESTAMP_LTZ, precision=precision)
 
 
 ELEMENT, KEY, VALUE = "element", "key", "value"
-"""What Arrow and Iceberg call the parts of an ARRAY and of a MAP."""
+"""Arrow's and Iceberg's names for the parts of an ARRAY and of a MAP."""
 
 
 def array_of(element: DataType, *, nullable: bool = True) -> DataType:
-    """ARRAY<element>; ``nullable``: whether an element may be null."""
+    """Return ARRAY<element>; `nullable`: whether an element may be null."""
     return DataType(TypeKind.ARRAY, fields=(Field(ELEMENT, element, nullable),))
 
 
 def map_of(key: DataType, value: DataType, *, nullable: bool = True) -> DataType:
-    """MAP<key, value>; ``nullable``: whether a value may be null."""
+    """Return MAP<key, value>; `nullable`: whether a value may be null."""
     return DataType(TypeKind.MAP, fields=(Field(KEY, key, nullable=False), Field(VALUE, value, nullable)))
 
 
 def row_of(*fields: Field | tuple[str, DataType]) -> DataType:
-    """ROW<...> of these fields; a tuple is a field that may be null."""
+    """Return ROW<...> with these fields; a tuple is a nullable field."""
     return DataType(
         TypeKind.ROW, fields=tuple(each if isinstance(each, Field) else Field(*each) for each in fields)
     )
@@ -320,16 +321,16 @@ _UNIT_PRECISION = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 def from_arrow(arrow_type: pa.DataType) -> DataType:
-    """The column type for data of an Arrow type. Raises TableError for Arrow types no column can hold.
+    """Return the column type for data of an Arrow type. Raises TableError for Arrow types without a column type.
 
-    Several column types share an Arrow type (CHAR and STRING; TIMESTAMP(4) and TIMESTAMP(6)): the widest is given.
+    Several column types share an Arrow type (CHAR and STRING; TIMESTAMP(4) and TIMESTAMP(6)): the widest is returned.
     """
     plain = {
         pa.bool_(): BOOLEAN, pa.int8(): TINYINT, pa.int16(): SMALLINT, pa.int32(): INT, pa.int64(): BIGINT,
         pa.float32(): FLOAT, pa.float64(): DOUBLE, pa.date32(): DATE,
         pa.string(): STRING, pa.large_string(): STRING, pa.string_view(): STRING,
         pa.binary(): BYTES, pa.large_binary(): BYTES, pa.binary_view(): BYTES,
-        # Unsigned integers go to the next wider signed type, so that every value fits.
+        # Unsigned integers become the next wider signed type, so that every value fits.
         pa.uint8(): SMALLINT, pa.uint16(): INT, pa.uint32(): BIGINT,
     }.get(arrow_type)  # fmt: skip
     if plain is not None:
@@ -361,7 +362,7 @@ def from_arrow(arrow_type: pa.DataType) -> DataType:
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
-    """Whether it is one of Arrow's types of lists (a map is not one of them)."""
+    """Whether the type is one of Arrow's list types; a map is not one of them."""
     types = pa.types
     return bool(
         types.is_list(arrow_type)

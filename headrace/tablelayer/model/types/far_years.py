@@ -1,7 +1,7 @@
-"""Dates and timestamps in years that Python does not have, as text and back, a value at a time.
+"""Dates and timestamps in years that Python does not support, converted to text and back, one value at a time.
 
-The text is JSON's (`tablelayer.model.json`): ISO 8601 with a sign and up to nine digits of the year. For the few that
-there are; whole columns of a table's JSON have their kernels.
+The text is JSON's (`tablelayer.model.json`): ISO 8601 with a sign and up to nine digits of the year. This is for rare
+values; the kernels of `json` convert whole columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DAYS_IN_MONTH: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def date_text(days: int) -> str:
-    """Days since 1970-01-01 (Howard Hinnant's civil_from_days)."""
+    """Return the text of days since 1970-01-01 (Howard Hinnant's civil_from_days)."""
     era, day_of_era = divmod(days + 719_468, 146_097)
     year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
@@ -30,24 +30,24 @@ def date_text(days: int) -> str:
 
 
 def time_text(nanos: int, digits: int) -> str:
-    """Nanoseconds since midnight, with so many digits of a second."""
+    """Return the text of nanoseconds since midnight, with `digits` digits of a fraction."""
     seconds, fraction = divmod(nanos, 10**9)
     text = f"{seconds // 3_600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{fraction:09}"[: len(text) + 1 + digits] if digits else text
 
 
 def timestamp_text(nanos: int, *, zoned: bool) -> str:
-    """Nanoseconds since 1970-01-01; with milliseconds, or six or nine digits when they are needed."""
+    """Return the text of nanoseconds since 1970-01-01, with milliseconds, or six or nine digits if needed."""
     days, rest = divmod(nanos, _DAY_NANOS)
     digits = 3 if rest % 10**6 == 0 else 6 if rest % 10**3 == 0 else 9
     return f"{date_text(days)}T{time_text(rest, digits)}{'Z' if zoned else ''}"
 
 
 def nanos_of(text: str) -> tuple[int, bool]:
-    """(nanoseconds since 1970-01-01, whether the text names a zone). A date is its midnight. Raises ValueError."""
+    """Return (nanoseconds since 1970-01-01, whether the text names a zone). A date is midnight. Raises ValueError."""
     found = _SHAPE.fullmatch(text)
     if found is None:
-        raise ValueError("it is no date or time in ISO 8601")
+        raise ValueError("it is not a date or time in ISO 8601")
     sign, year_text, *numbers = found.group(1, 2, 3, 4, 5, 6, 7)
     year = int(year_text) * (-1 if sign == "-" else 1)
     month, day, hour, minute, second = (int(each or 0) for each in numbers)

@@ -1,8 +1,9 @@
-"""What rows take in Arrow's form, worked out before they are made.
+"""The size of rows in Arrow's form, computed before they are made.
 
-A value of fixed width takes its width even where it is null: a null BINARY(n) n bytes, a null ROW the widths of all
-its fields. So a few bytes of JSON, Avro or a stored row can stand for very many, and whoever makes rows of what a
-stranger sent counts first. Estimates are from above, but for bitmaps; texts and bytes are counted by who has them.
+A value of fixed width takes its width even if it is null: a null BINARY(n) takes n bytes, a null ROW the widths of
+all its fields. So a few bytes of JSON, Avro or a stored row can become very many, and code that makes rows from a
+client's data must count first. Estimates are upper bounds except for bitmaps; callers count texts and bytes
+themselves.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ else:
     pa = lazy_module("pyarrow")
 
 ROW_BYTES_MAX: Final = 32 << 20
-"""Bytes that one record of a stranger may become beside its texts: as much as an answer may have."""
+"""Maximum bytes that one record of a client may become, without its texts: the maximum size of an answer."""
 
 BATCH_BYTES_MAX: Final = 256 << 20
-"""... and those of one batch together: 10,000 rows of a table of 1,000 columns, with what it takes to find them."""
+"""Maximum bytes that one batch of a client may become: 10,000 rows of a table of 1,000 columns, with their positions.
+"""
 
 _OFFSET_SIZE = 4
 _NAME_BYTES = 4  # quotes, colon, comma
@@ -39,7 +41,7 @@ _NAME_BYTES = 4  # quotes, colon, comma
 
 @cache
 def value_width(arrow_type: pa.DataType) -> int:
-    """Bytes of one value of a type, null or not, without its text and its entries."""
+    """Return the bytes of one value of a type, null or not, without its text and its entries."""
     if pa.types.is_struct(arrow_type):
         return sum(value_width(field.type) for field in arrow_type)
     return width_of(arrow_type) or _OFFSET_SIZE
@@ -47,8 +49,11 @@ def value_width(arrow_type: pa.DataType) -> int:
 
 @cache
 def expansion(arrow_type: pa.DataType) -> int:
-    """At most how many bytes of Arrow a byte of a stored value is (`rows.py`): of the entries of an ARRAY or a MAP
-    those that are null rows take a few bytes there, and the widths of all fields here."""
+    """Return the maximum number of Arrow bytes per byte of a stored value (`rows.py`).
+
+    Entries of an ARRAY or a MAP that are null rows take a few bytes when stored, and the widths of all fields in
+    Arrow.
+    """
     if pa.types.is_struct(arrow_type):
         return max((expansion(field.type) for field in arrow_type), default=1)
     if pa.types.is_map(arrow_type):
@@ -63,7 +68,7 @@ def expansion(arrow_type: pa.DataType) -> int:
 
 
 def text_size(array: pa.Array) -> int:
-    """About how many bytes values are as JSON, for a cut; texts that have to be escaped take more."""
+    """Return the approximate bytes of values as JSON, for a limit; escaped texts take more."""
     arrow_type, count = array.type, len(array)
     if pa.types.is_struct(arrow_type):
         names = sum(len(field.name) + _NAME_BYTES for field in arrow_type)
@@ -81,11 +86,11 @@ def text_size(array: pa.Array) -> int:
 
 
 class RowsTooLargeError(RowError):
-    """What the row says is right, and takes more than there is room for."""
+    """A valid row that takes more memory than allowed."""
 
 
 class TypedColumn(Protocol):
-    """What of a column says how much its values take: its type, and the texts that stand for a value."""
+    """The properties of a column that decide the size of its values: its type and its default texts."""
 
     @property
     def type(self) -> DataType: ...
@@ -96,15 +101,14 @@ class TypedColumn(Protocol):
 
 
 class RowCost(msgspec.Struct, frozen=True):
-    """Bytes of a row in Arrow's form: `width`, and `expansion` times what it takes where it is stored."""
+    """Bytes of a row in Arrow's form: `width`, plus `expansion` times its stored size."""
 
     width: int
     expansion: int
 
     @classmethod
     def of(cls, columns: Sequence[TypedColumn]) -> RowCost:
-        """Of rows of these columns, whatever schema they were written under: what a row has that lacks a column
-        counts."""
+        """Return the cost of rows of these columns under any schema, including the values of missing columns."""
         width, factor = 0, 1
         for column in columns:
             arrow = column.type.arrow()
@@ -114,15 +118,15 @@ class RowCost(msgspec.Struct, frozen=True):
         return cls(width, factor)
 
     def stored(self, value: bytes | None) -> int:
-        """Of a stored row, or of the nulls that stand for none."""
+        """Return the cost of a stored row, or of the nulls for a missing row."""
         return self.width if value is None else self.width + self.expansion * len(value)
 
 
 class RowBytes:
-    """How much the records of a batch become, counted level by level before each is made.
+    """The sizes of the records of a batch, counted level by level before each level is made.
 
-    A level has the values of one column, or of what is inside of one: `owner` says of which record each is (ascending;
-    None: the records themselves).
+    A level has the values of one column, or of the parts inside of it. `owner` is the record of each value
+    (ascending; None: the values are the records).
     """
 
     def __init__(self, records: int, batch_max: int = BATCH_BYTES_MAX) -> None:
@@ -131,8 +135,10 @@ class RowBytes:
         self._owner: npt.NDArray[np.int64] | None = None
 
     def add(self, count: int, each: int, column: str | None = None) -> None:
-        """The level has so many values of so many bytes. Raises RowError, with an index of the level, if that is more
-        than a record or the batch may become."""
+        """Add `count` values of `each` bytes to the level.
+
+        Raises RowError, with an index of the level, if a record or the batch would become too large.
+        """
         if self._owner is None:
             self._of_record[:count] += each
         else:
@@ -147,7 +153,7 @@ class RowBytes:
                 record,
                 count,
                 column,
-                f"a row of it takes {size} bytes or more; at most {ROW_BYTES_MAX} are taken",
+                f"a row takes {size} bytes or more; the maximum is {ROW_BYTES_MAX}",
             )
         sums = np.cumsum(self._of_record)
         if sums[-1] > self._batch_max:
@@ -156,7 +162,7 @@ class RowBytes:
                 record,
                 count,
                 column,
-                f"up to here the rows of the batch take more than {self._batch_max} bytes; send fewer at a time",
+                f"the rows of the batch up to this one take more than {self._batch_max} bytes; send fewer at a time",
             )
 
     def _refusal(self, record: int, count: int, column: str | None, reason: str) -> RowError:
@@ -165,7 +171,7 @@ class RowBytes:
 
     @contextmanager
     def inside(self, of: npt.NDArray[np.int64]) -> Iterator[None]:
-        """The level below: of which value of this one each of its values is, ascending."""
+        """Enter the level below. `of`: the value of this level to which each of its values belongs, ascending."""
         outer = self._owner
         self._owner = of if outer is None else outer[of]
         try:
@@ -181,5 +187,5 @@ def check_rows(count: int, cost: RowCost, bytes_max: int = BATCH_BYTES_MAX) -> N
         raise RowsTooLargeError(
             min(bytes_max // width, count - 1),
             None,
-            f"a row takes {width} bytes, and up to here they take more than {bytes_max} together; send fewer at a time",
+            f"a row takes {width} bytes, and the batch up to it more than {bytes_max}; send fewer at a time",
         )

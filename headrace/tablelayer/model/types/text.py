@@ -1,4 +1,4 @@
-"""Types as text: the one grammar of column types, in statements and in stored schemas.
+"""Types as text: the grammar of column types in statements and in stored schemas.
 
     type   := word [ '(' number [ ',' number ] ')' ] [ zone ]
             | ARRAY '<' part '>' | MAP '<' part ',' part '>' | ROW '<' field [ ',' field ]* '>'
@@ -6,11 +6,11 @@
     field  := name part [ [ COMMENT ] 'text' ]
     zone   := PRECISION | WITH LOCAL TIME ZONE | WITHOUT TIME ZONE
 
-Parentheses may stand for the angle brackets of a ROW, as in SQL. Case does not matter but in names; names that
-are not plain words stand in backticks or double quotes; comments may stand between the words. Without sqlglot,
-which takes a third of a second to load: stored schemas are read by clients and servers that parse no statement.
-
-Reading takes time in proportion to the text, and ends where a limit is passed: of depth, or of types in a column.
+A ROW may have parentheses instead of angle brackets, as in SQL. Only names are case-sensitive; names that are not
+plain words are in backticks or double quotes; comments are allowed between words. The parser does not use sqlglot,
+which takes a third of a second to load, because stored schemas are read by clients and servers that parse no
+statement. The time is proportional to the text, and reading ends when a limit is exceeded: of depth, or of types in a
+column.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _SYNONYMS = {
 }  # fmt: skip
 _REFUSED = {
     "STRUCT": "use ROW<name type, ...>",
-    "MULTISET": "use MAP<type, INT>, from value to how often it is there",
+    "MULTISET": "use MAP<type, INT>, from each value to its count",
 }
 _OF_ANY_LENGTH = {
     "VARCHAR": ("STRING", "use STRING, or CHAR(n) to limit the length"),
     "VARBINARY": ("BYTES", "use BYTES, or BINARY(n) for exactly n bytes"),
 }
 _LENGTH_MAX = 2**31 - 1
-"""What Flink writes for a length that nothing limits."""
+"""Flink's length for a type without a limit."""
 _CONTINUATIONS = (("PRECISION",), ("WITH", "LOCAL", "TIME", "ZONE"), ("WITHOUT", "TIME", "ZONE"))
 _LENGTH_KINDS = frozenset({TypeKind.CHAR, TypeKind.BINARY})
 _FRACTION_KINDS = frozenset({TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ})
 
 
 class TypeTextError(Exception):
-    """A type that cannot be understood. ``start`` and ``length`` say where the word at fault stands in the text."""
+    """A type that cannot be understood. `start` and `length` are the position of the wrong word in the text."""
 
     def __init__(self, reason: str, start: int, length: int) -> None:
         super().__init__(reason)
@@ -66,9 +66,9 @@ class TypeTextError(Exception):
 
 
 def parse_type(text: str) -> DataType:
-    """The type written in DDL words, e.g. ``DECIMAL(15, 2)`` or ``ARRAY<INT NOT NULL>``.
+    """Return the type written in DDL, e.g. `DECIMAL(15, 2)` or `ARRAY<INT NOT NULL>`.
 
-    Raises TableError(INVALID_TABLE) naming the word that is not known or not allowed.
+    Raises TableError(INVALID_TABLE) that names the word that is unknown or not allowed.
     """
     try:
         data_type, end = read_type_at(text, 0)
@@ -81,20 +81,20 @@ def parse_type(text: str) -> DataType:
 
 
 def read_type_at(text: str, position: int) -> tuple[DataType, int]:
-    """The type that begins at a position, and where it ends. Raises TypeTextError."""
+    """Return the type at a position, and the position of its end. Raises TypeTextError."""
     reader = _Reader(text, position)
     data_type = reader.type(1)
     return data_type, reader.position
 
 
 class _Reader:
-    """One pass over a text; `position` is behind what was read."""
+    """A reader that goes over a text once; `position` is behind the last token read."""
 
     def __init__(self, text: str, position: int) -> None:
         self.text = text
         self.position = position
         self.count = 0
-        """Types inside of the one that is read."""
+        """Number of types inside of the type being read."""
         self._next: re.Match[str] | None = None
         self._next_at = -1
 
@@ -104,7 +104,7 @@ class _Reader:
         return self._next
 
     def at(self, *words: str) -> int:
-        """Where these words end if they come next, else -1."""
+        """Return the position after these words if they come next, else -1."""
         match = self.peek()
         for index, word in enumerate(words):
             if index and match is not None:
@@ -143,10 +143,10 @@ class _Reader:
                 raise self.expected("a type, such as BIGINT or DECIMAL(15, 2)")
             raise self.error(f"'{self.text[self.position :].strip()}' is not a type", match)
         if depth > MAX_NESTING_DEPTH:
-            raise self.error(f"more than {MAX_NESTING_DEPTH} types inside of each other are too many", match)
+            raise self.error(f"types can be nested at most {MAX_NESTING_DEPTH} levels deep", match)
         self.count += depth > 1
         if self.count > MAX_NESTED_FIELDS:
-            raise self.error(f"more than {MAX_NESTED_FIELDS} types in one column are too many", match)
+            raise self.error(f"a column can have at most {MAX_NESTED_FIELDS} types inside", match)
         word = match["word"].upper()
         if word in _REFUSED:
             raise self.error(f"type {word}: {_REFUSED[word]}", match)
@@ -174,7 +174,7 @@ class _Reader:
         key = self.type(depth + 1)
         if key.is_nested:
             raise self.error(f"type MAP: a key cannot be of the nested type {key.kind.value}", first)
-        self.accept("NOT", "NULL")  # which keys are in any case
+        self.accept("NOT", "NULL")  # which keys are anyway
         self.expect_sign(",", "',' and the type of the values")
         value = self.part(VALUE, depth)
         self.expect_sign(">", "'>'")
@@ -220,7 +220,7 @@ class _Reader:
         return name
 
     def part(self, name: str, depth: int) -> Field:
-        """A type inside of another, and whether it may be null."""
+        """Read a type inside of another, and whether it may be null."""
         data_type = self.type(depth + 1)
         if self.accept("NOT", "NULL"):
             return Field(name, data_type, nullable=False)
@@ -250,7 +250,7 @@ class _Reader:
         allowed = {TypeKind.DECIMAL: 2}.get(kind, int(kind in _LENGTH_KINDS or kind in _FRACTION_KINDS))
         if len(parameters) > allowed:
             what = "no parameters" if allowed == 0 else f"at most {allowed}"
-            raise self.error(f"type {written} takes {what}", match)
+            raise self.error(f"type {written} has {what}", match)
         if kind in _LENGTH_KINDS:
             return DataType(kind, length=parameters[0] if parameters else 1)
         if kind is TypeKind.DECIMAL:
@@ -265,7 +265,7 @@ class _Reader:
         return next((words for words in _CONTINUATIONS if self.accept(*words)), ())
 
     def parameters(self, start: int) -> list[int]:
-        """Whole numbers in parentheses, if there are any."""
+        """Read whole numbers in parentheses, if any."""
         if not self.accept_sign("("):
             return []
         numbers: list[int] = []

@@ -1,7 +1,7 @@
-"""Texts that stand for values of a type, exactly: column defaults, and the literals of statements.
+"""Exact texts for values of a type: column defaults, and the literals of statements.
 
-A column's default is kept as such a text in one canonical writing, so that it can be stored, compared and shown:
-`canonical` and `normal` make it, `scalar` gives the Arrow value, `literal_sql` the words that a statement has for it.
+A column's default is kept as a canonical text, so that it can be stored, compared and shown. `canonical` and `normal`
+make this text, `scalar` returns the Arrow value, `literal_sql` the literal in a statement.
 
 | type | canonical text |
 |---|---|
@@ -47,9 +47,11 @@ Value = (
     None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime
     | list[Any] | tuple[Any, ...] | Any
 )  # fmt: skip
-"""A literal: whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes. ARRAY[..] is a
-list of literals, MAP[..] a list of pairs, ROW(..) a tuple. A time or timestamp with nanoseconds, which Python's do not
-have, is a pa.Scalar."""
+"""A literal. Whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes.
+
+ARRAY[..] is a list of literals, MAP[..] a list of pairs, ROW(..) a tuple. A time or timestamp with nanoseconds, which
+Python's types do not have, is a pa.Scalar.
+"""
 
 _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
 _FINER = re.compile(r"(\.[0-9]{6})([0-9]{1,3})")
@@ -58,7 +60,7 @@ _HEX = re.compile(r"([0-9A-Fa-f]{2})*")
 
 
 def number(text: str) -> int | Decimal:
-    """The number written: int when it has neither point nor exponent. Raises ValueError if it is none."""
+    """Return the number in a text: int without point and exponent. Raises ValueError for another text."""
     if re.fullmatch(r"[0-9]+", text):
         return int(text)
     if not re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", text):
@@ -67,12 +69,12 @@ def number(text: str) -> int | Decimal:
 
 
 def negated(value: int | Decimal) -> int | Decimal:
-    """The negative, exactly: Decimal's minus sign would round to the context's 28 digits."""
+    """Return the negative, exactly: Decimal's minus sign would round to the context's 28 digits."""
     return value.copy_negate() if isinstance(value, Decimal) else -value
 
 
 def typed(text: str, data_type: DataType) -> Value:
-    """The value that a text stands for in a type. Raises ValueError with a reason."""
+    """Return the value of a text in a type. Raises ValueError with a reason."""
     kind = data_type.kind
     stripped = text.strip()
     if kind in TEXT_KINDS:
@@ -112,7 +114,7 @@ def typed(text: str, data_type: DataType) -> Value:
 
 
 def _without_nanos(text: str, data_type: DataType) -> tuple[str, int]:
-    """The text with at most six digits of a second, and the nanoseconds that the others are."""
+    """Return the text with at most six digits of a second, and the other digits as nanoseconds."""
     found = _FINER.search(text)
     if found is None:
         return text, 0
@@ -145,22 +147,22 @@ def _check_shape(text: str, pattern: str, what: str) -> None:
 
 
 def hexadecimal(text: str) -> bytes:
-    """The bytes of pairs of digits. Raises ValueError."""
+    """Return the bytes of pairs of digits. Raises ValueError."""
     if not _HEX.fullmatch(text):
         raise ValueError("bytes are written as pairs of hexadecimal digits")
     return bytes.fromhex(text)
 
 
 def canonical(value: Value, data_type: DataType) -> str:
-    """The canonical text of a literal (not None) as a value of a type. Raises ValueError with a reason.
+    """Return the canonical text of a literal (not None) as a value of a type. Raises ValueError with a reason.
 
-    Numbers are for numeric types, texts for all but bytes, as in the literals of statements; nothing is
-    rounded or cut.
+    As in the literals of statements, numbers are accepted for numeric types, and texts for all types but bytes.
+    Nothing is rounded or cut.
     """
     kind = data_type.kind
     if data_type.is_nested or isinstance(value, list | tuple):
         raise ValueError(
-            f"{_shown(value)} is not a value of {data_type}; nested columns have no default but NULL"
+            f"{_shown(value)} is not a value of {data_type}; nested columns can only have the default NULL"
         )
     if _is_finer(value):
         value = _finer_text(value)
@@ -183,7 +185,7 @@ def canonical(value: Value, data_type: DataType) -> str:
         value = typed(value.isoformat(" "), data_type) if fits else value
     elif isinstance(value, datetime.date):
         fits = kind is TypeKind.DATE
-    else:  # of nanoseconds it is read as one of this type
+    else:  # a value with nanoseconds is read as one of this type
         fits = kind is TypeKind.TIME or _is_finer(value)
     if not fits:
         raise ValueError(f"{_shown(value)} is not a value of {data_type}")
@@ -193,7 +195,7 @@ def canonical(value: Value, data_type: DataType) -> str:
 
 
 def plain_text(value: Value) -> str:
-    """A literal (not None) as a text that `normal` takes for a value of any type that it fits."""
+    """Return a literal (not None) as a text that `normal` accepts for any type that the value fits."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, bytes):
@@ -204,8 +206,8 @@ def plain_text(value: Value) -> str:
 
 
 def _is_finer(value: Any) -> bool:
-    """Whether it is a time or timestamp with nanoseconds."""
-    return hasattr(value, "is_valid")  # a class of Arrow's, which need not be loaded to find that it is none
+    """Whether a value is a time or timestamp with nanoseconds."""
+    return hasattr(value, "is_valid")  # a class of Arrow, which need not be loaded for other values
 
 
 def _finer_text(value: pa.Scalar) -> str:
@@ -216,7 +218,7 @@ def _finer_text(value: pa.Scalar) -> str:
 
 
 def normal(text: str, data_type: DataType) -> str:
-    """The canonical text of any text that stands for a value of a type. Raises ValueError."""
+    """Return the canonical text of any text for a value of a type. Raises ValueError."""
     return canonical(hexadecimal(text) if data_type.kind in BINARY_KINDS else text, data_type)
 
 
@@ -232,7 +234,7 @@ def _text(value: Value, data_type: DataType) -> str:
             context.prec = 200
             scaled = value.quantize(Decimal(1).scaleb(-data_type.scale))
             if scaled != value or len(scaled.as_tuple().digits) > data_type.precision:
-                raise ValueError(f"{value} does not fit {data_type}")
+                raise ValueError(f"{value} does not fit into {data_type}")
         return f"{scaled:f}"
     if isinstance(value, float):
         return str(np.float32(value)) if data_type.kind is TypeKind.FLOAT else repr(value)
@@ -246,13 +248,13 @@ def _text(value: Value, data_type: DataType) -> str:
 
 
 def scalar(text: str, data_type: DataType) -> pa.Scalar:
-    """The Arrow value of a canonical text, in the type's own Arrow type. Raises ValueError."""
+    """Return the Arrow value of a canonical text, in the type's own Arrow type. Raises ValueError."""
     kind = data_type.kind
     value = hexadecimal(text) if kind in BINARY_KINDS else typed(text, data_type)
     if kind is TypeKind.CHAR and len(text) > data_type.length:
-        raise ValueError(f"a text of {len(text)} characters does not fit {data_type}")
+        raise ValueError(f"a text of {len(text)} characters does not fit into {data_type}")
     if isinstance(value, bytes) and kind is TypeKind.BINARY and len(value) != data_type.length:
-        raise ValueError(f"{len(value)} bytes do not fit {data_type}")
+        raise ValueError(f"a value of {len(value)} bytes does not fit into {data_type}")
     if isinstance(value, datetime.time | datetime.datetime):
         kept = min(data_type.precision, 6)
         if value.microsecond % 10 ** (6 - kept):
@@ -265,11 +267,11 @@ def scalar(text: str, data_type: DataType) -> pa.Scalar:
     try:
         return pa.scalar(value, data_type.arrow())
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise ValueError(f"'{text}' does not fit {data_type}: {error}") from None
+        raise ValueError(f"'{text}' does not fit into {data_type}: {error}") from None
 
 
 def widened(text: str, old: DataType, new: DataType) -> str:
-    """The canonical text of the same value in a wider type (`evolution.widens`)."""
+    """Return the canonical text of the same value in a wider type (`evolution.widens`)."""
     if old.kind is TypeKind.FLOAT and new.kind is TypeKind.DOUBLE:
         return repr(float(np.float32(float(text))))
     if new.kind is TypeKind.BINARY:
@@ -278,7 +280,7 @@ def widened(text: str, old: DataType, new: DataType) -> str:
 
 
 def literal_sql(text: str, data_type: DataType) -> str:
-    """A canonical text as a literal in a statement."""
+    """Return a canonical text as a literal in a statement."""
     kind = data_type.kind
     if kind in FLOAT_KINDS and not re.fullmatch(r"-?[0-9.]+(e[+-]?[0-9]+)?", text):
         return f"CAST('{text}' AS {data_type})"

@@ -91,7 +91,7 @@ def test_tables_are_read_as_of_times_and_offsets(sql, table):
         (f"{name} FOR VERSION AS OF 1", "lack bucket 1"),
         (f"{name} FOR VERSION AS OF '0:99,1:99'", "ends at"),
         (f"{name} FOR VERSION AS OF 'x'", "offsets by bucket"),
-        (f"{name} FOR SYSTEM_TIME AS OF TIMESTAMP 'soon'", "is no time"),
+        (f"{name} FOR SYSTEM_TIME AS OF TIMESTAMP 'soon'", "is not a time"),
         (f"`{name}$changelog` FOR SYSTEM_TIME AS OF {then}", "every change"),
     ):
         done = sql.raw(f"SELECT * FROM {wrong}")

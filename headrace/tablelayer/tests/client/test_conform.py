@@ -223,7 +223,7 @@ def test_nested_values_in_every_form_that_people_have():
         ("ROW<a INT>", (1, 2), "a tuple of 1 values"),
         ("ROW<a INT>", {"a": 1.5}, "row 1: .*1.5 does not fit column 'c.a' of type INT"),
         ("MAP<STRING, INT>", [1], "give a mapping, or pairs"),
-        ("MAP<STRING, INT>", [("a", 1), ("a", 2)], "the key 'a' is there twice"),
+        ("MAP<STRING, INT>", [("a", 1), ("a", 2)], "the key 'a' occurs twice"),
         ("MAP<STRING, INT>", {1: 1}, "row 1: .*'c:key'"),
         ("MAP<STRING, CHAR(2)>", {"k": "abc"}, r"c\[0\]: a text of 3 characters does not fit into CHAR\(2\)"),
     ],

@@ -106,16 +106,16 @@ def test_comments_and_databases():
     [
         ("DROP k", "k", "is in the primary key (k): it cannot be dropped"),
         ("DROP x", "x", "has no column 'x'; its columns are k, a, b, d"),
-        ("ADD a INT", "a", "has a column 'a' already"),
+        ("ADD a INT", "a", "already has a column 'a'"),
         ("ADD c INT NOT NULL", "c", "give it a DEFAULT"),
         ("ADD c INT AFTER x", "c", "has no column 'x'"),
-        ("RENAME a TO b", "a", "has a column 'b' already"),
+        ("RENAME a TO b", "a", "already has a column 'b'"),
         ("MODIFY k INT", "k", "BIGINT and cannot become INT"),
-        ("MODIFY a TINYINT", "a", "only BIGINT has room"),
+        ("MODIFY a TINYINT", "a", "hold every value: BIGINT"),
         ("MODIFY a NOT NULL", "a", "cannot become NOT NULL"),
         ("MODIFY d DECIMAL(9, 3)", "d", "more digits and scale 2"),
-        ("MODIFY b BYTES", "b", "only nothing else has room"),
-        ("ALTER a SET DEFAULT 'x'", "a", "the default of column 'a': x is not a number"),
+        ("MODIFY b BYTES", "b", "hold every value: nothing else"),
+        ("ALTER a SET DEFAULT 'x'", "a", "invalid default of column 'a': x is not a number"),
         ("ALTER a AFTER a", "a", "after itself"),
         ("ALTER k DROP NOT NULL", "k", "never null"),
         ("ADD c INT, DROP c, DROP c", "c", "has no column 'c'"),
@@ -387,5 +387,5 @@ def test_r20_4_a_nested_column_changes_as_a_whole():
         ("l", "ARRAY<INT>"), ("l", "ARRAY<BIGINT NOT NULL>"), ("m", "MAP<BIGINT, CHAR(2)>"), ("m", "MAP<INT, CHAR(3)>"),
         ("r", "ROW<a BIGINT, b STRING>"), ("r", "ROW<a INT, b STRING, c INT>"), ("r", "ROW<a INT>"), ("r", "STRING"),
     ):  # fmt: skip
-        with pytest.raises(TableError, match="what is inside of a nested type"):
+        with pytest.raises(TableError, match="the types inside of a nested type"):
             altered(first, f"MODIFY {name} {wider}")

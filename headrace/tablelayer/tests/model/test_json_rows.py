@@ -491,8 +491,8 @@ def test_value_is_read(data_type, text, value):
         (t.BYTES, '"a"', "not base64"),
         (t.BYTES, '"a-=="', "not base64"),
         (t.BYTES, '"=AAA"', "not base64"),
-        (t.binary(3), '"AQI="', "has not the 3 bytes"),
-        (t.binary(3), '"AQIDBA=="', "has not the 3 bytes"),
+        (t.binary(3), '"AQI="', "does not have the 3 bytes"),
+        (t.binary(3), '"AQIDBA=="', "does not have the 3 bytes"),
     ],
 )  # fmt: skip
 def test_value_that_does_not_fit_is_refused(data_type, text, reason):
@@ -505,23 +505,23 @@ def test_value_that_does_not_fit_is_refused(data_type, text, reason):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"", "a row is a JSON object"),
-        (b"[1]", "a row is a JSON object"),
-        (b'{"v":1', "ends in the middle"),
-        (b'{"v":"abc', "ends in the middle"),
-        (b'{"v":"abc\\', "ends in the middle"),
-        (b'{"v":"\\u12', "ends in the middle"),
+        (b"", "a row must be a JSON object"),
+        (b"[1]", "a row must be a JSON object"),
+        (b'{"v":1', "JSON text is cut off"),
+        (b'{"v":"abc', "JSON text is cut off"),
+        (b'{"v":"abc\\', "JSON text is cut off"),
+        (b'{"v":"\\u12', "JSON text is cut off"),
         (b'{"v":1}}', "text after the end"),
-        (b'{"v":01}', "JSON is wrong"),
-        (b'{"v":NaN}', "JSON is wrong"),
-        (b"{'v':1}", "JSON is wrong"),
-        (b'{"v":1,}', "JSON is wrong"),
+        (b'{"v":01}', "invalid JSON at byte"),
+        (b'{"v":NaN}', "invalid JSON at byte"),
+        (b"{'v':1}", "invalid JSON at byte"),
+        (b'{"v":1,}', "invalid JSON at byte"),
         (b'{"v":"a\nb"}', "control character"),
-        (b'{"v":"\\x"}', "no such escape"),
+        (b'{"v":"\\x"}', "invalid escape at byte"),
         (b'{"v":"\\ud800"}', "surrogate"),
         (b'{"v":"\xff"}', "not UTF-8"),
         (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper"),
-        (b'\xef\xbb\xbf{"v":1}', "a row is a JSON object"),
+        (b'\xef\xbb\xbf{"v":1}', "a row must be a JSON object"),
     ],
 )
 def test_text_that_is_not_a_json_object_is_refused(text, reason):
@@ -610,7 +610,7 @@ def test_names_that_json_escapes():
     written = rows_to_json(batch)
     assert json.loads(written[0].as_py()) == {name: 1, "long name of a column; longer than a word": 1}
     assert json_to_rows(written, schema).equals(batch)
-    with pytest.raises(RowError, match="JSON is wrong"):
+    with pytest.raises(RowError, match="invalid JSON at byte"):
         json_to_rows(pa.array([b'{"a"b\\c":1}'], pa.binary()), schema)
     nearly = pa.array([b'{"long name of a column; longer than a wor_":1}'], pa.binary())
     assert json_to_rows(nearly, schema).column(1).to_pylist() == [None]

@@ -194,7 +194,7 @@ def test_keys_that_are_there_twice_are_found(maps: list[list[str]]) -> None:
     assert repeated_keys(of, keys).tolist() == expected
     column = Column(0, "c", t.map_of(t.STRING, t.INT))
     if expected:
-        with pytest.raises(RowError, match="is there twice"):
+        with pytest.raises(RowError, match="occurs twice"):
             check_inside(column, array)
     else:
         check_inside(column, array)

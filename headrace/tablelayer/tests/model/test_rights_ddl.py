@@ -62,16 +62,16 @@ def test_statements(sql: str, statement: object) -> None:
 @pytest.mark.parametrize(
     ("sql", "complaint", "at"),
     [
-        ("GRANT READ ON t TO ann", "READ is no privilege", "READ"),
-        ("GRANT INSERT (a) ON t TO ann", "columns go with SELECT", "("),
+        ("GRANT READ ON t TO ann", "READ is not a privilege", "READ"),
+        ("GRANT INSERT (a) ON t TO ann", "only SELECT can have columns", "("),
         ("GRANT SELECT (a, a) ON t TO ann", "column 'a' is given twice", "a)"),
-        ("GRANT SELECT (a) ON DATABASE d TO ann", "columns are of a table", "DATABASE"),
+        ("GRANT SELECT (a) ON DATABASE d TO ann", "columns can only be granted on a table", "DATABASE"),
         ("GRANT SELECT, SELECT ON t TO ann", "SELECT is named twice", "SELECT ON"),
         ("GRANT SELECT ON t FROM ann", "expected TO, found FROM", "FROM"),
         ("GRANT SELECT ON t TO 'User:'", "a principal is written as 'Type:name'", "'User:'"),
         ("CREATE USER ann", "expected PASSWORD, but the statement ends here", ""),
         ("CREATE USER ann PASSWORD ''", "the password is empty", "''"),
-        ("CREATE USER 'User:ann' PASSWORD 'x'", "a user is named without 'User:'", "'User:ann'"),
+        ("CREATE USER 'User:ann' PASSWORD 'x'", "a user's name has no 'User:' before it", "'User:ann'"),
         ("DROP USER", "expected a user's name", ""),
     ],
 )

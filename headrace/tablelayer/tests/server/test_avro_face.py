@@ -230,14 +230,14 @@ def test_r17_6_columns_that_the_writer_does_not_know_have_their_default() -> Non
         ("i long", 1, -(1 << 31) - 1, "out of the range of INT"),
         ("f double", 1.0, 1e300, "out of the range of FLOAT"),
         ("s bytes", b"a", b"\xff", "not UTF-8"),
-        ("x bytes", b"ab", b"a", "1 bytes are not the 2"),
+        ("x bytes", b"ab", b"a", "1 bytes does not have the 2"),
         ("ok boolean", True, None, ""),
-        ("i boolean", True, None, "which is not read as INT"),
-        ("tz local-timestamp-millis", 1, None, "which is not read as TIMESTAMP_LTZ"),
+        ("i boolean", True, None, "which cannot be read as INT"),
+        ("tz local-timestamp-millis", 1, None, "which cannot be read as TIMESTAMP_LTZ"),
         ("ts timestamp-micros", 1000, 1, "more digits of a second"),
-        ("t time-micros", 1000, 86_400_000_000, "no time of a day"),
+        ("t time-micros", 1000, 86_400_000_000, "not a time of day"),
         ("l date", 1, None, ""),
-        ("dt long", 1, None, "which is not read as DATE"),
+        ("dt long", 1, None, "which cannot be read as DATE"),
         ("p decimal", b"\x0a", b"\x01", "would lose digits"),
         ("p decimal", b"\x0a", b"\x7f" * 15, "lose digits"),
         ("p decimal", b"\x0a", b"\x7f" * 17, "out of the range"),
@@ -316,8 +316,8 @@ def test_r17_3_values_that_nobody_can_read() -> None:
         (b"\0\0\0", "it is no Avro value"),
         (b"\0\0\0\0\x09\x02", "schema 9 is not known"),
         (b"\0\0\0\0\x0a\x02", "number 10 of a registry, but neither the table"),
-        (good + b"x", "bytes follow the record"),
-        (good[:5], "the record ends in the middle"),
+        (good + b"x", "there are bytes behind the record"),
+        (good[:5], "the record ends inside this value"),
         (container(of(i="int"), {"i": 1}, {"i": 2}), "one block with one record"),
         (container(of(i="int"), {"i": 1})[:-1] + b"?", "one block with one record"),
         (container(of(i="int"), {"i": 1}, codec="deflate"), "compressed \\(deflate\\)"),
@@ -391,7 +391,7 @@ def test_r17_1_a_compacted_topic_of_avro_values() -> None:
         ("{", "not JSON"),
         ('"strin"', "no type 'strin'"),
         ("[]", "empty"),
-        ('["null", ["int"]]', "union in it"),
+        ('["null", ["int"]]', "contains a union"),
         ('{"type": "record", "name": "r"}', "no 'fields'"),
         ('{"type": "record", "name": "r", "fields": [{"name": "a", "type": "r"}]}', "contains itself"),
         (
@@ -401,8 +401,8 @@ def test_r17_1_a_compacted_topic_of_avro_values() -> None:
         ('{"type": "fixed", "name": "f", "size": -1}', "size -1"),
         ('{"type": "enum", "name": "f", "symbols": [1]}', "symbols"),
         ('{"type": "array"}', "no 'items'"),
-        ("5", "no type"),
-        ("[" * 900 + "]" * 900, "nested too deeply|union in it|empty"),
+        ("5", "not a type"),
+        ("[" * 900 + "]" * 900, "nested too deeply|contains a union|empty"),
     ],
 )
 def test_schemas_that_are_wrong_are_refused(text: str, reason: str) -> None:
@@ -411,7 +411,7 @@ def test_schemas_that_are_wrong_are_refused(text: str, reason: str) -> None:
 
 
 def test_a_column_that_can_be_no_field_is_refused() -> None:
-    with pytest.raises(TableError, match="column 'a-b': a field in Avro"):
+    with pytest.raises(TableError, match="column 'a-b': a field's name in Avro"):
         table("a-b INT", **RECORD)
     assert np.array(table("a_b INT", **RECORD).schema.names).tolist() == ["a_b"]
 
@@ -498,7 +498,7 @@ def test_r20_2_what_is_wrong_inside_is_named_with_its_place(bad: dict[str, Any],
     ],
 )
 def test_r20_2_nested_types_that_are_not_read_as_the_column(name: str, kind: Any, value: Any) -> None:
-    with pytest.raises(RowError, match="which is not read as") as caught:
+    with pytest.raises(RowError, match="which cannot be read as") as caught:
         decode(NESTED, of(**{name: kind}), {name: value})
     assert (caught.value.index, caught.value.column) == (0, name)
 
@@ -552,7 +552,7 @@ def test_r20_names_of_types_in_avro_do_not_collide() -> None:
     value = json.loads(schema_text(schema, "db", "t"))
     fastavro.parse_schema(value)
     AvroSchema.parse(json.dumps(value))
-    with pytest.raises(TableError, match="column 'r', field 'two words': a field in Avro"):
+    with pytest.raises(TableError, match="column 'r', field 'two words': a field's name in Avro"):
         table("r ROW<`two words` INT>", **RECORD)
 
 

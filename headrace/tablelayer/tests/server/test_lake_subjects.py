@@ -132,7 +132,7 @@ async def test_a_plain_topic_is_tiered_and_keeps_what_the_lake_does_not_have(tmp
     [
         ({"datalake.value-format": "jsn"}, "the value must be 'raw' or 'json' or 'debezium-json'"),
         ({"datalake.value-format": "json", "datalake.schema": "id BIG"}, "type BIG is not known"),
-        ({"datalake.value-format": "debezium-json"}, "say by which columns with 'datalake.primary-key'"),
+        ({"datalake.value-format": "debezium-json"}, "set 'datalake.primary-key'"),
         ({"datalake.schema": "id INT"}, "whose columns are fixed"),
         ({"datalake.format": "delta"}, "the value must be 'iceberg' or 'paimon'"),
         ({"datalake.table": "a.b.c.d"}, "set 'datalake.table' to database.table"),
