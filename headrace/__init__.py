@@ -11,8 +11,9 @@
 These names are the client's (`headrace.tablelayer.client`); `headrace.spark` has those of Spark programs. Everything
 else in `headrace.protocol`, `headrace.broker` and `headrace.tablelayer` may change in any release.
 
-This module is the front door: it composes the parts of the table layer. The client stands below SQL, and Spark's data
-source below the lake; each finds the part above it as a plug-in that is set here, before any other module is imported.
+This module is the front door: it composes the parts of the table layer. The client stands below SQL, and
+Spark's data source stands below the lake. Each of them finds the part above it as a plug-in that is set here,
+before any other module is imported.
 """
 
 from __future__ import annotations
