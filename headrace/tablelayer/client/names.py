@@ -26,7 +26,7 @@ def pairs_of_names(argument: str, value: Mapping[str, str] | Iterable[Any] | str
     if not all(isinstance(name, str) for pair in listed for name in pair):
         raise TypeError(f"{argument}={value!r}: each name must be a text")
     if len(pairs) < len(listed):
-        raise ValueError(f"{argument}={value!r}: a name is there twice")
+        raise ValueError(f"{argument}={value!r}: a name is given twice")
     return pairs
 
 
