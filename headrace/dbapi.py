@@ -187,7 +187,9 @@ class Connection:
     def rollback(self) -> None:
         """Raise NotSupportedError: every statement has taken effect already."""
         self.check_open()
-        raise NotSupportedError("cannot roll back: there are no transactions, every statement takes effect at once")
+        raise NotSupportedError(
+            "cannot roll back: there are no transactions, every statement takes effect at once"
+        )
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -54,7 +54,9 @@ class SqlResult:
             yield from self._rows.to_batches()
             return
         if self._left is None:
-            raise ClientError("the rows of this result were read already: run the query again, or keep to_arrow()")
+            raise ClientError(
+                "the rows of this result were read already: run the query again, or keep to_arrow()"
+            )
         left, ahead = self._left, self._ahead
         self._left, self._ahead = None, []
         yield from ahead

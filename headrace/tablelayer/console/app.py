@@ -114,7 +114,9 @@ class Guard:
             schemes = ['Basic realm="headrace"'] if self._access.credentials is not None else []
             if self._access.token is not None:
                 schemes.append('Bearer realm="headrace"')
-            return _error("the console requires authentication", 401, {"www-authenticate": ", ".join(schemes)})
+            return _error(
+                "the console requires authentication", 401, {"www-authenticate": ", ".join(schemes)}
+            )
         return None
 
 
@@ -141,7 +143,10 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         ),
         Endpoint("GET", "/api/topics/{topic}", "A topic with its partitions.", views.topic),
         Endpoint(
-            "GET", "/api/topics/{topic}/configs", "A topic's configurations with their documentation.", views.topic_configs
+            "GET",
+            "/api/topics/{topic}/configs",
+            "A topic's configurations with their documentation.",
+            views.topic_configs,
         ),
         Endpoint(
             "GET",
@@ -267,7 +272,12 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
             writes=True,
             body=_GRANT,
         ),
-        Endpoint("GET", "/api/lake", "The progress of tiering to the lake, with running rounds and failures.", views.lake),
+        Endpoint(
+            "GET",
+            "/api/lake",
+            "The progress of tiering to the lake, with running rounds and failures.",
+            views.lake,
+        ),
         Endpoint(
             "GET",
             "/api/refused",
@@ -386,7 +396,8 @@ async def _body(request: Request) -> Any:
         content += piece
         if len(content) > BODY_BYTES_MAX:
             raise RequestError(
-                f"the request is too large: at most {BODY_BYTES_MAX} bytes are allowed", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                f"the request is too large: at most {BODY_BYTES_MAX} bytes are allowed",
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
     try:
         return json.loads(bytes(content))

@@ -50,7 +50,9 @@ class Endpoint(msgspec.Struct, frozen=True):
         known = {each.name: each for each in self.parameters}
         for name in query:
             if name not in known:
-                raise RequestError(f"there is no parameter {name!r}; the parameters are: {', '.join(known) or 'none'}")
+                raise RequestError(
+                    f"there is no parameter {name!r}; the parameters are: {', '.join(known) or 'none'}"
+                )
         return {name: _read(each, query.get(name)) for name, each in known.items()}
 
 

@@ -196,7 +196,10 @@ class Tables:
         if not isinstance(text, str) or not text.strip():
             raise RequestError('send {"query": "SELECT ..."}')
         if not self._queries.acquire(timeout=5):
-            raise RequestError(f"{SQL_AT_ONCE} queries are running, which is the limit: try again later", HTTPStatus.TOO_MANY_REQUESTS)
+            raise RequestError(
+                f"{SQL_AT_ONCE} queries are running, which is the limit: try again later",
+                HTTPStatus.TOO_MANY_REQUESTS,
+            )
         began = time.monotonic()
         try:
             answer = self._query(self._connection, text)

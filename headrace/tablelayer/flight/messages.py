@@ -67,7 +67,9 @@ def unpacked(data: bytes) -> tuple[str, Any]:
         holder.ParseFromString(data)
         package, _, name = holder.type_url.rpartition("/")[2].rpartition(".")
         if package != _PACKAGE or name not in _MESSAGES:
-            raise MessageError(f"{holder.type_url[:200] or 'this'} is not a command that this server supports")
+            raise MessageError(
+                f"{holder.type_url[:200] or 'this'} is not a command that this server supports"
+            )
         return name, _classes()[name].FromString(holder.value)
     except DecodeError as error:
         raise MessageError(f"this is not a Flight SQL message: {error}") from None

@@ -58,7 +58,9 @@ class FlightSql(flight.FlightServerBase):
             )
         except (pa.ArrowException, flight.FlightError) as error:
             logger.debug("gRPC did not start", exc_info=error)
-            raise OSError(f"cannot listen on {place}:{port}: the port is in use, or the address is not this machine's") from None
+            raise OSError(
+                f"cannot listen on {place}:{port}: the port is in use, or the address is not this machine's"
+            ) from None
 
     def close(self, seconds: float) -> bool:
         """Stop: streams end at their next rows. Return whether all have ended within `seconds`."""
@@ -101,7 +103,9 @@ class FlightSql(flight.FlightServerBase):
         with _said():
             name, message = _command(descriptor)
             if name != "CommandPreparedStatementQuery":
-                raise MessageError("this server only reads; run statements that change something with headrace sql")
+                raise MessageError(
+                    "this server only reads; run statements that change something with headrace sql"
+                )
             query = _text(message.prepared_statement_handle)
             values = _one_row(reader)
             handle = bind(query, values) if values else query
@@ -139,7 +143,9 @@ class FlightSql(flight.FlightServerBase):
             elif name == "CommandPreparedStatementQuery":
                 query = _text(message.prepared_statement_handle)
             else:
-                raise MessageError("this server only reads; run statements that change something with headrace sql")
+                raise MessageError(
+                    "this server only reads; run statements that change something with headrace sql"
+                )
             return self._plan(query).schema(), packed("TicketStatementQuery", statement_handle=query.encode())
 
     def _prepared(self, query: str) -> bytes:
@@ -155,7 +161,9 @@ class FlightSql(flight.FlightServerBase):
 
     def _stream(self, plan: Plan) -> flight.FlightDataStream:
         if not self._streams.acquire(blocking=False):
-            raise flight.FlightUnavailableError(f"{STREAMS_MAX} queries are running, which is the limit: try again later")
+            raise flight.FlightUnavailableError(
+                f"{STREAMS_MAX} queries are running, which is the limit: try again later"
+            )
         try:
             rows = plan.run()
         except BaseException:
@@ -238,7 +246,9 @@ class _Door(flight.ServerMiddlewareFactory):
         if scheme.lower() == "bearer" and secrets.compare_digest(text.strip().encode(), self._given.encode()):
             return None
         if not self._access.admits(said):
-            raise flight.FlightUnauthenticatedError("this server requires authentication: give a password or a token")
+            raise flight.FlightUnauthenticatedError(
+                "this server requires authentication: give a password or a token"
+            )
         return _Named(self._given) if scheme.lower() == "basic" else None
 
 
@@ -268,7 +278,9 @@ def _text(handle: bytes) -> str:
 
 def _bounded(query: str) -> str:
     if len(query) > STATEMENT_BYTES_MAX:
-        raise MessageError(f"the statement has {len(query)} characters, but at most {STATEMENT_BYTES_MAX} are allowed")
+        raise MessageError(
+            f"the statement has {len(query)} characters, but at most {STATEMENT_BYTES_MAX} are allowed"
+        )
     return query
 
 

@@ -74,4 +74,4 @@ class Answer:
 
 
 _ROWS_AT_ONCE = 10_000
-"""As Python values they take about 10 MB."""
+"""Rows at a time. Python values of them take about 10 MB."""

@@ -45,7 +45,9 @@ def format_of(file: str, options: Mapping[str, Any]) -> str:
         said = parts[-1] if parts and parts[-1] not in _PACKED else parts[-2] if len(parts) > 1 else ""
     found = _FORMATS.get(str(said).lower())
     if found is None:
-        raise SqlError(f"{file}: the name has no known format: add (FORMAT csv), (FORMAT json) or (FORMAT parquet)")
+        raise SqlError(
+            f"{file}: the name has no known format: add (FORMAT csv), (FORMAT json) or (FORMAT parquet)"
+        )
     others = [name for name in options if name in _OF_CSV] if found != "csv" else []
     if others:
         raise SqlError(f"{file}: {others[0].upper()} is an option of CSV, not of {found}")
@@ -67,7 +69,8 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
         options.append("COMPRESSION zstd")
     assert answer.schema is not None
     part = f"{statement.file}.part"
-    if kind != "parquet" and "compression" not in statement.options:  # DuckDB would use the name of the .part file
+    # Without an option DuckDB would go by the name, which is that of the .part file.
+    if kind != "parquet" and "compression" not in statement.options:
         packed = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}.get(
             statement.file.rsplit(".", 1)[-1]
         )
@@ -275,9 +278,7 @@ def _named(names: Sequence[str], statement: CopyFrom, columns: Sequence[Column])
     folded = [name.lower() for name in names]
     twice = next((name for name in names if folded.count(name.lower()) > 1), None)
     if twice is not None:
-        raise SqlError(
-            f"{statement.file} has the column '{twice}' twice; upper and lower case are the same"
-        )
+        raise SqlError(f"{statement.file} has the column '{twice}' twice; upper and lower case are the same")
     if statement.columns is None:
         _must_be_known(names, by_name, statement)
         return [by_name[name.lower()] for name in names]

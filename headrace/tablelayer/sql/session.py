@@ -202,9 +202,7 @@ class Session:
 
     def _require(self, statement: InsertSelect | CopyFrom | Update | Delete | Truncate) -> None:
         """Check the right before a statement that may turn out to write nothing, which the server would not check."""
-        definition = self._connection.admin.describe_table(
-            statement.path
-        )  # raises if it does not exist
+        definition = self._connection.admin.describe_table(statement.path)  # raises if it does not exist
         if isinstance(statement, Truncate) and not definition.is_primary_key_table:
             return  # the server checks in any case, and another right
         self._connection.security.require(_PRIVILEGES[type(statement)], statement.path)

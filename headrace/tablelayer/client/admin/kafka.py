@@ -460,7 +460,7 @@ class AsyncKafkaAdmin:
         )
 
     async def log_sizes(self, topic: str | None = None) -> LogSizes:
-        """Return the bytes of log files by topic (None: all) and partition, over all servers, and their disks' space."""
+        """Return the bytes of log files by topic (None: all) and partition over all servers, and their disk space."""
         deadline = self._deadline()
         asked = None
         if topic is not None:

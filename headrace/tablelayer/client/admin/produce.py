@@ -135,7 +135,7 @@ class Producer:
                     deadline=deadline,
                 )
                 if given.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-                    # Kafka gives an id to a principal with WRITE on any topic (KIP-679): so WRITE on this one is missing.
+                    # Kafka gives an id to a principal with WRITE on any topic (KIP-679): here WRITE is missing.
                     raise KafkaError(
                         ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not authorized: WRITE on topic {topic}"
                     )

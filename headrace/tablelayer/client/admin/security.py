@@ -257,7 +257,7 @@ class AsyncSecurityAdmin:
         await self._alter(AlterUserScramCredentialsRequest(deletions=deletions), f"drop user {name}")
 
     async def list_users(self) -> list[UserListing]:
-        """Return the users with a SCRAM password. Users of TLS, PLAIN and tokens are only in the server's configuration."""
+        """Return the users with a SCRAM password. Users of TLS, PLAIN and tokens are configured on the server."""
         answer = await self._cluster.call(
             DescribeUserScramCredentialsRequest(users=None),
             DescribeUserScramCredentialsResponse,

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def to_polars(rows: pa.Table) -> pl.DataFrame:
-    """Return rows as a polars DataFrame, without a copy where polars has the same type. Raises ClientError if polars is not installed."""
+    """Return a polars DataFrame, without copies of equal types. Raises ClientError if polars is not installed."""
     frame: pl.DataFrame = _library("polars").from_arrow(rows)
     return frame
 
 
 def to_pandas(rows: pa.Table) -> pd.DataFrame:
-    """Return rows as a pandas DataFrame. Integers with nulls become floats, as in pyarrow. Raises ClientError if pandas is not installed."""
+    """Return a pandas DataFrame. Integers with nulls become floats. Raises ClientError if pandas is not installed."""
     _library("pandas")
     return rows.to_pandas()
 

@@ -227,7 +227,9 @@ class PartScan:
         for bucket, offset in positions.items():
             state = self._buckets.get(bucket)
             if state is None:
-                raise ValueError(f"cannot seek in bucket {bucket}: this scan does not read it, or has not begun")
+                raise ValueError(
+                    f"cannot seek in bucket {bucket}: this scan does not read it, or has not begun"
+                )
             state.wants_snapshot = False
             state.move(offset)
 
@@ -257,9 +259,7 @@ class PartScan:
         elif isinstance(self._until, Mapping):
             until = self._until
         elif self._until is not None:
-            raise ValueError(
-                f"until={self._until!r}: give 'latest', offsets by bucket, or None for no end"
-            )
+            raise ValueError(f"until={self._until!r}: give 'latest', offsets by bucket, or None for no end")
         start = self._start
         snapshot = start == "full" and self._definition.is_primary_key_table
         offsets: Mapping[int, int] = {}

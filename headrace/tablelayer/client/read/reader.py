@@ -360,7 +360,10 @@ class Reader:
         names = several("columns", columns)
         wanted = set(names)
         if not wanted:
-            raise TableError(TableErrorCode.INVALID_PROJECTION, f"{self._topic}: the list of columns is empty: name at least one")
+            raise TableError(
+                TableErrorCode.INVALID_PROJECTION,
+                f"{self._topic}: the list of columns is empty: name at least one",
+            )
         schema.select(names)  # raises for an unknown name
         chosen = [column for column in schema.columns if column.name in wanted]
         return (

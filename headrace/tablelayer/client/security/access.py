@@ -23,7 +23,7 @@ _TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How connections are made. `tls` is None for plain text. `begin` makes the client's side of one SASL
+    """The security of connections. `tls` is None for plain text. `begin` makes the client's side of one SASL
     exchange and may block for a token; it is None without authentication.
     """
 

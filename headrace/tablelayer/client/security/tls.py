@@ -62,7 +62,9 @@ def _make_context(given: Mapping[str, str]) -> ssl.SSLContext:
         try:
             context.set_ciphers(ciphers.replace(",", ":"))
         except ssl.SSLError:
-            raise SettingsError(f"ssl.cipher.suites is {ciphers!r}: OpenSSL does not know any of these") from None
+            raise SettingsError(
+                f"ssl.cipher.suites is {ciphers!r}: OpenSSL does not know any of these"
+            ) from None
     if _flag(given, "enable.ssl.certificate.verification"):
         algorithm = given.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
         if algorithm not in ("https", "none", ""):

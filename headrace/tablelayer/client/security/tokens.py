@@ -72,7 +72,7 @@ class ClientCredentials:
         return self._token
 
     def _ask(self) -> tuple[str, float]:
-        import urllib.error  # with http.client and email: nobody else needs them
+        import urllib.error  # imports http.client and email, which only this source needs
         import urllib.request
 
         form, headers = credentials_request(self.client_id, self.secret, self.scope)

@@ -207,7 +207,9 @@ class Parts:
                 )
             for bucket, offset in offsets.items():
                 if not isinstance(bucket, int) or not isinstance(offset, int):
-                    raise ValueError(f"{bucket!r}: {offset!r} is not a bucket with an offset: give for example {{0: 17}}")
+                    raise ValueError(
+                        f"{bucket!r}: {offset!r} is not a bucket with an offset: give for example {{0: 17}}"
+                    )
             found[name] = offsets
         return found
 

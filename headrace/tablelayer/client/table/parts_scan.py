@@ -109,7 +109,9 @@ class PartsScan:
         wanted: dict[str, Mapping[int, int]] = {}
         for name, offsets in positions.items():
             if name not in self._children:
-                raise ValueError(f"cannot seek in partition {name}: this scan does not read it, or has not begun")
+                raise ValueError(
+                    f"cannot seek in partition {name}: this scan does not read it, or has not begun"
+                )
             known = self._children[name]
             wanted[name] = {**known.positions, **offsets}
             if len(wanted[name]) < known.scan.read_count:

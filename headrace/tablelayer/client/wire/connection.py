@@ -121,9 +121,7 @@ class _Frames(asyncio.BufferedProtocol):
             if not 4 <= size <= MAX_FRAME_SIZE:
                 assert self._transport is not None
                 self._on_lost(
-                    DecodeError(
-                        f"the size of an answer is {size} bytes: it must be 4 to {MAX_FRAME_SIZE}"
-                    )
+                    DecodeError(f"the size of an answer is {size} bytes: it must be 4 to {MAX_FRAME_SIZE}")
                 )
                 self._transport.abort()
                 return
@@ -242,9 +240,7 @@ class BrokerConnection:
                         f"{host}:{port} closed TLS: {_reason(cause)}. It may require a client certificate"
                     ) from None
                 hint = (
-                    "requires TLS: security.protocol"
-                    if context is None
-                    else "requires a client certificate"
+                    "requires TLS: security.protocol" if context is None else "requires a client certificate"
                 )
                 raise ConnectionFailed(
                     f"{host}:{port} does not answer like a Kafka broker, or {hint}: {error}"
@@ -318,7 +314,11 @@ class BrokerConnection:
                 try:
                     await self._authenticate(timeout_ms)
                 except BaseException as error:
-                    self._fail(error if isinstance(error, Exception) else ConnectionFailed("the authentication was cancelled"))
+                    self._fail(
+                        error
+                        if isinstance(error, Exception)
+                        else ConnectionFailed("the authentication was cancelled")
+                    )
                     if isinstance(error, OutcomeUnknown):
                         raise ConnectionFailed(
                             f"{self.host}:{self.port} was lost while authenticating again: {error}"

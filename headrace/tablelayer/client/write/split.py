@@ -15,7 +15,7 @@ def buckets_of(definition: TableDefinition, rows: pa.RecordBatch) -> np.ndarray:
     """Return the bucket of each row, int32[n], by the hash of the bucket key. `rows` must have its columns."""
     if definition.bucket_count == 1:
         return np.zeros(rows.num_rows, np.int32)
-    from headrace.tablelayer.model.table.buckets import bucket_of  # numba: only who needs a hash waits for it
+    from headrace.tablelayer.model.table.buckets import bucket_of  # it imports numba, which only hashes need
 
     return bucket_of(definition, rows)
 

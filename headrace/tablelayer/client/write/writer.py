@@ -127,7 +127,7 @@ class Writer:
         self._requests: set[asyncio.Task[None]] = set()
         self._in_flight_by_leader: dict[int, int] = {}
         self._failing: dict[int, tuple[float, float]] = {}
-        """By bucket, the time since when its writes fail, and the time of the last warning."""
+        """The time since when a bucket's writes fail, and the time of the last warning, by bucket."""
         self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
 
     async def write(

@@ -295,7 +295,7 @@ def test_bounds_positions_and_seek(make_table):
         ids(start={0: 77}, until={0: 99})
     with pytest.raises(ValueError, match="there is no bucket 3"):
         ids(buckets=[3])
-    with pytest.raises(ValueError, match="no place in a log"):
+    with pytest.raises(ValueError, match="not a position in a log"):
         ids(start="somewhere")
 
 
