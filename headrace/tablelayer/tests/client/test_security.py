@@ -532,7 +532,7 @@ def test_a_key_whose_password_is_wrong_is_said_and_asks_no_terminal(pki: Path) -
             "ssl.key.location": str(pki / "client.enc.key"),
             **password,
         }
-        with pytest.raises(SettingsError, match=r"ssl\.key\.password is not the key's") as caught:
+        with pytest.raises(SettingsError, match=r"ssl\.key\.password must be the key's") as caught:
             access_of(ConnectionSettings.make("h:1", given))
         assert SECRET not in str(caught.value)
 
@@ -542,7 +542,7 @@ def test_stores_that_cannot_be_read_are_named(pki: Path, tmp_path: Path) -> None
     for given, complaint in (
         (
             {"ssl.keystore.location": str(pki / "client.p12"), "ssl.keystore.password": SECRET},
-            "password is another",
+            "its password is wrong",
         ),
         ({"ssl.keystore.location": str(tmp_path / "java.jks")}, "java.jks cannot be opened: it is cut off"),
         (
