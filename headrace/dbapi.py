@@ -7,9 +7,9 @@
         cursor.execute("SELECT name, price FROM fruit WHERE price < ?", [10])
         print(cursor.fetchall())
 
-Parameters are `?` (`qmark`), or `:name` with a mapping. Rows are read as they are fetched. Every statement
-takes effect at once: there are no transactions, `commit` does nothing, and `rollback` raises. Threads may
-share a connection but not a cursor. SQLAlchemy uses `headrace://host:9092/database` (`headrace.sqlalchemy`).
+Parameters are `?` (`qmark`), or `:name` with a mapping. Rows are read as they are fetched. Every statement takes effect
+at once: there are no transactions, `commit` does nothing, and `rollback` raises. Threads may share a connection but not
+a cursor. SQLAlchemy uses `headrace://host:9092/database` (`headrace.sqlalchemy`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class DataError(DatabaseError):
 
 
 class OperationalError(DatabaseError):
-    """The server cannot be reached, refuses the credentials, or cannot answer now; or the outcome is
-    unknown."""
+    """The server cannot be reached, refuses the credentials, or cannot answer now; or the outcome is unknown."""
 
 
 class IntegrityError(DatabaseError):
@@ -330,8 +329,7 @@ def connect(
 ) -> Connection:
     """Connect to a cluster; `properties` as for `headrace.connect`.
 
-    Raises OperationalError if no server answers or the credentials are refused, ProgrammingError if the
-    database does not exist.
+    Raises OperationalError if no server answers or accepts the credentials, ProgrammingError for an unknown database.
     """
     with _translated():
         client = headrace.connect(bootstrap, config, properties)

@@ -6,8 +6,8 @@
     orders = spark.readStream.format("headrace").option("table", "shop.orders").load()
     enriched = lookup_join(orders, "127.0.0.1:9092", "shop.customers", on={"customer": "id"}, select={"name": "name"})
 
-`session` makes a local SparkSession with everything that is needed. In a session of your own,
-`register(spark)` registers the data source `headrace`. A name is imported when it is first used.
+`session` makes a local SparkSession with everything that is needed. In a session of your own, `register(spark)`
+registers the data source `headrace`. A name is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Headrace for SQLAlchemy 2: `create_engine("headrace://host:9092/database")`.
 
-Name several servers by `headrace://host/db?server=host:9092&server=other:9092`. Other parameters of the URL
-are connection properties (`?security.protocol=SASL_SSL&sasl.mechanism=...`); a user and password are SASL's.
-Tables, columns, primary keys and comments are reflected. `headrace_with={"bucket.num": "4"}` sets the options
-of a table to create. There are no transactions: every statement takes effect at once, and a rollback takes
-nothing back.
+Name several servers by `headrace://host/db?server=host:9092&server=other:9092`. Other parameters of the URL are
+connection properties (`?security.protocol=SASL_SSL&sasl.mechanism=...`); a user and password are SASL's. Tables,
+columns, primary keys and comments are reflected. `headrace_with={"bucket.num": "4"}` sets the options of a table to
+create. There are no transactions: every statement takes effect at once, and a rollback takes nothing back.
 """
 
 from __future__ import annotations

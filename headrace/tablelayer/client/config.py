@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Timeouts, sizes and limits of a client. Immutable and picklable, so that it can go to Spark's
-    executors.
+    """Timeouts, sizes and limits of a client. Immutable and picklable, so that it can go to Spark's executors.
 
     Times are in milliseconds, sizes in bytes.
     """

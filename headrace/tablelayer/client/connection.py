@@ -90,10 +90,9 @@ async def connect_async(
 ) -> AsyncConnection:
     """Connect to a cluster by the addresses of some of its servers: "host:port,host:port".
 
-    `properties` are Kafka's security properties, named as in Java and librdkafka
-    (`tablelayer.client.security`). None takes those of the environment. Raises ConnectionFailed at once if no
-    server answers, AuthenticationFailed if a server refuses the credentials or is not trusted, ValueError for
-    a malformed address or property.
+    `properties` are Kafka's security properties, named as in Java and librdkafka (`tablelayer.client.security`). None
+    takes those of the environment. Raises ConnectionFailed at once if no server answers, AuthenticationFailed if a
+    server refuses the credentials or is not trusted, ValueError for a malformed address or property.
     """
     connection = AsyncConnection(bootstrap, config, properties)
     try:

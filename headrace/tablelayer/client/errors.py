@@ -4,15 +4,12 @@
 `.retriable`.
 - The server could not be reached, and nothing of the request was done: `ConnectionFailed`.
 - The outcome is unknown: `OutcomeUnknown`. The request was sent, and no answer came within the deadline
-(`RequestTimeout`) or before the connection ended (`ConnectionLost`). Reads can be repeated. A change may or
-may not have been carried out. It is never reported as a plain failure: `except ConnectionFailed` does not
-catch it.
+(`RequestTimeout`) or before the connection ended (`ConnectionLost`). Reads can be repeated. A change may or may not
+have been carried out. It is never reported as a plain failure: `except ConnectionFailed` does not catch it.
 
-A call makes several attempts. If the last one failed and an earlier one's outcome is unknown, the call's
-outcome is unknown.
+A call makes several attempts. If the last one failed and an earlier outcome is unknown, so is the call's.
 
-`AuthenticationFailed` says that one side does not trust the other, `SettingsError` that connection properties
-are wrong.
+`AuthenticationFailed`: one side does not trust the other. `SettingsError`: connection properties are wrong.
 
 `DataError` is for data that does not fit the table's schema. It is found before anything is sent.
 """
@@ -21,9 +18,7 @@ from __future__ import annotations
 
 
 class ClientError(Exception):
-    """Base of the errors that the client itself raises. `retriable` says whether another attempt can help,
-    not whether a second execution is harmless.
-    """
+    """Base of the client's own errors. `retriable`: another attempt can help; it may still be harmful to execute twice."""
 
     retriable = False
 
@@ -57,8 +52,8 @@ class SettingsError(ClientError, ValueError):
 
 
 class AuthenticationFailed(ClientError):  # noqa: N818 - states what happened
-    """One side does not accept the other: the server refused the password, the token or a client without
-    credentials, or its certificate is not trusted. Nothing was done, and trying again does not help.
+    """One side does not accept the other: the server refused the password, the token or a client without credentials,
+    or its certificate is not trusted. Nothing was done, and trying again does not help.
     """
 
 

@@ -1,7 +1,6 @@
 """Metrics of a client: requests, retries, and rows in and out since it was made.
 
-Plain integers, counted where things happen and read on demand; nothing is sent anywhere. All tables of one
-connection count together.
+Plain integers, read on demand; nothing is sent anywhere. All tables of one connection count together.
 """
 
 from __future__ import annotations

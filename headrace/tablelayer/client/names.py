@@ -14,8 +14,7 @@ def several(argument: str, value: Iterable[Any]) -> list[Any]:
 
 
 def pairs_of_names(argument: str, value: Mapping[str, str] | Iterable[Any] | str) -> dict[str, str]:
-    """Return names by names from a mapping, pairs, or one or several names that are equal on both sides
-    (Spark's `join`).
+    """Return names by names from a mapping, pairs, or names that are equal on both sides (Spark's `join`).
 
     Raises TypeError for anything else, ValueError for a name that is given twice.
     """

@@ -21,9 +21,9 @@ class SqlResult:
     """The rows of a statement, for one thread.
 
     Rows are read on demand. `for batch in result.batches()` and all readers of Arrow's streams
-    (`polars.DataFrame(result)`, `pyarrow.table(result)`, DuckDB) hold a few batches in memory and can read
-    them once. `to_arrow`, `to_pandas`, `to_polars`, `len` and iteration hold all rows and may be repeated. A
-    statement that is not a query has no columns; `text` says what was done and `row_count` to how many rows.
+    (`polars.DataFrame(result)`, `pyarrow.table(result)`, DuckDB) hold a few batches in memory and can read them once.
+    `to_arrow`, `to_pandas`, `to_polars`, `len` and iteration hold all rows and may be repeated. A statement that is not
+    a query has no columns; `text` says what was done and `row_count` to how many rows.
     """
 
     def __init__(

@@ -9,11 +9,10 @@ import msgspec
 
 
 class Access(msgspec.Struct, frozen=True):
-    """The console's credentials. With neither a password nor a token, every client that can connect has
-    access.
+    """The console's credentials. With neither a password nor a token, every client that can connect has access.
 
-    `credentials` is USER:PASSWORD. `hosts` are the host names and addresses, with ports, that requests may
-    name; empty allows any.
+    `credentials` is USER:PASSWORD. `hosts` are the host names and addresses, with ports, that requests may name; empty
+    allows any.
     """
 
     credentials: str | None = None

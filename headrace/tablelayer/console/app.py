@@ -1,14 +1,12 @@
 """The ASGI application of the console: the page, the REST interface below `/api`, live tails, health.
 
-Every client that can connect has access, or only those with credentials (`Access`). They have the rights of
-the console's own connection, by the client properties that it was started with. The console changes nothing
-unless `allow_writes`.
+Every client that can connect has access, or only those with credentials (`Access`). They have the rights of the
+console's own connection, by the client properties that it was started with. It only reads unless `allow_writes`.
 
-A page of another origin cannot use the console. Requests must name a host that the console is known by (no
-DNS rebinding). Requests that change something must be JSON with the console's own Origin. Every answer limits
-what the page may load: its own scripts and styles, nothing inline, nothing from elsewhere. The page shows
-foreign names and values by `textContent`, never as markup.
-`textContent`, never markup.
+A page of another origin cannot use the console. Requests must name a host that the console is known by (no DNS
+rebinding). Requests that change something must be JSON with the console's own Origin. Every answer limits what the page
+may load: its own scripts and styles, nothing inline, nothing from elsewhere. The page shows foreign names and values by
+`textContent`, never as markup. `textContent`, never markup.
 """
 
 from __future__ import annotations
@@ -300,8 +298,7 @@ def make_app(
 ) -> Asgi:
     """Make the application.
 
-    The caller closes `connection`. `server` is the name that the page shows. With `history` None the
-    application has its own.
+    The caller closes `connection`. `server` is the name that the page shows. `history` None: its own.
     """
     known = history or History(lambda: connection)
     views = Views(connection, known)

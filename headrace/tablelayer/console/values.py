@@ -1,7 +1,6 @@
 """Arrow values and Kafka records as JSON that a browser reads without loss.
 
-Whole numbers beyond 2**53 are texts, and so are decimals, NaN and Infinity. Bytes that are not UTF-8 are
-base64, with `encoding` to say so.
+Whole numbers beyond 2**53 are texts, and so are decimals, NaN and Infinity. Bytes that are not UTF-8 are base64.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Flight SQL's commands, actions and their results, as protobuf messages.
 
-Names, fields and their numbers are those of `FlightSql.proto` (Apache Arrow). A field's number is its place
-in the list, from 1 on. A message is sent inside of a `google.protobuf.Any`. Messages that a server which only
-reads does not need are left out: updates, ingestion, transactions, Substrait.
+Names, fields and their numbers are those of `FlightSql.proto` (Apache Arrow). A field's number is its place in the
+list, from 1 on. A message is sent inside of a `google.protobuf.Any`. Messages that a server which only reads does not
+need are left out: updates, ingestion, transactions, Substrait.
 """
 
 from __future__ import annotations

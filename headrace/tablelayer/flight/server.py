@@ -1,10 +1,10 @@
 """The Flight SQL server: a client's request becomes one statement that reads, and its rows are streamed.
 
-Nothing is kept between two requests. A ticket and the handle of a prepared statement are the statement
-itself, with its bound values, so that no client can leave anything behind. A query is bound to its tables'
-columns when it is planned, and runs when its rows are requested. Rows that a client does not take are not
-read. Clients authenticate by the console's `Access`: by a password, for which they get a token, or by a
-bearer token. They have the rights of the console's connection.
+Nothing is kept between two requests. A ticket and the handle of a prepared statement are the statement itself, with its
+bound values, so that no client can leave anything behind. A query is bound to its tables' columns when it is planned,
+and runs when its rows are requested. Rows that a client does not take are not read. Clients authenticate by the
+console's `Access`: by a password, for which they get a token, or by a bearer token. They have the rights of the
+console's connection.
 """
 
 from __future__ import annotations

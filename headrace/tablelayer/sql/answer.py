@@ -15,8 +15,7 @@ else:
 
 
 class Answer:
-    """The answer to a statement: rows, a table's definition, or a text (`is_code`: SQL to copy, not a
-    message).
+    """The answer to a statement: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message).
 
     Rows may still be arriving. `batches` gives them once; `rows` waits for all.
     """

@@ -1,9 +1,9 @@
 """Queries in DuckDB over rows from the server.
 
-A query is bound to its tables' columns before any row is read, so that a wrong name is found at once, and the
-error suggests similar names. A table that is read once is streamed, and so is the answer: neither must fit
-into memory, except for what DuckDB must hold. Rows of the lake go through a temporary table. DuckDB spills to
-a temporary folder, which it makes on demand and removes with the answer.
+A query is bound to its tables' columns before any row is read, so that a wrong name is found at once, and the error
+suggests similar names. A table that is read once is streamed, and so is the answer: neither must fit into memory,
+except for what DuckDB must hold. Rows of the lake go through a temporary table. DuckDB spills to a temporary folder,
+which it makes on demand and removes with the answer.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ _WITHOUT_ARROW = ("BIT", "TIME WITH TIME ZONE", "VARIANT", "BIGNUM")
 
 
 def in_arrow(relation: Any) -> Any:
-    """Cast the columns of types that Arrow does not have to texts. Raises SqlError if they are inside of
-    nested values."""
+    """Cast columns of types that Arrow does not have to texts. Raises SqlError for such types in nested values."""
     if not any(map(_lacks_arrow, relation.types)):
         return relation
     chosen = []

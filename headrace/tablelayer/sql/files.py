@@ -1,9 +1,9 @@
 """COPY: import files into tables and export answers to files, by DuckDB's readers and writers.
 
-The types are the table's: a value of a CSV or JSON file is read as a text and converted by
-`tablelayer.sql.assign`, so that it is exact. Dates and times are written as texts in ISO 8601. The file names
-its columns. A CSV file whose first line does not name the table's columns has them in the table's order. An
-unknown name is refused. A file gets its name when all rows are written, so that it is never incomplete.
+The types are the table's: a value of a CSV or JSON file is read as a text and converted by `tablelayer.sql.assign`, so
+that it is exact. Dates and times are written as texts in ISO 8601. The file names its columns. A CSV file whose first
+line does not name the table's columns has them in the table's order. An unknown name is refused. A file gets its name
+when all rows are written, so that it is never incomplete.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values for the placeholders of a statement: `?` in order, `:name` and `$name` by name.
 
-A value becomes a literal in place of the placeholder, so that a query with parameters has the same plan as
-one without. Placeholders inside texts, names and comments are left as they are.
+A value becomes a literal in place of the placeholder, so that a query with parameters has the same plan as one without.
+Placeholders inside texts, names and comments are left as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 def bind(sql: str, parameters: Parameters) -> str:
     """Return the statement with literals for its placeholders.
 
-    Raises SqlError for too many or too few values, or a value without a literal; DdlError for an unclosed
-    quote.
+    Raises SqlError for too many or too few values, or a value without a literal; DdlError for an unclosed quote.
     """
     if isinstance(parameters, (str, bytes, bytearray)):
         raise SqlError(f"the parameters are {parameters!r}: give a list of values, [{parameters!r}]")

@@ -1,11 +1,10 @@
 """Plan the cheapest way to answer a SELECT.
 
-A simple query over one table (`tablelayer.model.ddl.select`) is answered without DuckDB. Equality on the
-whole primary key is a lookup, on the bucket key a prefix lookup. COUNT(*) (with a WHERE that the server
-understands) is a count. LIMIT alone is a limit scan. MIN, MAX and COUNT of columns are asked of the server,
-which has statistics or reads these columns only. DuckDB (`tablelayer.sql.duck`) answers everything else, over
-the columns that the query names and the rows that can matter (`tablelayer.sql.sources`). A `Plan` has the
-decision before anything is read.
+A simple query over one table (`tablelayer.model.ddl.select`) is answered without DuckDB. Equality on the whole primary
+key is a lookup, on the bucket key a prefix lookup. COUNT(*) (with a WHERE that the server understands) is a count.
+LIMIT alone is a limit scan. MIN, MAX and COUNT of columns are asked of the server, which has statistics or reads these
+columns only. DuckDB (`tablelayer.sql.duck`) answers everything else, over the columns that the query names and the rows
+that can matter (`tablelayer.sql.sources`). A `Plan` has the decision before anything is read.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ _SUFFIX = "$"
 class Plan:
     """The plan of a query: `steps`, one for each table that is read, and whether DuckDB processes their rows.
 
-    `run` reads them; rows that DuckDB does not process are streamed. `schema` returns their schema and reads
-    little.
+    `run` reads them; rows that DuckDB does not process are streamed. `schema` returns their schema and reads little.
     """
 
     __slots__ = ("in_duckdb", "run", "schema", "steps")
@@ -167,11 +165,9 @@ def _arriving(table: Table, select: Select) -> Plan | None:
 
 
 def _of_extremes(table: Table, select: Select) -> Plan | None:
-    """Plan to answer from least and greatest values, which the server finds without sending rows; None if it
-    cannot.
+    """Plan to answer from least and greatest values, which the server finds without sending rows; None if it cannot.
 
-    DuckDB names and types the columns: the query runs on the two rows of extremes. Counts are put in
-    afterwards.
+    DuckDB names and types the columns: the query runs on the two rows of extremes. Counts are put in afterwards.
     """
     schema: Any = table.definition.schema
     by_name = {column.name.lower(): column for column in schema.columns}

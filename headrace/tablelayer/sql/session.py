@@ -1,8 +1,8 @@
 """Run SQL statements over the table client.
 
-Definitions go to the server unchanged. A SELECT is answered in the cheapest way (`tablelayer.sql.select`).
-Changes of rows are in `tablelayer.sql.writes`, files in `tablelayer.sql.files`. A session has a current
-database, and views: names for queries that end with the session.
+Definitions go to the server unchanged. A SELECT is answered in the cheapest way (`tablelayer.sql.select`). Changes of
+rows are in `tablelayer.sql.writes`, files in `tablelayer.sql.files`. A session has a current database, and views: names
+for queries that end with the session.
 """
 
 from __future__ import annotations
@@ -108,8 +108,7 @@ class Session:
         return SqlResult(last.schema, last.batches())
 
     def reading(self, sql: str) -> Plan:
-        """Return the plan of one statement that only reads tables, topics and names. A SELECT reads no row
-        yet.
+        """Return the plan of one statement that only reads tables, topics and names. A SELECT reads no row yet.
 
         Raises SqlError for any other text, and the errors of its parts.
         """
@@ -135,8 +134,7 @@ class Session:
         return Plan((), lambda: rows)
 
     def places(self, sql: str) -> pa.Schema:
-        """Return the types of the values for `?` in a query, named by their numbers from 1 on; texts if a
-        type is open.
+        """Return the types of the values for `?` in a query, named by their numbers from 1 on; texts if a type is open.
 
         Raises as `reading`.
         """

@@ -1,12 +1,11 @@
 """The sources of a query for DuckDB: rows of tables, changelogs, lakes and plain topics, and names.
 
-A table gives the columns that the query needs and the rows that can matter. The server applies what it can of
-WHERE. It reads a primary-key table only between the bounds of the first key column, and as it was with FOR
-SYSTEM_TIME (or VERSION) AS OF. `db.t$changelog` is the table's log behind `_change_type`, `_bucket`,
-`_log_offset` and `_commit_timestamp`, `db.t$lake` its rows in the lake, `db.t$lake$snapshots` the lake's
-snapshots. If a tiered log table's log no longer has its beginning, lake and log are read together. A
-primary-key table is always whole on the server. A name that is not a table may be a topic
-(`tablelayer.sql.topics`).
+A table gives the columns that the query needs and the rows that can matter. The server applies what it can of WHERE. It
+reads a primary-key table only between the bounds of the first key column, and as it was with FOR SYSTEM_TIME (or
+VERSION) AS OF. `db.t$changelog` is the table's log behind `_change_type`, `_bucket`, `_log_offset` and
+`_commit_timestamp`, `db.t$lake` its rows in the lake, `db.t$lake$snapshots` the lake's snapshots. If a tiered log
+table's log no longer has its beginning, lake and log are read together. A primary-key table is always whole on the
+server. A name that is not a table may be a topic (`tablelayer.sql.topics`).
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ class Step:
 class Source:
     """One source of a query.
 
-    `schema` has all available columns, None if it is only known after reading. `read` gives the rows,
-    `batches` streams them (None: they cannot be streamed).
+    `schema` has all available columns, None if it is only known after reading. `read` gives the rows, `batches` streams
+    them (None: they cannot be streamed).
     """
 
     step: Step

@@ -1,11 +1,10 @@
 """Plain topics as tables: a row for each record, with `partition`, `offset`, `timestamp`, `key`, `value`, `headers`.
 
-Keys and values are texts; bytes that are not UTF-8 show as `\\xff`. `headers` is a list of structs `key`,
-`value`, as in Spark's Kafka source: all headers of a record in order, including those of equal names. `*`
-does not include `key_bytes`, `value_bytes` and `headers_bytes`, which are exact, and `json`, the value if it
-is JSON, else NULL (`json->>'$.user.id'`). Records are read from each partition's beginning to its end when
-the query began, one fetch at a time. Bounds of `partition`, `offset` and `timestamp` in a query limit the
-read.
+Keys and values are texts; bytes that are not UTF-8 show as `\\xff`. `headers` is a list of structs `key`, `value`, as
+in Spark's Kafka source: all headers of a record in order, including those of equal names. `*` does not include
+`key_bytes`, `value_bytes` and `headers_bytes`, which are exact, and `json`, the value if it is JSON, else NULL
+(`json->>'$.user.id'`). Records are read from each partition's beginning to its end when the query began, one fetch at a
+time. Bounds of `partition`, `offset` and `timestamp` in a query limit the read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Statements that change rows: the client's calls that they make, and the number of rows.
 
-INSERT upserts or appends. UPDATE and DELETE with the whole primary key are a lookup (does the row exist?) and
-one write. All others find their rows by a query and write them by key. An UPDATE writes only the columns that
-it sets, in existing rows, so that it does not undo simultaneous writes of other clients. Rows of a query are
-written as they arrive. If a row does not fit, the rows before it are written, and the error says how many.
+INSERT upserts or appends. UPDATE and DELETE with the whole primary key are a lookup (does the row exist?) and one
+write. All others find their rows by a query and write them by key. An UPDATE writes only the columns that it sets, in
+existing rows, so that it does not undo simultaneous writes of other clients. Rows of a query are written as they
+arrive. If a row does not fit, the rows before it are written, and the error says how many.
 """
 
 from __future__ import annotations

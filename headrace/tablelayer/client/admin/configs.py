@@ -52,8 +52,7 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigListing:
-    """One configuration. `value` is None if it is not set or is secret (`is_sensitive`). `source` is a word
-    of `SOURCES`."""
+    """One configuration. `value` is None if unset or secret (`is_sensitive`). `source` is a word of `SOURCES`."""
 
     name: str
     value: str | None

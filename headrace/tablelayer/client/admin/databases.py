@@ -55,8 +55,8 @@ class DatabaseDescription:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A broker's process. `cpu_ms` is user and system time so far. `memory_bytes` is resident memory, -1 if
-    unknown. `open_files_max` is the limit of open files, -1 for none.
+    """A broker's process. `cpu_ms` is user and system time so far. `memory_bytes` is resident memory, -1 if unknown.
+    `open_files_max` is the limit of open files, -1 for none.
     """
 
     broker_id: int
@@ -72,8 +72,8 @@ class ServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record that a table refused. `index` is its place in its batch, -1 for the whole batch. `code` is
-    Kafka's name of the error. `dead_letter` says whether it is in the table's dead-letter topic.
+    """A record that a table refused. `index` is its place in its batch, -1 for the whole batch. `code` is Kafka's name
+    of the error. `dead_letter` says whether it is in the table's dead-letter topic.
     """
 
     time_ms: int
@@ -116,12 +116,10 @@ class BucketState:
 
 
 class AsyncAdmin:
-    """Creates, alters, drops and lists databases and tables. Any broker answers. Errors are TableError with a
-    code.
+    """Creates, alters, drops and lists databases and tables. Any broker answers. Errors are TableError with a code.
 
-    A change whose answer is lost is not repeated, because it might then fail after it had succeeded: it
-    raises OutcomeUnknown, and may or may not have been carried out. With `if_not_exists` or `if_exists` it is
-    repeated.
+    A change whose answer is lost is not repeated, because it might then fail after it had succeeded: it raises
+    OutcomeUnknown, and may or may not have been carried out. With `if_not_exists` or `if_exists` it is repeated.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -205,11 +203,10 @@ class AsyncAdmin:
     async def alter_table(
         self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None
     ) -> TableDefinition:
-        """Carry out changes (`tablelayer.model.table.evolution`), all or none, and return the changed
-        definition.
+        """Carry out changes (`tablelayer.model.table.evolution`), all or none, and return the changed definition.
 
-        Two simultaneous calls are carried out one after the other. With `expected_schema_id` the second one
-        fails with TableError SCHEMA_CHANGED.
+        Simultaneous calls run one after the other. With `expected_schema_id` the second one fails: TableError
+        SCHEMA_CHANGED.
         """
         path = as_path(path)
         request = AlterTableRequest(
@@ -306,8 +303,8 @@ class AsyncAdmin:
     async def refused(self, topic: str | None = None) -> list[RefusedTable]:
         """Return the records that tables refused from Kafka producers since their brokers started.
 
-        They are those of the table of `topic`, or of all tables that may be read. UnsupportedRequest if the
-        server has no tables; TableError, KafkaError.
+        They are those of the table of `topic`, or of all tables that may be read. UnsupportedRequest if the server has
+        no tables; TableError, KafkaError.
         """
         deadline = Deadline(self._cluster.config.delivery_timeout_ms)
         found: dict[str, RefusedTable] = {}
@@ -338,8 +335,7 @@ class AsyncAdmin:
         return [found[name] for name in sorted(found)]
 
     async def snapshots(self, path: TablePath | str) -> list[BucketState]:
-        """Return the buckets of a primary-key table (or a partition of one) with their snapshots; none for a
-        log table.
+        """Return the buckets of a primary-key table (or a partition of one) with their snapshots; none for a log table.
 
         UnsupportedRequest if the server has no tables; TableError, KafkaError.
         """

@@ -1,7 +1,6 @@
 """Kafka's side of the cluster: topics, groups, and the records of a topic, with Kafka's own requests.
 
-Enough for a person to look round and for tests to see the Kafka view of tables. It is not a Kafka client;
-programs use one of Kafka's clients.
+It is for administration, and for tests of the Kafka view of tables. Programs use one of Kafka's clients.
 """
 
 from __future__ import annotations
@@ -81,9 +80,8 @@ _FETCH_BY_ID_SINCE = 13
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic: `leaders` by partition; `configs` has the explicitly set configurations and is empty in a
-    listing. It is also empty where they are withheld: a client may DESCRIBE the topic but not its
-    configurations.
+    """A topic: `leaders` by partition; `configs` has the explicitly set configurations and is empty in a listing. It is
+    also empty where they are withheld: a client may DESCRIBE the topic but not its configurations.
     """
 
     name: str
@@ -136,8 +134,8 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class LogSizes:
-    """Sizes of logs: `bytes` of log files, without indexes, by topic and partition. `disks` has (bytes free,
-    total bytes) of each server's data volume, -1 if the server does not report them.
+    """Sizes of logs: `bytes` of log files, without indexes, by topic and partition. `disks` has (bytes free, total
+    bytes) of each server's data volume, -1 if the server does not report them.
     """
 
     bytes: Mapping[str, Mapping[int, int]]
@@ -169,8 +167,8 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """A cluster. `controller` is -1 while there is none. `offline` has the partitions without a leader, as
-    (topic, partition), and `under_replicated` the partitions whose replicas are not all in sync.
+    """A cluster. `controller` is -1 while there is none. `offline` has the partitions without a leader, as (topic,
+    partition), and `under_replicated` the partitions whose replicas are not all in sync.
     """
 
     cluster_id: str
@@ -249,11 +247,9 @@ class AsyncKafkaAdmin:
     async def move_partitions(
         self, wanted: Sequence[Placement | tuple[str, int]]
     ) -> dict[tuple[str, int], str]:
-        """Begin to move partitions to these brokers (`Placement`), or cancel the move of a (topic,
-        partition).
+        """Begin to move partitions to these brokers (`Placement`), or cancel the move of a (topic, partition).
 
-        Moves go on after this returns: see `moving_partitions`. Returns the refused ones, each with the
-        reason.
+        Moves go on after this returns: see `moving_partitions`. Returns the refused ones, each with the reason.
         """
         return await move_partitions(self._cluster, wanted)
 
@@ -290,9 +286,7 @@ class AsyncKafkaAdmin:
     async def create_topic(
         self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
     ) -> TopicDescription:
-        """Create a topic; with -1 partitions it has the server's default number. KafkaError
-        TOPIC_ALREADY_EXISTS, ...
-        """
+        """Create a topic; -1 partitions: the server's default. KafkaError TOPIC_ALREADY_EXISTS, ..."""
         request = CreateTopicsRequest(
             topics=[
                 CreatableTopic(
@@ -354,9 +348,8 @@ class AsyncKafkaAdmin:
         return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit, withheld)
 
     async def add_partitions(self, topic: str, count: int, *, validate_only: bool = False) -> None:
-        """Increase the number of a topic's partitions to `count`. Records with a key may go to another
-        partition from then on. KafkaError INVALID_PARTITIONS if `count` is not larger than before,
-        UNKNOWN_TOPIC_OR_PARTITION.
+        """Increase the number of a topic's partitions to `count`. Records with a key may go to another partition from
+        then on. KafkaError INVALID_PARTITIONS if `count` is not larger than before, UNKNOWN_TOPIC_OR_PARTITION.
         """
         doing = f"add partitions to {topic}"
         request = CreatePartitionsRequest(
@@ -393,14 +386,14 @@ class AsyncKafkaAdmin:
     async def produce(self, topic: str, records: Sequence[OutgoingRecord]) -> list[tuple[int, int]]:
         """Write records with acks=all, each exactly once, and return (partition, offset) of each.
 
-        KafkaError INVALID_RECORD, with the record and the reason, if a record does not fit a table: nothing
-        of its partition's batch is written. MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, ...
+        KafkaError INVALID_RECORD, with the record and the reason, if a record does not fit a table: nothing of its
+        partition's batch is written. MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, ...
         """
         return await self._producer.produce(topic, records)
 
     async def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
-        """Return offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a
-        time in ms (-1: none). With `committed` the end is the beginning of the first undecided transaction.
+        """Return offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in ms
+        (-1: none). With `committed` the end is the beginning of the first undecided transaction.
         """
 
         async def attempt(deadline: Deadline) -> dict[int, int]:
@@ -426,8 +419,7 @@ class AsyncKafkaAdmin:
         )
 
     async def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Delete the records before an offset of each partition (-1: all), and return where the logs begin
-        now.
+        """Delete the records before an offset of each partition (-1: all), and return where the logs begin now.
 
         KafkaError OFFSET_OUT_OF_RANGE, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED.
         """
@@ -522,8 +514,8 @@ class AsyncKafkaAdmin:
     ) -> tuple[list[tuple[int, RecordColumns]], dict[int, int]]:
         """Fetch as `read` does, but return (partition, columns) for each batch.
 
-        Columns are arrays with an element for each record (`protocol.records.decode.RecordColumns`). The
-        first batch of a partition is whole and may have records before the position.
+        Columns are arrays with an element for each record (`protocol.records.decode.RecordColumns`). The first batch of
+        a partition is whole and may have records before the position.
         """
         try:
             from headrace.protocol.records.decode import (

@@ -1,7 +1,7 @@
 """Plan moves of partitions: off a broker, onto more brokers, or evenly over all of them. Pure.
 
-A plan moves as little as it can. The replicas of a partition stay on as many racks as before. The first
-replica is the preferred leader. `Racks` are the live brokers with their racks.
+A plan moves as little as it can. The replicas of a partition stay on as many racks as before. The first replica is the
+preferred leader. `Racks` are the live brokers with their racks.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ def drained(placements: Iterable[Placement], brokers: Racks, leaving: int) -> li
 
 
 def balanced(placements: Iterable[Placement], brokers: Racks) -> list[Placement]:
-    """Return the moves after which all brokers hold as many replicas and lead as many partitions, give or
-    take one.
+    """Return the moves after which all brokers hold as many replicas and lead as many partitions, give or take one.
 
     Racks may prevent an even number. A partition with a replica on a broker that is not alive stays as it is.
     """
@@ -78,8 +77,8 @@ def balanced(placements: Iterable[Placement], brokers: Racks) -> list[Placement]
 def replicated(placements: Iterable[Placement], brokers: Racks, factor: int) -> list[Placement]:
     """Return the changes after which each partition has `factor` replicas.
 
-    New replicas go to other racks if possible, and to the brokers that hold the fewest. The last replicas are
-    removed first. PlacementError if there are fewer brokers than `factor`.
+    New replicas go to other racks if possible, and to the brokers that hold the fewest. The last replicas are removed
+    first. PlacementError if there are fewer brokers than `factor`.
     """
     if factor > len(brokers):
         raise PlacementError(
@@ -172,8 +171,8 @@ def _even_out_leaders(after: Places, brokers: Racks) -> None:
 def _way_down(
     giver: int, below: int, led: Mapping[int, Mapping[tuple[str, int], None]], after: Places
 ) -> list[tuple[tuple[str, int], int]] | None:
-    """Return the shortest path that takes one partition from `giver` and gives one to a broker that leads
-    fewer than `below`: (partition, its new leader) for each step. None if there is no such path.
+    """Return the shortest path that takes one partition from `giver` and gives one to a broker that leads fewer than
+    `below`: (partition, its new leader) for each step. None if there is no such path.
     """
     came_by: dict[int, tuple[int, tuple[str, int]]] = {}
     at, seen = [giver], {giver}

@@ -1,8 +1,8 @@
 """Write a few records at a time to plain topics, or to tables through their Kafka view.
 
-A record with a key goes to the partition that Kafka's Java producer gives it (murmur2 of the key). Records
-without a key stay together in a random partition. Batches carry a producer id and sequences, so that a batch
-that is sent again is written once. Programs use one of Kafka's clients.
+A record with a key goes to the partition that Kafka's Java producer gives it (murmur2 of the key). Records without a
+key stay together in a random partition. Batches carry a producer id and sequences, so that a batch that is sent again
+is written once. Programs use one of Kafka's clients.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class Producer:
     async def produce(self, topic: str, records: Sequence[OutgoingRecord]) -> list[tuple[int, int]]:
         """Write records and return (partition, offset) of each.
 
-        Raises KafkaError, after which the records of earlier partitions may have been written, and
-        OutcomeUnknown.
+        Raises KafkaError, after which the records of earlier partitions may have been written, and OutcomeUnknown.
         """
         async with self._lock:
             deadline = Deadline(self._cluster.config.delivery_timeout_ms)

@@ -1,9 +1,8 @@
-"""A record of a topic as one JSON object, which `topics tail -o json` writes. `topics produce --input json`
-and the console read it.
+"""A record of a topic as JSON. `topics tail -o json` writes it; `topics produce --input json` and the console read it.
 
-A text stands for its UTF-8 bytes, null for null. Other bytes are base64, and `key_encoding` or
-`value_encoding` is `base64`. Headers are a list in their order, `[name, value]` or `[name, value, "base64"]`.
-A record that is written and read again has equal bytes.
+A text stands for its UTF-8 bytes, null for null. Other bytes are base64, and `key_encoding` or `value_encoding` is
+`base64`. Headers are a list in their order, `[name, value]` or `[name, value, "base64"]`. Reading a written record
+gives equal bytes.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def record_to_json(record: KafkaRecord) -> str:
 def record_from_json(text: bytes) -> OutgoingRecord:
     """Return the record that a JSON object describes, with its timestamp and partition if they are given.
 
-    A key or a value that is neither a text nor null stands for its JSON, byte for byte. `offset` is ignored.
-    Raises ValueError for text that cannot be read, or that has an unknown field.
+    A key or a value that is neither a text nor null stands for its JSON, byte for byte. `offset` is ignored. Raises
+    ValueError for text that cannot be read, or that has an unknown field.
     """
     try:
         text.decode()

@@ -93,8 +93,8 @@ class AsyncSecurityAdmin:
     async def require(self, privilege: str, table: TablePath) -> None:
         """Raise if this connection does not have a privilege of `GRANT` (SELECT, DELETE, ...) on a table.
 
-        The server checks every write itself. This is for statements that turn out to write nothing. Raises
-        KafkaError TOPIC_AUTHORIZATION_FAILED, which names the privilege.
+        The server checks every write itself. This is for statements that turn out to write nothing. Raises KafkaError
+        TOPIC_AUTHORIZATION_FAILED, which names the privilege.
         """
         table, operation, config = table.whole, OPERATIONS[privilege], self._cluster.config
 
@@ -148,8 +148,8 @@ class AsyncSecurityAdmin:
     ) -> int:
         """Take back grants of `grant` or of Kafka's tools, and return their number.
 
-        SELECT without `columns` also takes back all grants of columns. DESCRIBE of the table, which came with
-        them, is removed with the last of them.
+        SELECT without `columns` also takes back all grants of columns. DESCRIBE of the table is removed with the last
+        of them.
         """
         operations, columns = _operations(privileges), several("columns", columns)
         doing = f"revoke {', '.join(privileges)} on {_named(on)} from {principal}"

@@ -1,5 +1,5 @@
-"""The blocking connection. Tables, topics and users are imported when they are first used: numpy and pyarrow
-cost a fifth of a second, which a command that lists names does not need.
+"""The blocking connection. Tables, topics and users are imported when they are first used: numpy and pyarrow cost a
+fifth of a second, which a command that lists names does not need.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class Connection:
     def sql(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:
         """Run SQL: `connection.sql("SELECT name FROM fruit WHERE id = ?", [1]).to_pandas()`.
 
-        The statements are those of `headrace sql`, with the same engine. `params` replace `?` in order, or
-        `:name` and `$name` by name. They are values, never parts of the statement. Several statements give
-        the answer of the last one. Tables without a database are in the one that an earlier `USE` named, at
-        first `default`. Views last as long as the connection.
+        The statements are those of `headrace sql`, with the same engine. `params` replace `?` in order, or `:name` and
+        `$name` by name. They are values, never parts of the statement. Several statements give the answer of the last
+        one. Tables without a database are in the one of an earlier `USE`, at first `default`. Views last as long as the
+        connection.
 
-        Raises DdlError (a TableError) that points at a word, TableError, DataError, and SqlError (a
-        ClientError) for errors of DuckDB; ClientError if SQL is not installed (`headrace-client` alone).
+        Raises DdlError (a TableError) that points at a word, TableError, DataError, and SqlError (a ClientError) for
+        errors of DuckDB; ClientError if SQL is not installed (`headrace-client` alone).
         """
         answer: SqlResult = self._sql_session().query(query, params)
         return answer
@@ -151,9 +151,8 @@ class Connection:
     ) -> ResponseT:
         """Send one request of the table extension to any server, or to the controller, with retries.
 
-        The answer's error code is raised. `doing` describes the attempt for the error's text. `repeatable`
-        says that doing it twice is harmless. `changes` says that it has an effect, so that an attempt without
-        an answer leaves the outcome unknown.
+        The answer's error code is raised. `doing` describes the attempt for the error's text. `repeatable` says that
+        doing it twice is harmless. `changes` says that an attempt without an answer leaves the outcome unknown.
         """
         return self._loop.run(
             self._connection.cluster.call(
@@ -199,10 +198,10 @@ def connect(
 ) -> Connection:
     """Connect to a cluster: `with connect("127.0.0.1:9092") as connection: ...`.
 
-    `bootstrap` names some of its servers: "host:port,host:port". `properties` are Kafka's security
-    properties, named as in Java and librdkafka: {"security.protocol": "SASL_SSL", "sasl.mechanism":
-    "SCRAM-SHA-256", ...}. None takes those of the environment. Raises ConnectionFailed at once if no server
-    answers, AuthenticationFailed if a server refuses the credentials or is not trusted.
+    `bootstrap` names some of its servers: "host:port,host:port". `properties` are Kafka's security properties, named as
+    in Java and librdkafka: {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-256", ...}. None takes those
+    of the environment. Raises ConnectionFailed at once if no server answers, AuthenticationFailed if a server refuses
+    the credentials or is not trusted.
     """
     return Connection(bootstrap, config, properties)
 

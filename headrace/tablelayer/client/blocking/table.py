@@ -152,8 +152,7 @@ class Table(Waiting):
         definition: TableDefinition | None = None,
         only_existing: bool = False,
     ) -> StagedWriter:
-        """Return a writer whose rows become part of the table with `commit_staged`
-        (`tablelayer.client.table.staging`).
+        """Return a writer whose rows become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
 
         With `only_existing`, keys that do not exist at the commit are not written, as with `partial`.
         """
@@ -191,8 +190,7 @@ class Table(Waiting):
     ) -> Scan:
         """Read rows and changes as a stream of `ScanBatch`; `AsyncTable.scan` documents the parameters.
 
-        `for batch in table.scan(until="latest"): ...` reads the state and stops. `until=None` follows the
-        changes for ever.
+        `for batch in table.scan(until="latest"): ...` reads the state and stops. `until=None` follows the changes.
         """
         scan = self._inner.scan(columns, start, until, buckets, poll_timeout, as_of, filter, row_filter)
         return Scan(scan, self._loop)

@@ -27,8 +27,7 @@ class LoopThread:
         self._stopped = False
         # Reentrant: the garbage collector may close a scan, and so come here, at any point.
         self._lock = threading.RLock()
-        """Held while a coroutine is given to the loop, so that none is given after the loop has begun to
-        stop."""
+        """Held while a coroutine is given to the loop, so that none is given after the loop has begun to stop."""
 
     @property
     def is_ours(self) -> bool:

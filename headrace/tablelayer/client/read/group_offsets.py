@@ -1,8 +1,8 @@
 """Committed offsets of a consumer group, by Kafka's own OffsetCommit and OffsetFetch.
 
-They are the same offsets that a Kafka consumer of topic `db.t` with this `group.id` commits: a table scan can
-continue where a Kafka consumer stopped, and the reverse. The group must have no live members: the server
-refuses other clients' commits while Kafka consumers are members.
+They are the same offsets that a Kafka consumer of topic `db.t` with this `group.id` commits: a table scan can continue
+where a Kafka consumer stopped, and the reverse. The group must have no live members: the server refuses other clients'
+commits while Kafka consumers are members.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scan one part of a table: optionally the state of its buckets, then their log from there on.
 
-The next answer is requested while the caller works on the last one. The server blocks while there is nothing
-new, so no client polls in a loop. A bucket whose snapshot is still being read has no position yet.
+The next answer is requested while the caller works on the last one. The server blocks while there is nothing new, so no
+client polls in a loop. A bucket whose snapshot is still being read has no position yet.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _scan_numbers = itertools.count(1)
 class ScanBatch:
     """Some rows of one bucket, in log order.
 
-    `change_types` is uint8[n] of `ChangeType` (+A +I -U +U -D), `offsets` int64[n]. Rows of the state that
-    opens a "full" scan are +I, their offsets -1 and `from_snapshot` true. `timestamp_ms` is when the server
-    appended the batch, -1 for a snapshot.
+    `change_types` is uint8[n] of `ChangeType` (+A +I -U +U -D), `offsets` int64[n]. Rows of the state that opens a
+    "full" scan are +I, their offsets -1 and `from_snapshot` true. `timestamp_ms` is when the server appended the batch,
+    -1 for a snapshot.
     """
 
     bucket: int
@@ -70,8 +70,7 @@ class ScanBatch:
 
 @dataclass(slots=True)
 class _Bucket:
-    """One bucket's position: `offset` is the caller's, `fetch_offset` that of the answers requested or
-    arrived."""
+    """One bucket's position: `offset` is the caller's, `fetch_offset` that of the answers requested or arrived."""
 
     bucket: int
     offset: int | None
@@ -95,8 +94,7 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A log batch, of which rows `first` to `last` (exclusive) are wanted, or none, and its bucket's next
-    offset.
+    """A log batch, of which rows `first` to `last` (exclusive) are wanted, or none, and its bucket's next offset.
 
     It is decoded in its turn, while the next answer is on its way.
     """
@@ -198,8 +196,7 @@ class PartScan:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each bucket, after the batches returned so far. Buckets still in their snapshot
-        are absent."""
+        """The next offset of each bucket, after the batches returned so far; none for buckets still in their snapshot."""
         return {state.bucket: state.offset for state in self._buckets.values() if state.offset is not None}
 
     @property

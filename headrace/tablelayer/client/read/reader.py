@@ -1,7 +1,7 @@
 """Reads by key and counts: lookup, prefix lookup, limit, count, offsets, committed positions.
 
-All of these can be repeated, so transient failures are retried until the call's deadline. Requests go to the
-leaders of the buckets concerned, all at once. Failed buckets are asked again alone.
+All of these can be repeated, so transient failures are retried until the call's deadline. Requests go to the leaders of
+the buckets concerned, all at once. Failed buckets are asked again alone.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ _limit_numbers = itertools.count(1)
 EARLIEST = -2
 LATEST = -1
 _ONE_OF_SEVERAL_MS = 2_000
-"""Timeout of a broker while other replicas can answer too: a lookup takes milliseconds, and a stopped process
-never answers.
-"""
+"""Timeout of a broker while other replicas can answer too. A lookup takes milliseconds."""
 
 
 def time_ms(time: int | datetime) -> int:
@@ -96,9 +94,8 @@ class _FoundRows(NamedTuple):
 class LookupResult(_FoundRows):
     """Answers to a batch of keys, in the order of the keys: `found, rows = ...`.
 
-    `found` is bool[n]. Row i of `rows` belongs to key i and is all null where `found[i]` is false. The answer
-    has every write that all in-sync replicas acknowledged (`acks="all"`) more than `staleness_ms` before it;
-    leaders have 0.
+    `found` is bool[n]. Row i of `rows` belongs to key i and is all null where `found[i]` is false. The answer has every
+    write that all in-sync replicas acknowledged (`acks="all"`) more than `staleness_ms` before it; leaders have 0.
     """
 
     staleness_ms: int
@@ -113,8 +110,8 @@ class LookupResult(_FoundRows):
 class Extremes:
     """Extremes of a table's rows, at one moment of each bucket.
 
-    `value_counts` is the number of values that are not null, by column. `rows` has two rows, the least and
-    the greatest values, null where there is no value. NaN is greater than every number.
+    `value_counts` is the number of values that are not null, by column. `rows` has two rows, the least and the greatest
+    values, null where there is no value. NaN is greater than every number.
     """
 
     row_count: int
@@ -192,8 +189,8 @@ class Reader:
     ) -> dict[int, AnswerT]:
         """Ask every bucket through its leader and gather the answers. `changes` as for `retrying`.
 
-        `send(leader, buckets, deadline)` makes one request; its answers have `.error_code` and
-        `.error_message`. Buckets with a transient error are asked again. The first permanent error is raised.
+        `send(leader, buckets, deadline)` makes one request; its answers have `.error_code` and `.error_message`.
+        Buckets with a transient error are asked again. The first permanent error is raised.
         """
         deadline = Deadline(self._config.delivery_timeout_ms)
         backoff = Backoff(self._config)
@@ -249,8 +246,7 @@ class Reader:
         *,
         doing: str,
     ) -> dict[int, AnswerT]:
-        """Ask as `ask` does, but any replica of each bucket; if it cannot answer, the leader, then the other
-        replicas.
+        """Ask as `ask` does, but any replica of each bucket; if it cannot answer, the leader, then the other replicas.
 
         All replicas but the last one to be asked get only a part of the time.
         """
@@ -351,8 +347,8 @@ class Reader:
     def project(self, columns: Sequence[str] | None) -> tuple[list[int] | None, pa.Schema, list[str] | None]:
         """Return (column ids for the request, Arrow schema of the answer, names in the caller's order).
 
-        The answer has its columns in the table's order; `reorder` brings them into the caller's. For all
-        columns, `columns`, the ids and the names are None.
+        The answer has its columns in the table's order; `reorder` brings them into the caller's. For all columns,
+        `columns`, the ids and the names are None.
         """
         schema = self._definition.schema
         if columns is None:
@@ -460,8 +456,7 @@ class Reader:
     async def prefix_lookup(
         self, prefixes: pa.Table, columns: Sequence[str] | None
     ) -> tuple[np.ndarray, pa.Table]:
-        """Return all rows of each bucket key, ordered by prefix, then by key: (index of the prefix of each
-        row, rows)."""
+        """Return all rows of each bucket key, by prefix, then by key: (index of each row's prefix, rows)."""
         ids, _, order = self.project(columns)
         answer_schema = self._answer_schema(ids)
         if prefixes.num_rows == 0:

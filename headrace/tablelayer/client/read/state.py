@@ -1,9 +1,9 @@
 """Read the state of one bucket of a primary-key table, piece by piece.
 
-All pieces are of one moment, whatever happens between them. A lost answer is requested again. When the server
-has forgotten the scan (its lease is over, the server was restarted, the bucket moved), another is opened at
-the same offset, behind the last row that arrived: there is neither a gap nor an overlap. If retention has
-deleted what that needs, SCAN_EXPIRED tells the caller to begin again.
+All pieces are of one moment, whatever happens between them. A lost answer is requested again. When the server has
+forgotten the scan (its lease is over, the server was restarted, the bucket moved), another is opened at the same
+offset, behind the last row that arrived: there is neither a gap nor an overlap. If retention has deleted what that
+needs, SCAN_EXPIRED tells the caller to begin again.
 """
 
 from __future__ import annotations
@@ -199,8 +199,7 @@ async def snapshot_pieces(
 ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
     """Read a bucket's state: at least one piece, each with the log offset at which all of it was taken.
 
-    `asked` as for `BucketState`. Raises TableError: OUTSIDE_RETENTION for an `as_of` that cannot be read,
-    SCAN_EXPIRED as the module describes.
+    `asked` as for `BucketState`. Raises TableError OUTSIDE_RETENTION for an unreadable `as_of`, and SCAN_EXPIRED.
     """
     state, more = BucketState(cluster, definition, bucket, ids, channel, **asked), True
     try:

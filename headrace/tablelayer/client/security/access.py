@@ -23,8 +23,8 @@ _TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The security of connections. `tls` is None for plain text. `begin` makes the client's side of one SASL
-    exchange and may block for a token; it is None without authentication.
+    """The security of connections. `tls` is None for plain text. `begin` makes the client's side of one SASL exchange
+    and may block for a token; it is None without authentication.
     """
 
     protocol: str

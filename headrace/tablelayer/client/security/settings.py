@@ -1,10 +1,10 @@
 """The address of a cluster and the properties to connect with, as one value.
 
 `ConnectionSettings` goes wherever a connection is opened: to other threads, Spark's executors, tiering. It is
-immutable, hashable and picklable, and shows no secret in its `repr`, `str` or errors. The properties have the
-names of Kafka's Java client and librdkafka. An unknown name with a prefix of security properties is an error,
-because a misspelt one could leave a connection unsecured. All others (`acks`, `group.id`, ...) are ignored,
-so that a file for another client can be shared.
+immutable, hashable and picklable, and shows no secret in its `repr`, `str` or errors. The properties have the names of
+Kafka's Java client and librdkafka. An unknown name with a prefix of security properties is an error, because a misspelt
+one could leave a connection unsecured. All others (`acks`, `group.id`, ...) are ignored, so that clients can share a
+file.
 
 Defaults come from the environment: HEADRACE_CONFIG names a file of properties. Variables such as
 HEADRACE_CLIENT_SASL_PASSWORD (`sasl.password`) override the file.

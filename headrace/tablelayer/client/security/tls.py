@@ -1,9 +1,8 @@
 """The client's side of TLS by Kafka's properties: PEM in files or inline, PKCS12, and Java's JKS.
 
-It supports TLS 1.2 and 1.3, by the standard library. The server's certificate and host name are checked,
-unless the properties of librdkafka or Java turn that off. Trusted certificates are those of `ssl.ca.location`
-(or its equivalents), else the system's. Private keys that are inline, or come from a PKCS12 store, are never
-written to a disk.
+It supports TLS 1.2 and 1.3, by the standard library. The server's certificate and host name are checked, unless the
+properties of librdkafka or Java turn that off. Trusted certificates are those of `ssl.ca.location` (or its
+equivalents), else the system's. Private keys that are inline, or come from a PKCS12 store, are never written to a disk.
 """
 
 from __future__ import annotations

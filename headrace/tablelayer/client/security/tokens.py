@@ -1,8 +1,8 @@
-"""Sources of OAUTHBEARER tokens: a file that another program renews, or OAuth's client credentials grant (RFC
-6749, 4.4). Both block on a disk or a web server, so they run in a thread.
+"""Sources of OAUTHBEARER tokens: a file that another program renews, or OAuth's client credentials grant (RFC 6749,
+4.4). Both block on a disk or a web server, so they run in a thread.
 
-The content of a file is sent to brokers, so it is sent only if it is a token (RFC 6750), and no error shows
-it. A user who may choose the file's name cannot read other files by it (CVE-2025-27817).
+The content of a file is sent to brokers, so it is sent only if it is a token (RFC 6750), and no error shows it. A user
+who may choose the file's name cannot read other files by it (CVE-2025-27817).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class TokenFile:
 
 @dataclass(slots=True)
 class ClientCredentials:
-    """Gets tokens for an id and a secret from a token server, and keeps one while it is fresh. `tls` makes
-    the context of https; without it the system's is used.
+    """Gets tokens for an id and a secret from a token server, and keeps one while it is fresh. `tls` makes the context
+    of https; without it the system's is used.
     """
 
     url: str

@@ -1,10 +1,9 @@
 """The parts of a table: its partitions, or the single part of a table without partitions.
 
-Every partition is a table of its own on the server. The partitions are listed before each read of all of
-them, and when an unknown name is used. A write creates the partitions that it needs
-(`ClientConfig.dynamic_create_partition`). If a partition is dropped during a write, the rows go into a new
-one of that name. A partition that is dropped while it is read gives no more rows. The single part of a table
-without partitions has the name `""` and ends with the table (TABLE_NOT_FOUND).
+Every partition is a table of its own on the server. The partitions are listed before each read of all of them, and when
+an unknown name is used. A write creates the partitions that it needs (`ClientConfig.dynamic_create_partition`). If a
+partition is dropped during a write, the rows go into a new one of that name. A partition that is dropped while it is
+read gives no more rows. The single part of other tables has the name `""` and ends with the table (TABLE_NOT_FOUND).
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ class Part:
     async def states(
         self, ids: list[int] | None, schema: pa.Schema, offsets: Mapping[int, int] | None, **asked: Any
     ) -> list[pa.RecordBatch]:
-        """Return the rows of all buckets of a primary-key table, now or at these offsets, in the order of the
-        buckets.
+        """Return the rows of all buckets of a primary-key table, now or at these offsets, in the order of the buckets.
 
         A state that expires while it is read is read again.
         """
@@ -152,8 +150,7 @@ class Parts:
     async def one(self, partition: str | None, doing: str) -> Part:
         """Return the named partition's part, or the single part of a table without partitions.
 
-        TableError PARTITION_NEEDED if a partitioned table's partition is not named, NOT_PARTITIONED,
-        PARTITION_NOT_FOUND.
+        TableError PARTITION_NEEDED if no partition is named, NOT_PARTITIONED, PARTITION_NOT_FOUND.
         """
         if partition is not None:
             return await self.named(partition)
@@ -192,8 +189,7 @@ class Parts:
     def by_part(self, places: Mapping[Any, Any], what: str) -> dict[str, Mapping[int, int]]:
         """Return offsets by partition and bucket; those of a table without partitions are given by bucket.
 
-        TableError PARTITION_NEEDED for offsets by bucket of a partitioned table, ValueError for other
-        mistakes.
+        TableError PARTITION_NEEDED for offsets by bucket of a partitioned table, ValueError for other mistakes.
         """
         if self._whole is not None and not any(isinstance(each, Mapping) for each in places.values()):
             places = {WHOLE: places}

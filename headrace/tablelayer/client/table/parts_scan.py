@@ -1,10 +1,9 @@
 """Scan all partitions of a table: one scan per partition, batches in the order of their arrival.
 
-Each batch names its partition. A scan without an end looks for new partitions
-(`ClientConfig.partition_discovery_ms`) and reads them from their beginning, so that no row is missed. A
-dropped partition ends, however much of it was read. A name that is dropped and added again is a new
-partition. Positions move only when a batch is returned: batches that were read ahead are read again by a scan
-that continues from them.
+Each batch names its partition. A scan without an end looks for new partitions (`ClientConfig.partition_discovery_ms`)
+and reads them from their beginning, so that no row is missed. A dropped partition ends, however much of it was read. A
+name that is dropped and added again is a new partition. Positions move only when a batch is returned: batches that were
+read ahead are read again by a scan that continues from them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Scan a table: its state and its changes, as a stream of Arrow batches.
 
-A scan reads the buckets of a table, of all its partitions, from a start to an end (or without an end). "full"
-gives the state first and then the changes from exactly where the state was taken (semantics R14): no gap, no
-overlap.
+A scan reads the buckets of a table, of all its partitions, from a start to an end (or without an end). "full" gives the
+state first and then the changes from exactly where the state was taken (semantics R14): no gap, no overlap.
 
-Positions are plain `{bucket: offset}` of the next row to read, for a partitioned table `{partition: {bucket:
-offset}}`. Keep them anywhere, or commit them under a consumer group's name.
+Positions are plain `{bucket: offset}` of the next row to read, for a partitioned table `{partition: {bucket: offset}}`.
+Keep them anywhere, or commit them under a consumer group's name.
 """
 
 from __future__ import annotations
@@ -121,8 +120,7 @@ class AsyncScan:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each bucket, after the batches returned so far. Buckets still in their snapshot
-        are absent.
+        """The next offset of each bucket, after the batches returned so far; none for buckets still in their snapshot.
 
         TableError PARTITION_NEEDED if a partitioned table is scanned as a whole.
         """

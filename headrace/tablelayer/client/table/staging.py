@@ -1,11 +1,10 @@
 """Write exactly once from an engine that repeats its tasks: stage rows, then commit a whole batch.
 
-A task makes a `StagedWriter` under a fresh attempt name and writes; its `finish` returns a small receipt. The
-driver of the tasks collects the receipts of the attempts that count and commits them under the writer's
-lasting name and the batch's number. Committing again, after a lost answer or a restart, has no further
-effect. `tablelayer.server.staged.commits` documents the server's promises. A partitioned table has one commit
-for all partitions. Missing partitions are created when rows are staged; one of an attempt that does not count
-may stay empty.
+A task makes a `StagedWriter` under a fresh attempt name and writes; its `finish` returns a small receipt. The driver of
+the tasks collects the receipts of the attempts that count and commits them under the writer's lasting name and the
+batch's number. Committing again, after a lost answer or a restart, has no further effect.
+`tablelayer.server.staged.commits` documents the server's promises. A partitioned table has one commit for all
+partitions. Missing partitions are created when rows are staged; one of an attempt that does not count may stay empty.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class Receipt:
 class AsyncStagedWriter:
     """Stages the rows of one run of one task. Not for several tasks at once.
 
-    Holds about `batch_size_bytes` per bucket, and no more than 64 MiB. The next request is prepared while one
-    is on its way.
+    Holds about `batch_size_bytes` per bucket, and no more than 64 MiB. One request is prepared while another is sent.
     """
 
     def __init__(
@@ -99,8 +97,7 @@ class AsyncStagedWriter:
     async def write(self, rows: pa.Table, *, change_type: int | None = None) -> None:
         """Stage conformed rows, as `Writer.write` takes them.
 
-        Raises TableError, KafkaError, ConnectionFailed, OutcomeUnknown, and DataError for a row that is too
-        large.
+        Raises TableError, KafkaError, ConnectionFailed, OutcomeUnknown, and DataError for a row that is too large.
         """
         self._row_count += rows.num_rows
         if not self.decided:

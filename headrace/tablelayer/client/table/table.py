@@ -1,7 +1,7 @@
 """The asynchronous table: write, look up, scan. `tablelayer.client.blocking.Table` is the blocking one.
 
-A table is its partitions, or a single part without partitions (`tablelayer.client.table.parts`). Rows go to
-their parts, reads to all parts that may have an answer.
+A table is its partitions, or a single part without partitions (`tablelayer.client.table.parts`). Rows go to their
+parts, reads to all parts that may have an answer.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ _UPSERT = int(ChangeType.UPDATE_AFTER)
 
 
 class AsyncTable:
-    """A table as it was when it was opened, or at the last `refresh`. `await connection.table("db.t")` opens
-    one.
+    """A table as it was when it was opened, or at the last `refresh`. `await connection.table("db.t")` opens one.
 
-    Rows are a pa.Table, RecordBatch, list of dicts, or a pandas or polars DataFrame. They must fit the
-    schema: DataError names the column that does not. Safe to use from many tasks at once.
+    Rows are a pa.Table, RecordBatch, list of dicts, or a pandas or polars DataFrame. They must fit the schema:
+    DataError names the column that does not. Safe to use from many tasks at once.
     """
 
     def __init__(self, cluster: Cluster, definition: TableDefinition, parts: Parts | None = None) -> None:
@@ -89,8 +88,8 @@ class AsyncTable:
     async def refresh(self) -> TableDefinition:
         """Read the table's definition again, so that later calls see the columns it has now.
 
-        This is not needed after an ALTER: this handle continues with the columns it knows. Writes and lookups
-        that name an unknown column refresh by themselves. Running scans keep their columns.
+        This is not needed after an ALTER: this handle continues with the columns it knows. Writes and lookups that name
+        an unknown column refresh by themselves. Running scans keep their columns.
         """
         deadline = Deadline(self._cluster.config.delivery_timeout_ms)
         definition = await retrying(
@@ -134,8 +133,8 @@ class AsyncTable:
     async def append(self, data: Data) -> WriteResult:
         """Append rows to a log table.
 
-        A missing column gets its default, or null. Returns when every row is acknowledged; then each row is
-        in the log exactly once. `result.end_offsets` tells readers how far to read to see them.
+        A missing column gets its default, or null. Returns when every row is acknowledged; then each row is in the log
+        exactly once. `result.end_offsets` tells readers how far to read to see them.
         """
         self._must_be(log_table=True, doing="append")
         rows, definition = await self._whole_rows(data)
@@ -144,9 +143,9 @@ class AsyncTable:
     async def upsert(self, data: Data, *, overwrite: bool = False) -> WriteResult:
         """Insert rows, or replace the rows with the same primary key. The last of equal keys wins.
 
-        Rows are whole: a missing column gets its default, or null. To change some columns only, use
-        `partial`. A table with a merge engine merges instead of replacing. An auto-increment column is left
-        out. `overwrite` replaces rows even with the aggregation engine, for example to undo writes.
+        Rows are whole: a missing column gets its default, or null. To change some columns only, use `partial`. A table
+        with a merge engine merges instead of replacing. An auto-increment column is left out. `overwrite` replaces rows
+        even with the aggregation engine, for example to undo writes.
         """
         self._must_be(log_table=False, doing="upsert")
         rows, definition = await self._whole_rows(data)
@@ -157,9 +156,8 @@ class AsyncTable:
     ) -> WriteResult:
         """Delete the rows with these primary keys. Other columns are ignored; absent keys are not an error.
 
-        With `columns` only those become null, and a row is deleted when only its key is left: the opposite of
-        a partial update. The table's `table.delete.behavior` applies. With `overwrite` a table with the
-        aggregation engine always deletes.
+        With `columns` only those become null, and a row is deleted when only its key is left: the opposite of a partial
+        update. The table's `table.delete.behavior` applies. With `overwrite` the aggregation engine always deletes.
         """
         self._must_be(log_table=False, doing="delete")
         definition = self.definition
@@ -184,11 +182,11 @@ class AsyncTable:
     ) -> WriteResult:
         """Write only these columns, including the primary key. The others keep their values.
 
-        A null in the data overwrites with null. A new key is inserted with defaults, or null, in the other
-        columns, so these must be nullable or have a default. Writers of disjoint columns do not interfere.
-        Tables with the merge engines first_row and versioned take whole rows only. `overwrite` as with
-        `upsert`. With `only_existing` existing rows are set as `overwrite` does, and keys that do not exist
-        are not written; the other columns may then be NOT NULL.
+        A null in the data overwrites with null. A new key is inserted with defaults, or null, in the other columns, so
+        these must be nullable or have a default. Writers of disjoint columns do not interfere. Tables with the merge
+        engines first_row and versioned take whole rows only. `overwrite` as with `upsert`. With `only_existing`
+        existing rows are set as `overwrite` does, and other keys are not written; the other columns may then be NOT
+        NULL.
         """
         self._must_be(log_table=False, doing="partial update")
 
@@ -225,8 +223,7 @@ class AsyncTable:
         definition: TableDefinition | None = None,
         only_existing: bool = False,
     ) -> AsyncStagedWriter:
-        """Return a writer whose rows become part of the table with `commit_staged`
-        (`tablelayer.client.table.staging`).
+        """Return a writer whose rows become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
 
         With `only_existing`, keys that do not exist at the commit are not written, as with `partial`.
         """
@@ -333,11 +330,10 @@ class AsyncTable:
     ) -> LookupResult:
         """Look up many primary keys at once: `found, rows = await table.lookup(keys)`.
 
-        `keys` has the primary-key columns (others are ignored), or is a list of bare values if the key is one
-        column. Row i of the answer belongs to key i, and is null where `found[i]` is false. `columns` limits
-        the answer to these. With `insert_if_absent`, missing keys first become rows of defaults (null without
-        one, and the next number in an auto-increment column). Each key is inserted once, even if several
-        callers ask at once, and all callers get its row.
+        `keys` has the primary-key columns (others are ignored), or is a list of bare values if the key is one column.
+        Row i of the answer belongs to key i, and is null where `found[i]` is false. `columns` limits the answer to
+        these. With `insert_if_absent`, missing keys first become rows of defaults (null without one, and the next
+        number in an auto-increment column). Each key is inserted once, even for several callers, and all get its row.
         """
         self._must_be(log_table=False, doing="lookup")
 
@@ -381,8 +377,7 @@ class AsyncTable:
     async def lookup_one(
         self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
     ) -> dict[str, Any] | None:
-        """Return one row as a dict, or None: `await table.lookup_one({"order_key": 7})`, or `7` for a
-        one-column key.
+        """Return one row as a dict, or None: `await table.lookup_one({"order_key": 7})`, or `7` for a one-column key.
 
         `insert_if_absent` as in `lookup`.
         """
@@ -392,9 +387,9 @@ class AsyncTable:
     async def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows whose primary key begins with these values of the bucket key, in key order.
 
-        A partitioned table also needs the partition columns. The bucket key must be a prefix of the primary
-        key: `CREATE TABLE t (a .., b .., PRIMARY KEY (a, b) NOT ENFORCED) WITH ('bucket.key' = 'a')`. Several
-        prefixes give their rows one after the other.
+        A partitioned table also needs the partition columns. The bucket key must be a prefix of the primary key:
+        `CREATE TABLE t (a .., b .., PRIMARY KEY (a, b) NOT ENFORCED) WITH ('bucket.key' = 'a')`. The rows of several
+        prefixes follow each other.
         """
         return (await self.prefix_lookup_grouped(prefix, columns))[1]
 
@@ -487,8 +482,8 @@ class AsyncTable:
     ) -> pa.Table:
         """Return at most `count` rows (that match), quickly.
 
-        They are the first rows by key of each bucket of a primary-key table, the latest of a log table. They
-        come from the first partitions, those of a log table from its last ones.
+        They are the first rows by key of each bucket of a primary-key table, the latest of a log table. They come from
+        the first partitions, those of a log table from its last ones.
         """
         if count < 0:
             raise ValueError(f"the limit is {count}: it must be 0 or more")
@@ -524,12 +519,10 @@ class AsyncTable:
         return await self._with_fresh_schema(count)
 
     async def extremes(self, columns: Sequence[str], filter: FilterLike = None) -> Extremes:
-        """Return the least and greatest values of columns, and the counts of rows and values now (that
-        match).
+        """Return the least and greatest values of columns, and the counts of rows and values now (that match).
 
-        `(await table.extremes(["at"])).maximum("at")`. For a log table the server uses the statistics of
-        batches where they are exact, and reads only these columns of other batches. For a primary-key table
-        it reads the rows.
+        `(await table.extremes(["at"])).maximum("at")`. For a log table the server uses the statistics of batches where
+        they are exact, and reads only these columns of other batches. For a primary-key table it reads the rows.
         """
 
         async def look() -> Extremes:
@@ -545,8 +538,7 @@ class AsyncTable:
     async def offsets(
         self, at: str | int, buckets: Sequence[int] | None = None, *, partition: str | None = None
     ) -> dict[int, int]:
-        """Return offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
-        milliseconds.
+        """Return offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in milliseconds.
 
         A partitioned table needs the `partition` (else TableError PARTITION_NEEDED).
         """
@@ -554,8 +546,7 @@ class AsyncTable:
         return await part.reader.offsets(at, part.buckets if buckets is None else buckets)
 
     async def offsets_as_of(self, moment: Moment, *, partition: str | None = None) -> dict[int, int]:
-        """Return the offsets that the log had reached at a time (milliseconds or datetime), including writes
-        at that time.
+        """Return the log's end offsets at a time (milliseconds or datetime), including writes at that time.
 
         They are what `as_of` reads. TableError OUTSIDE_RETENTION for a time before the log's beginning.
         """
@@ -585,8 +576,8 @@ class AsyncTable:
     ) -> AsyncScan:
         """Read rows and changes as a stream of `ScanBatch`.
 
-        - `start`: "full" (the state, then every change after it; a log table from its beginning), "earliest",
-          "latest", a time in milliseconds, or offsets by bucket.
+        - `start`: "full" (the state, then every change after it; a log table from its beginning), "earliest", "latest",
+          a time in milliseconds, or offsets by bucket.
         - `until`: "latest" (the end when the scan began), offsets by bucket (exclusive), or None for no end.
         - `columns`: the server reads and sends only these. `buckets`: only these, of every partition.
         - `poll_timeout`: seconds without a row after which the iteration ends; None waits without limit.
@@ -603,11 +594,11 @@ class AsyncTable:
           `row_filter` false
           the server only skips batches, and the caller drops rows.
 
-        All partitions are read. One that is added during the scan is read from its beginning; one that is
-        dropped ends. `start`, `until` and `as_of` then have offsets by partition and bucket. A partition that
-        `start` does not name is read from its beginning (a primary-key table's with its state), but not at
-        all if `until` names others. A partition that `as_of` does not name, or that came later, was empty
-        then: its rows come as changes. The rows of each partition come in log order.
+        All partitions are read. One that is added during the scan is read from its beginning; one that is dropped ends.
+        `start`, `until` and `as_of` then have offsets by partition and bucket. A partition that `start` does not name
+        is read from its beginning (a primary-key table's with its state), but not at all if `until` names others. A
+        partition that `as_of` does not name, or that came later, was empty then: its rows come as changes. The rows of
+        each partition come in log order.
         """
         return AsyncScan(
             self._cluster,
@@ -631,12 +622,11 @@ class AsyncTable:
         as_of: int | None = None,
         partition: str | None = None,
     ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
-        """Read one bucket of a primary-key table (of one partition) as it is now, or was at an offset, piece
-        by piece.
+        """Read one bucket of a primary-key table (of one partition) as it is now, or was at an offset, piece by piece.
 
-        Each piece comes with the offset of that moment. There is at least one piece, perhaps an empty one.
-        Close the iteration (`aclosing`) if it ends early. Lost connections and restarts of the server do not
-        show, unless retention has deleted what that moment needs: then it ends with TableError SCAN_EXPIRED.
+        Each piece comes with the offset of that moment. There is at least one piece, perhaps an empty one. Close the
+        iteration (`aclosing`) if it ends early. Lost connections and restarts of the server do not show, unless
+        retention has deleted what that moment needs: then it ends with TableError SCAN_EXPIRED.
         """
         self._must_be(log_table=False, doing="snapshot")
         part = await self._parts.one(partition, "a snapshot")
@@ -662,9 +652,9 @@ class AsyncTable:
     ) -> pa.Table:
         """Return the whole table (the rows that match) as it is now, or was: all rows that it keeps.
 
-        `as_of` is a time (milliseconds or datetime; writes at that time are included), or offsets by bucket.
-        For a partitioned table offsets are by partition and bucket, and only these partitions are read.
-        TableError OUTSIDE_RETENTION if log and snapshots do not reach back to it.
+        `as_of` is a time (milliseconds or datetime; writes at that time are included), or offsets by bucket. For a
+        partitioned table offsets are by partition and bucket, and only these partitions are read. TableError
+        OUTSIDE_RETENTION if log and snapshots do not reach back to it.
         """
         ids, schema, order = self._reader.project(columns)
         condition = self._condition(filter)
@@ -690,12 +680,10 @@ class AsyncTable:
     async def batches(
         self, columns: Sequence[str] | None = None, filter: FilterLike = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Iterate over the rows of `to_arrow`, a few MiB at a time, so that a table may be larger than
-        memory.
+        """Iterate over the rows of `to_arrow`, a few MiB at a time, so that a table may be larger than memory.
 
-        The table is read bucket by bucket, each as it is when its first row comes. Close the iteration
-        (`aclosing`) if it ends early. TableError SCAN_EXPIRED if an interrupted read cannot continue because
-        of retention.
+        The table is read bucket by bucket, each as it is when its first row comes. Close the iteration (`aclosing`) if
+        it ends early. TableError SCAN_EXPIRED if an interrupted read cannot continue because of retention.
         """
         ids, schema, order = self._reader.project(columns)
         condition = self._condition(filter)
@@ -771,10 +759,9 @@ class AsyncTable:
     ) -> pa.Table:
         """Return the rows of a primary-key table between two keys, in key order; at most `limit` of them.
 
-        A bound is a dict of the first columns of the primary key (or of all), or the bare value of the first.
-        It stands for all keys that begin with it: `range_scan({"customer": 7}, {"customer": 7},
-        include_upper=True)` returns all of customer 7. Only the rows in between are read. `as_of` and
-        `filter` as for `to_arrow`.
+        A bound is a dict of the first columns of the primary key (or of all), or the bare value of the first. It stands
+        for all keys that begin with it: `range_scan({"customer": 7}, {"customer": 7}, include_upper=True)` returns all
+        of customer 7. Only the rows in between are read. `as_of` and `filter` as for `to_arrow`.
         """
         self._must_be(log_table=False, doing="range scan")
         if limit is not None and limit < 0:
@@ -821,8 +808,7 @@ class AsyncTable:
     # -- committed positions
 
     async def commit(self, group: str, positions: Mapping[int, int] | PartitionOffsets) -> None:
-        """Commit positions (`scan.positions`, or `scan.partition_positions`) under a consumer group's name,
-        as in Kafka."""
+        """Commit positions (`scan.positions`, `scan.partition_positions`) for a consumer group, as in Kafka."""
         for name, offsets in self._parts.by_part(positions, "commit").items():
             await commit_offsets(self._cluster, group, self._topic_of(name), offsets)
 

@@ -1,9 +1,9 @@
 """The brokers as the client sees them: addresses, leaders of partitions, and connections.
 
-Routes come from Kafka's own Metadata request for topic `db.t` (bucket i is partition i) and are a cache. They
-are dropped when an answer or a lost connection says that they are stale, and loaded again at the next use. A
-connection belongs to a broker and a *channel*. Requests that the server may hold back (scans, writes) have
-channels of their own, because a broker answers the requests of one connection in order.
+Routes come from Kafka's own Metadata request for topic `db.t` (bucket i is partition i) and are a cache. They are
+dropped when an answer or a lost connection says that they are stale, and loaded again at the next use. A connection
+belongs to a broker and a *channel*. Requests that the server may hold back (scans, writes) have channels of their own,
+because a broker answers the requests of one connection in order.
 
 All methods belong to one event loop.
 """
@@ -51,9 +51,7 @@ TURNED_AWAY_MAX = 3
 
 
 class NotAtOnce(BaseException):
-    """A read cannot be done without waiting. It is a BaseException so that no code on the way takes it for an
-    answer or an error of the server.
-    """
+    """A read cannot be done without waiting. A BaseException, so that it is not taken for an error of the server."""
 
 
 @dataclass(slots=True)
@@ -123,8 +121,8 @@ class Cluster:
         """Time until which a broker that left the cluster, as another one said, is not connected to."""
         self._watch = Watch(self._waited_for, self._gone, self._give_up)
         self._avoided: dict[Address, float] = {}
-        """Time until which other brokers are preferred: no connection could be made there, or its metadata
-        was wrong. A broker that is cut off from the others keeps answering with old metadata.
+        """Time until which other brokers are preferred: no connection could be made there, or its metadata was wrong. A
+        broker that is cut off from the others keeps answering with old metadata.
         """
         self._told_by: Address | None = None
         """The broker that the last metadata came from."""
@@ -139,8 +137,7 @@ class Cluster:
         self._closed = False
 
     async def connect(self) -> None:
-        """Make the first connection, with one attempt per bootstrap address. Raises ConnectionFailed if none
-        answers."""
+        """Connect, with one attempt per bootstrap address. Raises ConnectionFailed if none answers."""
         await self._any_connection()
 
     def close(self) -> None:
@@ -283,8 +280,7 @@ class Cluster:
 
     @property
     def has_several(self) -> bool:
-        """Whether several brokers were ever seen: a silent one may otherwise be the only one. From any
-        thread."""
+        """Whether several brokers were ever seen: a silent one may otherwise be the only one. From any thread."""
         return len({*self._numbers.values()}) > 1
 
     @property
@@ -313,8 +309,7 @@ class Cluster:
     ) -> ResponseT:
         """Send a request once. Raises the errors of `BrokerConnection.request`.
 
-        `extra_wait_ms` is the time that the server may hold the answer back, in addition to its usual
-        timeout.
+        `extra_wait_ms` is the time that the server may hold the answer back, in addition to its usual timeout.
         """
         connection = await self.connection(node_id, channel)
         timeout_ms = min(self.config.request_timeout_ms + extra_wait_ms, max(deadline.remaining_ms, 1))
@@ -347,8 +342,8 @@ class Cluster:
     ) -> ResponseT:
         """Send a request that any broker (or one named, or the controller) can answer, with retries.
 
-        A top-level error code is raised. `doing` describes the attempt in the error's text, for example
-        "create table db.t". `repeatable` and `changes` are those of `retrying`.
+        A top-level error code is raised. `doing` describes the attempt in the error's text, for example "create table
+        db.t". `repeatable` and `changes` are those of `retrying`.
         """
 
         async def attempt(deadline: Deadline) -> ResponseT:
@@ -381,11 +376,9 @@ class Cluster:
         self._controller = None
 
     async def routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
-        """Return the leaders of a topic's partitions, from the cache or the cluster; one refresh at a time
-        per topic.
+        """Return the leaders of a topic's partitions, from the cache or the cluster; one refresh at a time per topic.
 
-        One attempt: raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or
-        ConnectionFailed.
+        One attempt: raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or ConnectionFailed.
         """
         routes = self.known_routes(topic)
         if routes is not None:
@@ -497,9 +490,8 @@ class Cluster:
     async def replicas(self, topic: str, partition: int, deadline: Deadline) -> tuple[list[int], int]:
         """Return the replicas to ask for what any replica can answer, and the leader, -1 while there is none.
 
-        The order is: one on the client's rack or else any one, always the same for a partition; then the
-        leader; then the others. Replicas that did not answer lately come last. One attempt; raises as
-        `routes`.
+        The order is: one on the client's rack or else any one, always the same for a partition; then the leader; then
+        the others. Replicas that did not answer lately come last. One attempt; raises as `routes`.
         """
         routes = await self.routes(topic, deadline)
         leader = routes.leaders.get(partition)

@@ -1,15 +1,14 @@
 """One connection to one broker: frames, correlation ids, pipelining, version negotiation.
 
-The protocol object owns the socket's bytes. Small frames are cut out of a scratch buffer. A frame larger than
-what has arrived gets a buffer of its own size, and the rest is received straight into it, so the records of a
-scan are not copied. Answers are matched by correlation id. Every wait has a deadline. When one passes, the
-connection is closed, because the answers behind a late one on the same connection would be late too.
+The protocol object owns the socket's bytes. Small frames are cut out of a scratch buffer. A frame larger than what has
+arrived gets a buffer of its own size, and the rest is received straight into it, so the records of a scan are not
+copied. Answers are matched by correlation id. Every wait has a deadline. When one passes, the connection is closed,
+because the answers behind a late one on the same connection would be late too.
 
-If `Access` says so, the stream is TLS and the client authenticates before any other request, and again before
-its session ends (KIP-368). Requests wait meanwhile.
+If `Access` says so, the stream is TLS and the client authenticates before any other request, and again before its
+session ends (KIP-368). Requests wait meanwhile.
 
-A connection is for one event loop and is never reused after it has failed; `tablelayer.client.wire.cluster`
-makes a new one.
+A connection is for one event loop and is not used after a failure; `tablelayer.client.wire.cluster` makes a new one.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ _NEWEST_BY_NAME = {
 }  # OffsetCommit and OffsetFetch 10 name topics by id, committed positions by name
 _OPEN = Access("PLAINTEXT")
 _SESSION_USED = (0.85, 0.95)
-"""Part of a session's lifetime after which a client authenticates again. It is random, as in Kafka, so that
-clients which connected at the same time do not authenticate again at the same time.
+"""Part of a session's lifetime after which a client authenticates again. It is random, as in Kafka, so that clients
+which connected at the same time do not authenticate again at the same time.
 """
 
 
@@ -183,9 +182,9 @@ class BrokerConnection:
     ) -> BrokerConnection:
         """Connect, learn which requests and versions the broker offers, and authenticate.
 
-        `is_told` says that a server named the address, not the user. Raises ConnectionFailed if no server
-        answers, or the server is not a broker; AuthenticationFailed if one side does not accept the other;
-        SettingsError for TLS files that cannot be used.
+        `is_told` says that a server named the address, not the user. Raises ConnectionFailed if no server answers, or
+        the server is not a broker; AuthenticationFailed if one side does not accept the other; SettingsError for TLS
+        files that cannot be used.
         """
         self = cls(host, port, client_id, counters or Counters(), access)
         loop = asyncio.get_running_loop()
@@ -375,9 +374,8 @@ class BrokerConnection:
     async def request(self, message: ApiMessage, response: type[ResponseT], *, timeout_ms: int) -> ResponseT:
         """Send a request and wait for its answer. Any number may be in flight.
 
-        Raises UnsupportedRequest and ConnectionFailed if nothing was sent. Raises OutcomeUnknown if it was
-        sent, and closes the connection: ConnectionLost, RequestTimeout, or OutcomeUnknown itself for a
-        malformed answer.
+        Raises UnsupportedRequest and ConnectionFailed if nothing was sent. Raises OutcomeUnknown if it was sent, and
+        closes the connection: ConnectionLost, RequestTimeout, or OutcomeUnknown itself for a malformed answer.
         """
         now = asyncio.get_running_loop().time
         if now() < self._throttled_until:

@@ -1,13 +1,12 @@
 """Small reads in the caller's own thread, on a connection that no other thread uses meanwhile.
 
-The blocking client hands a call to the thread of its event loop and waits for it, and the loop runs five
-times for a request. That takes most of a lookup's time. So a small read is first tried here, with the same
-code: its coroutine is run to its end without a loop (`at_once`), because `DirectCluster` returns only with an
-answer.
+The blocking client hands a call to the thread of its event loop and waits for it, and the loop runs five times for a
+request. That takes most of a lookup's time. So a small read is first tried here, with the same code: its coroutine is
+run to its end without a loop (`at_once`), because `DirectCluster` returns only with an answer.
 
-Any other wait raises NotAtOnce, and the call is repeated in the loop, which handles retries, routes and
-errors. Examples are an unknown leader, a connection that is missing or closed, an answer that is late or
-malformed, and a pause before another attempt. So only requests that change nothing are sent here.
+Any other wait raises NotAtOnce, and the call is repeated in the loop, which handles retries, routes and errors.
+Examples are an unknown leader, a connection that is missing or closed, an answer that is late or malformed, and a pause
+before another attempt. So only requests that change nothing are sent here.
 
 Connections with TLS or authentication are used by the loop only. May be used from any thread.
 """

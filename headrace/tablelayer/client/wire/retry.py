@@ -1,7 +1,7 @@
 """Deadlines, pauses between attempts, and the rule for retries.
 
-Every call of the client has one deadline for all of its attempts. Pauses between attempts double and are
-spread at random. A request whose outcome is unknown is retried only if a second execution is harmless.
+Every call of the client has one deadline for all of its attempts. Pauses between attempts double and are spread at
+random. A request whose outcome is unknown is retried only if a second execution is harmless.
 """
 
 from __future__ import annotations
@@ -153,8 +153,7 @@ def leaves_unknown(error: BaseException) -> bool:
 def at_last(error: Exception, unknown: Exception | None) -> Exception:
     """Return the error of a call that gives up with `error`.
 
-    `unknown` is the error of an earlier attempt that may have been carried out: then the call's outcome is
-    unknown.
+    `unknown` is the error of an earlier attempt that may have been carried out: then the call's outcome is unknown.
     """
     if unknown is None or isinstance(error, OutcomeUnknown):
         return error
@@ -176,9 +175,8 @@ async def retrying(
 ) -> T:
     """Run `attempt` until it succeeds, fails permanently, or the deadline passes. Raises its last error.
 
-    With `repeatable=False` a lost connection or a missing answer ends the call: its outcome is unknown.
-    `changes` says that an attempt has an effect: an earlier attempt with an unknown outcome then makes the
-    call's outcome unknown.
+    With `repeatable=False` a lost connection or a missing answer ends the call: its outcome is unknown. `changes` says
+    that an attempt has an effect: an earlier attempt with an unknown outcome then makes the call's outcome unknown.
     """
     backoff = Backoff(config)
     unknown: Exception | None = None
@@ -203,8 +201,8 @@ async def retrying(
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all at the same time and return the results. If one fails, cancel the others, wait for them and
-    raise its error. So no task is left running after a failure or a cancellation.
+    """Run all at the same time and return the results. If one fails, cancel the others, wait for them and raise its
+    error. So no task is left running after a failure or a cancellation.
     """
     tasks = [asyncio.create_task(each) for each in work]
     try:

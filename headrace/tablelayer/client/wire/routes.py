@@ -1,8 +1,8 @@
 """Routes to a table's buckets: Kafka's routes, and the error for a table that was dropped.
 
-Kafka's Metadata says "unknown topic" both for a topic that was created a moment ago and for one that was
-deleted. The first is transient, the second is not. The table's description tells them apart, so that no call
-waits for a dropped table.
+Kafka's Metadata says "unknown topic" both for a topic that was created a moment ago and for one that was deleted. The
+first is transient, the second is not. The table's description tells them apart, so that calls do not wait for dropped
+tables.
 """
 
 from __future__ import annotations

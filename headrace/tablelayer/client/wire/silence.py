@@ -1,13 +1,13 @@
 """Detection of brokers that do not answer.
 
-A stopped process or a disconnected machine ends no connection. Its clients would wait for the whole timeout
-of a request, although another broker has become the leader. So if nothing has come from a broker for
-`SILENCE_SECONDS` while a request waits, another broker is asked whether it still belongs to the cluster,
-repeatedly until it answers. If it does not belong to the cluster, its connections are closed, as those of a
-killed process are: waiting requests look up the leader again and retry.
+A stopped process or a disconnected machine ends no connection. Its clients would wait for the whole timeout of a
+request, although another broker has become the leader. So if nothing has come from a broker for `SILENCE_SECONDS` while
+a request waits, another broker is asked whether it still belongs to the cluster, repeatedly until it answers. If it
+does not belong to the cluster, its connections are closed, as those of a killed process are: waiting requests look up
+the leader again and retry.
 
-The decision is always another broker's, and only about brokers whose ids are known. An address that stands
-for several brokers, or for one under another name, is not given up. A single broker is waited for.
+The decision is always another broker's, and only about brokers whose ids are known. An address that stands for several
+brokers, or for one under another name, is not given up. A single broker is waited for.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Address = tuple[str, int]
 class Watch:
     """Watches the brokers that requests wait for, while there are any. For one event loop.
 
-    `waited_for()` returns the addresses of these brokers and the seconds since each last answered.
-    `gone(addresses)` returns those that no longer belong to the cluster, as another broker says.
+    `waited_for()` returns the addresses of these brokers and the seconds since each last answered. `gone(addresses)`
+    returns those that no longer belong to the cluster, as another broker says.
     """
 
     def __init__(

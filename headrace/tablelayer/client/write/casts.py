@@ -1,8 +1,6 @@
-"""Casts of Arrow arrays to a column's type: Arrow's safe casts, and conversions where those are too strict or
-too lax.
+"""Casts of Arrow arrays to a column's type: Arrow's safe casts, and conversions where those are too strict or too lax.
 
-A value keeps its meaning or is refused. Its conversion does not depend on its neighbours. Raises Arrow's
-errors.
+A value keeps its meaning or is refused. Its conversion does not depend on its neighbours. Raises Arrow's errors.
 """
 
 from __future__ import annotations

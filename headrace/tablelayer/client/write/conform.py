@@ -6,15 +6,14 @@ Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a panda
 - An unknown column is refused. A missing column has its default, or is null. A NOT NULL one must be given
 unless it has a default, and must not have a null.
 - A value keeps its meaning or is refused. Integers may widen, or narrow if they fit. Text may become a date,
-time, timestamp or decimal. A float becomes a decimal only if it is exactly that decimal. Numbers never become
-text, and text never becomes a number or a boolean.
+time, timestamp or decimal. A float becomes a decimal only if it is exactly that decimal. Numbers never become text, and
+text never becomes a number or a boolean.
 - The same rules apply inside an ARRAY, MAP or ROW. A ROW is a mapping of its fields or a tuple of all of them
 in order, an ARRAY is a sequence, a MAP is a mapping or a sequence of pairs.
-- A timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; one without fits TIMESTAMP. A naive value
-for TIMESTAMP_LTZ is UTC.
+- A timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; one without fits TIMESTAMP. Naive values for
+  TIMESTAMP_LTZ are UTC.
 
-Whole columns are converted at a time. Single rows are looked at only to find the first bad one after a column
-was refused.
+Whole columns are converted at a time. Single rows are looked at only to find the first bad one.
 """
 
 from __future__ import annotations
@@ -140,8 +139,7 @@ def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
 
 
 def _object_columns(data: Data, columns: Sequence[Column]) -> dict[str, list[Any]]:
-    """Return the columns of a pandas DataFrame that are Python objects, of which Arrow would have to guess
-    the types.
+    """Return the columns of a pandas DataFrame that are Python objects, of which Arrow would have to guess the types.
 
     A dict, for example, may be a MAP or a ROW. A float that is NaN is pandas' null.
     """

@@ -1,7 +1,7 @@
 """The order of one bucket's writes: sequence numbers, batches in flight and retries. Pure: no I/O, no clock.
 
-A batch gets its sequence when it is first sent and keeps it for every repetition. So the server, which
-remembers a writer's last five batches per bucket, recognises it. Invariants:
+A batch gets its sequence when it is first sent and keeps it for every repetition. So the server, which remembers a
+writer's last five batches per bucket, recognises it. Invariants:
 
 - Batches of one writer identity are sent in sequence order. None is sent for the first time while the oldest
 unanswered one is `max_in_flight` before it.
@@ -36,8 +36,8 @@ class Identity:
 class WriteMode:
     """The options of a write that hold for all of its rows.
 
-    They are the columns that the rows have (None: all), whether the rows replace existing ones instead of
-    being merged by the table's merge engine, and whether they only change existing rows.
+    They are the columns that the rows have (None: all), whether the rows replace existing ones instead of being merged
+    by the table's merge engine, and whether they only change existing rows.
     """
 
     target_columns: tuple[int, ...] | None = None
@@ -59,8 +59,7 @@ WHOLE_ROWS = WriteMode()
 class Batch:
     """One encoded batch for one bucket, and the future of its end offset.
 
-    `sequence_count` is the number of sequence numbers that it uses. `unknown` becomes true when an attempt
-    ends without an answer, and stays true.
+    `sequence_count` is the number of sequence numbers that it uses. `unknown`: an attempt ended without an answer.
     """
 
     bucket: int

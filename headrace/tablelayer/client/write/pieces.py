@@ -1,8 +1,7 @@
 """Cut rows into pieces that fit into a request.
 
-A request of more than `socket.request.max.bytes` closes the connection, as with Kafka, and would be retried
-until the deadline. So rows are cut by their real size. A row that does not fit into any request is refused
-before anything is sent.
+A request of more than `socket.request.max.bytes` closes the connection, as with Kafka, and would be retried until the
+deadline. So rows are cut by their real size. A row that does not fit is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def check_rows_fit(rows: pa.Table, table: str) -> None:
 
 
 def slabs(rows: pa.Table, count: int) -> Iterator[pa.RecordBatch]:
-    """Return the rows in order, at most `count` at a time and, except for the last, at least `_FILLED` of
-    that.
+    """Return the rows in order, at most `count` at a time and, except for the last, at least `_FILLED` of that.
 
     Adjacent rows are not copied: joining two chunks to fill a slab costs more than the fuller slab saves.
     """

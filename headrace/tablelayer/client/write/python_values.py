@@ -1,13 +1,12 @@
 """Convert Python values to an array of a column's type: exactly, and each value independently of the others.
 
-`pa.array` infers one type for a whole list, so that the result for a value depends on its neighbours. With a
-type it truncates values that do not fit. Here values are grouped by their sort, each group becomes an array
-of its own Arrow type, and that is converted as Arrow data is (`casts`).
+`pa.array` infers one type for a whole list, so that the result for a value depends on its neighbours. With a type it
+truncates values that do not fit. Here values are grouped by their sort, each group becomes an array of its own Arrow
+type, and that is converted as Arrow data is (`casts`).
 
-Nulls are None, pandas' NaT and NA, and numpy's NaT. Numpy's numbers count as Python's, pandas' Timestamp
-keeps all its nanoseconds, and a `pa.Scalar` counts as its value. A datetime with a zone is an instant; one
-without a zone is UTC in a column of instants. A datetime is a date only at midnight (of its own zone). A time
-of day has no zone.
+Nulls are None, pandas' NaT and NA, and numpy's NaT. Numpy's numbers count as Python's, pandas' Timestamp keeps all its
+nanoseconds, and a `pa.Scalar` counts as its value. A datetime with a zone is an instant; one without a zone is UTC in a
+column of instants. A datetime is a date only at midnight (of its own zone). A time of day has no zone.
 """
 
 from __future__ import annotations

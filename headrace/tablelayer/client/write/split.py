@@ -39,8 +39,7 @@ def split_by_bucket(buckets: np.ndarray, batch: pa.RecordBatch) -> list[tuple[in
 def split_by_partition(definition: TableDefinition, rows: pa.Table) -> list[tuple[str, pa.Table, np.ndarray]]:
     """Return (name, rows in order, their positions in `rows`) for each partition. One gather for all.
 
-    Names consist of the values; it is not checked whether those can name a partition. Raises RowError for a
-    null.
+    Names consist of the values; it is not checked whether those can name a partition. Raises RowError for a null.
     """
     if not rows.num_rows:
         return []

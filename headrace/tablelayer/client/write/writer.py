@@ -1,15 +1,15 @@
 """Write to a table: rows in, acknowledged end offsets out, each row applied exactly once.
 
-Rows are split by bucket, cut to batches and compressed in a worker thread, and queued in the lane of their
-bucket (`tablelayer.client.write.lane`). One sender per table takes at most one batch per lane into a request.
-It sends the request to the leader without waiting for earlier answers. Retries repeat the same bytes, so the
-server applies each batch once however often it arrives. A call that fails says how many of its rows were
-written, and why: it has the server's own error if that prevented the write until the deadline. If rows wait
-for long because of an error, the log `headrace.client` has a warning, as with Kafka's producers.
+Rows are split by bucket, cut to batches and compressed in a worker thread, and queued in the lane of their bucket
+(`tablelayer.client.write.lane`). One sender per table takes at most one batch per lane into a request. It sends the
+request to the leader without waiting for earlier answers. Retries repeat the same bytes, so the server applies each
+batch once however often it arrives. A call that fails says how many of its rows were written, and why: it has the
+server's own error if that prevented the write until the deadline. If rows wait for long because of an error, the log
+`headrace.client` has a warning, as with Kafka's producers.
 
-Limits: five requests in flight per leader, `buffer_size_bytes` of encoded data waiting (a writer further
-ahead waits), one deadline per batch. Other tasks may write to the same table at the same time. The batches of
-a bucket are applied in the order in which they were queued.
+Limits: five requests in flight per leader, `buffer_size_bytes` of encoded data waiting (a writer further ahead waits),
+one deadline per batch. Other tasks may write to the same table at the same time. The batches of a bucket are applied in
+the order in which they were queued.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ _UNDECIDED = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLIC
 class WriteResult:
     """The result of a write: the number of rows, and for each bucket the offset after its last changelog row.
 
-    A reader of the changelog that has reached `end_offsets` has seen the write. A partitioned table has them
-    in `partition_end_offsets`, by partition.
+    A reader of the changelog that has reached `end_offsets` has seen the write. A partitioned table has them in
+    `partition_end_offsets`, by partition.
     """
 
     row_count: int
@@ -138,12 +138,11 @@ class Writer:
         change_type: int | None = None,
         mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
-        """Write rows that conform to `definition` (this table's, in any of its schemas), and wait for
-        acknowledgement.
+        """Write rows that conform to `definition` (this table's, in any of its schemas), and wait for acknowledgement.
 
-        `change_type` is None for a log table, else that of every row, unless the rows end with CHANGE_COLUMN.
-        Raises TableError or KafkaError (refused, at once or until the deadline passed), OutcomeUnknown (some
-        rows may or may not be written), ConnectionFailed (the server was not reached within the deadline).
+        `change_type` is None for a log table, else that of every row, unless the rows end with CHANGE_COLUMN. Raises
+        TableError or KafkaError (refused, at once or until the deadline passed), OutcomeUnknown (some rows may or may
+        not be written), ConnectionFailed (the server was not reached within the deadline).
         """
         batches: list[Batch] = []
         try:
@@ -302,8 +301,8 @@ class Writer:
     async def _wait_for_change(self, asked: float) -> None:
         """Wait until an answer arrives, a batch is queued, a pause ends, or a deadline passes.
 
-        `asked` is the time when the lanes were last asked, or earlier. A pause that has ended since then ends
-        the wait at once, because nothing else would wake the sender for it.
+        `asked` is the time when the lanes were last asked, or earlier. A pause that has ended since then ends the wait
+        at once, because nothing else would wake the sender for it.
         """
         moments = [b.deadline_at for lane in self._lanes.values() for b in lane.queue if not b.done.done()]
         moments += [
