@@ -1,11 +1,11 @@
 """The client's errors. A caller can tell three kinds apart:
 
 - The server refused: `TableError` (codes of tables) or `KafkaError` (Kafka's codes), both with `.code` and
-`.retriable`.
+  `.retriable`.
 - The server could not be reached, and nothing of the request was done: `ConnectionFailed`.
 - The outcome is unknown: `OutcomeUnknown`. The request was sent, and no answer came within the deadline
-(`RequestTimeout`) or before the connection ended (`ConnectionLost`). Reads can be repeated. A change may or may not
-have been carried out. It is never reported as a plain failure: `except ConnectionFailed` does not catch it.
+  (`RequestTimeout`) or before the connection ended (`ConnectionLost`). Reads can be repeated. A change may or may not
+  have been carried out. It is never reported as a plain failure: `except ConnectionFailed` does not catch it.
 
 A call makes several attempts. If the last one failed and an earlier outcome is unknown, so is the call's.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class ClientError(Exception):
-    """Base of the client's own errors. `retriable`: another attempt can help; it may still be harmful to execute twice."""
+    """Base of the client's own errors. `retriable` says that another attempt can help, not that it is harmless."""
 
     retriable = False
 

@@ -1,7 +1,7 @@
 """Convert values of queries and files to the types of columns: one rule for INSERT, UPDATE, COPY and CREATE TABLE AS.
 
-- Digits of a second beyond the column's precision are cut off downwards (to the earlier moment), and so is
-the time of day in a date column. A moment without a zone is UTC; one with a zone is converted to UTC.
+- Digits of a second beyond the column's precision are cut off downwards (to the earlier moment), and so is the time of
+  day in a date column. A moment without a zone is UTC; one with a zone is converted to UTC.
 - Numbers are rounded, and texts read, as DuckDB casts them.
 - A value out of range is an error. Nothing wraps around, and only floats are converted by way of floats.
 

@@ -196,7 +196,7 @@ class PartScan:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each bucket, after the batches returned so far; none for buckets still in their snapshot."""
+        """The next offset of each bucket, after the returned batches; none for buckets still in their snapshot."""
         return {state.bucket: state.offset for state in self._buckets.values() if state.offset is not None}
 
     @property

@@ -581,17 +581,12 @@ class AsyncTable:
         - `until`: "latest" (the end when the scan began), offsets by bucket (exclusive), or None for no end.
         - `columns`: the server reads and sends only these. `buckets`: only these, of every partition.
         - `poll_timeout`: seconds without a row after which the iteration ends; None waits without limit.
-        - `as_of`: the state of a primary-key table is that of an earlier moment (a time in milliseconds, a
-        datetime,
-          or offsets by bucket), and the changes follow from there.
-        - `filter`: a condition in SQL ("price > 10 AND name LIKE 'a%'"), or a `pyarrow.compute.Expression`.
-        The
-          server drops the other rows, and skips whole batches by their statistics. The filter's columns need
-          not be
-          among `columns`. Null is not true, as in SQL. Each image of a changelog is judged by itself: a row
-          that stops
-          matching shows as a -U alone (and not at all with 'table.changelog.image' = 'WAL'). With
-          `row_filter` false
+        - `as_of`: the state of a primary-key table is that of an earlier moment (a time in milliseconds, a datetime, or
+          offsets by bucket), and the changes follow from there.
+        - `filter`: a condition in SQL ("price > 10 AND name LIKE 'a%'"), or a `pyarrow.compute.Expression`. The server
+          drops the other rows, and skips whole batches by their statistics. The filter's columns need not be among
+          `columns`. Null is not true, as in SQL. Each image of a changelog is judged by itself: a row that stops
+          matching shows as a -U alone (and not at all with 'table.changelog.image' = 'WAL'). With `row_filter` false
           the server only skips batches, and the caller drops rows.
 
         All partitions are read. One that is added during the scan is read from its beginning; one that is dropped ends.

@@ -3,13 +3,13 @@
 Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a pandas DataFrame, and anything with
 `__arrow_c_stream__` (polars, DuckDB relations). Rules, each with an error that names the column:
 
-- An unknown column is refused. A missing column has its default, or is null. A NOT NULL one must be given
-unless it has a default, and must not have a null.
-- A value keeps its meaning or is refused. Integers may widen, or narrow if they fit. Text may become a date,
-time, timestamp or decimal. A float becomes a decimal only if it is exactly that decimal. Numbers never become text, and
-text never becomes a number or a boolean.
-- The same rules apply inside an ARRAY, MAP or ROW. A ROW is a mapping of its fields or a tuple of all of them
-in order, an ARRAY is a sequence, a MAP is a mapping or a sequence of pairs.
+- An unknown column is refused. A missing column has its default, or is null. A NOT NULL one must be given unless it has
+  a default, and must not have a null.
+- A value keeps its meaning or is refused. Integers may widen, or narrow if they fit. Text may become a date, time,
+  timestamp or decimal. A float becomes a decimal only if it is exactly that decimal. Numbers never become text, and
+  text never becomes a number or a boolean.
+- The same rules apply inside an ARRAY, MAP or ROW. A ROW is a mapping of its fields or a tuple of all of them in order,
+  an ARRAY is a sequence, a MAP is a mapping or a sequence of pairs.
 - A timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; one without fits TIMESTAMP. Naive values for
   TIMESTAMP_LTZ are UTC.
 

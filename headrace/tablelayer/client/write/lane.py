@@ -3,12 +3,12 @@
 A batch gets its sequence when it is first sent and keeps it for every repetition. So the server, which remembers a
 writer's last five batches per bucket, recognises it. Invariants:
 
-- Batches of one writer identity are sent in sequence order. None is sent for the first time while the oldest
-unanswered one is `max_in_flight` before it.
-- After any failure, no new batch is sent until every batch in flight is answered or abandoned. Then the
-batches to repeat go first, in their old order.
-- A *rejected* batch leaves a gap in the sequence. The batches behind it were refused too, because of the gap.
-They are stamped with a fresh identity, whose sequence starts at 0.
+- Batches of one writer identity are sent in sequence order. None is sent for the first time while the oldest unanswered
+  one is `max_in_flight` before it.
+- After any failure, no new batch is sent until every batch in flight is answered or abandoned. Then the batches to
+  repeat go first, in their old order.
+- A *rejected* batch leaves a gap in the sequence. The batches behind it were refused too, because of the gap. They are
+  stamped with a fresh identity, whose sequence starts at 0.
 - Two identities are never in flight at the same time.
 """
 
