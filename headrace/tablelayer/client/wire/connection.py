@@ -201,7 +201,7 @@ class BrokerConnection:
             ) from None
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationFailed(
-                f"the certificate of {host}:{port} is not trusted: {error.verify_message}. Name the trusted"
+                f"the certificate of {host}:{port} is not trusted ({error.verify_message}): name the trusted"
                 " certificates with ssl.ca.location"
             ) from None
         except ssl.SSLError as error:

@@ -207,9 +207,7 @@ def test_the_servers_reason_reaches_the_caller_and_before_that_the_log(fake, too
                 await connection.open_table(definition(tools)).append(ROWS)
             assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
             assert caught.value.code.retriable
-            assert "3 rows for bucket 0 of db.t were not written within 600 ms" in str(
-                caught.value
-            )
+            assert "3 rows for bucket 0 of db.t were not written within 600 ms" in str(caught.value)
             assert len(patience) > 2
             assert all(each <= 180 for each in patience), "the server answers before the client gives up"
             assert patience[-1] < patience[0]

@@ -195,7 +195,7 @@ def test_what_librdkafka_calls_otherwise_is_renamed_for_java(tmp_path: Path) -> 
         ({"security.protocol": "SSL", "ssl.ca.location": "/nowhere"}, "cannot read /nowhere"),
         ({"security.protocol": "SSL", "ssl.enabled.protocols": "TLSv1.1"}, "ssl.enabled.protocols"),
         ({"security.protocol": "SSL", "ssl.ca.pem": SECRET}, "ssl.ca.pem does not have a certificate"),
-        ({"security.protocol": "SSL", "ssl.keystore.key": SECRET}, "belong together"),
+        ({"security.protocol": "SSL", "ssl.keystore.key": SECRET}, "a certificate needs its key"),
         ({"security.protocol": "SSL", "enable.ssl.certificate.verification": "no"}, "true or false"),
     ],
 )
@@ -317,7 +317,8 @@ def test_who_does_not_authenticate_is_told_so_and_not_tried_for_long(
             server.handlers[MetadataRequest] = refuse
             async with await connect_async(server.address, impatient, {}) as connection:
                 with pytest.raises(
-                    AuthenticationFailed, match=r"authenticate\? security.protocol is PLAINTEXT"
+                    AuthenticationFailed,
+                    match=r"requires authentication, configure it \(security.protocol is PLAINTEXT",
                 ):
                     await connection.cluster.call(MetadataRequest(topics=[]), _metadata(), doing="ask")
             assert server.connections == 3
@@ -474,7 +475,7 @@ def test_the_servers_certificate_and_its_name_are_checked(
             with pytest.raises(AuthenticationFailed, match=r"certificate of .* is not trusted"):
                 await connect_async(server.address, impatient, tls)
             await _serve_tls(server, pki, "other")
-            with pytest.raises(AuthenticationFailed, match="not accepted: IP address mismatch"):
+            with pytest.raises(AuthenticationFailed, match=r"not trusted \(IP address mismatch"):
                 await connect_async(server.address, impatient, trusting)
             unnamed = trusting | {"ssl.endpoint.identification.algorithm": ""}
             async with await connect_async(server.address, impatient, unnamed):

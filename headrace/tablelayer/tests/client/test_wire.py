@@ -220,7 +220,7 @@ def test_versions_are_the_highest_both_speak(fake, tools):
                 connection.version_for(ListDatabasesRequest)
             from headrace.protocol.messages.list_offsets import ListOffsetsRequest
 
-            with pytest.raises(UnsupportedRequest, match="speaks ListOffsetsRequest 90 to 99"):
+            with pytest.raises(UnsupportedRequest, match="supports ListOffsetsRequest 90 to 99"):
                 connection.version_for(ListOffsetsRequest)
             connection.close()
 

@@ -339,10 +339,10 @@ def test_users_and_rights_are_shown_and_changed(connection: Connection) -> None:
     assert client.post("/api/users/delete", json={"name": "ann"}).json() == {"name": "ann"}
     assert "ann" not in [each["name"] for each in client.get("/api/users").json()["users"]]
     for path, body, said in (
-        ("/api/users", {"name": "ann"}, "password has to be a text"),
+        ("/api/users", {"name": "ann"}, "password must be a text"),
         ("/api/users/delete", {"name": "nobody"}, "nobody"),
         ("/api/grants", {**grant, "privileges": ["FLY"]}, "FLY is not a privilege"),
-        ("/api/grants", {**grant, "privileges": "SELECT"}, "privileges has to be a list"),
+        ("/api/grants", {**grant, "privileges": "SELECT"}, "privileges must be a list"),
         ("/api/grants", {**grant, "on": "default", "columns": ["a"]}, "columns are of a table"),
     ):
         answer = client.post(path, json=body)

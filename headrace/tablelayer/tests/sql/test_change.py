@@ -77,7 +77,7 @@ def test_delete_by_any_condition_and_truncate(item):
     with pytest.raises(KafkaError, match="POLICY_VIOLATION"):
         sql.connection.kafka.delete_records(f"{sql.database}.item", {0: 1})
     sql("CREATE TABLE tiered (a INT) WITH ('table.datalake.enabled' = 'true'); INSERT INTO tiered VALUES (1)")
-    with pytest.raises(TableError, match="what is in the lake stays"):
+    with pytest.raises(TableError, match="rows in the lake stay"):
         sql("TRUNCATE tiered")
 
 

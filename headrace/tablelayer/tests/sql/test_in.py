@@ -118,12 +118,12 @@ def test_a_file_that_does_not_fit_is_refused_by_name(sql, tmp_path):
 
     refused("id,nam\n1,x\n", "column 'nam'.*did you mean name")
     refused("1,x,y\n", "has 3 columns")
-    refused("id,name\nx,1\n", "cannot be read into")
-    refused("id,name\n3000000000,1\n", "cannot be read into")
+    refused("id,name\nx,1\n", "cannot read .* into")
+    refused("id,name\n3000000000,1\n", "cannot read .* into")
     refused("id,name\n,x\n", "NOT NULL")
     assert sql("SELECT count(*) AS n FROM t") == [{"n": 0}]
     refused("", "the name has no known format", f"COPY t FROM '{tmp_path}/in.dat'")
-    refused("", "cannot be read into", f"COPY t FROM '{tmp_path}/none.csv'")
+    refused("", "cannot read .* into", f"COPY t FROM '{tmp_path}/none.csv'")
     refused("", "an option of CSV", f"COPY t FROM '{tmp_path}/none.json' (HEADER)")
     pq.write_table(pa.table({"id": [1], "nane": ["x"]}), tmp_path / "in.parquet")
     refused("", "did you mean name", f"COPY t FROM '{tmp_path}/in.parquet'")
