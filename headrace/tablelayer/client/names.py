@@ -23,7 +23,7 @@ def pairs_of_names(argument: str, value: Mapping[str, str] | Iterable[Any] | str
     listed = list(value.items()) if isinstance(value, Mapping) else [_pair(argument, each) for each in value]
     pairs = dict(listed)
     if not all(isinstance(name, str) for pair in listed for name in pair):
-        raise TypeError(f"{argument}={value!r}: each name must be a text")
+        raise TypeError(f"{argument}={value!r}: names must be texts")
     if len(pairs) < len(listed):
         raise ValueError(f"{argument}={value!r}: a name is given twice")
     return pairs

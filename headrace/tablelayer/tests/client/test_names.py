@@ -26,13 +26,7 @@ def test_pairs_and_single_names_are_what_they_say(pairs, name):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ([1], "1"),
-        ({"a": 1}, "each name must be a text"),
-        ([("a",)], "a pair of names"),
-        (["a", "a"], "twice"),
-    ],
+    ("value", "said"), [([1], "1"), ({"a": 1}, "texts"), ([("a",)], "a pair of names"), (["a", "a"], "twice")]
 )
 def test_what_names_no_pairs_is_refused(value, said):
     with pytest.raises((TypeError, ValueError), match=said):
