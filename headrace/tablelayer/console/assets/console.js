@@ -295,7 +295,7 @@ function resetting(at, found) {
   };
   return h("section", {}, h("h2", {}, "Reset"), h("datalist", { id: "topics-of-group" }, of.map((each) => h("option", { value: each }))),
     h("form", { onsubmit: (event) => { event.preventDefault(); act(true); } }, field("Topic", topic), field("To earliest, latest, an offset or a time (UTC, 2024-09-19T12:00)", to),
-      h("button", { type: "submit" }, "Preview"), h("button", { class: "main", type: "button", onclick: () => act(false) }, "Reset")), said);
+      h("button", { type: "submit" }, "Preview offsets"), h("button", { class: "main", type: "button", onclick: () => act(false) }, "Reset")), said);
 }
 
 // -- the lake, refused records, brokers ---------------------------------------------------------------------
