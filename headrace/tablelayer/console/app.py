@@ -135,7 +135,7 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "GET",
             "/api/topics",
-            "Topics, tables among them, with sizes and rates.",
+            "Topics, including tables, with sizes and rates.",
             views.topics,
             [Parameter("internal", "Include internal topics.", bool, False)],
         ),

@@ -541,7 +541,7 @@ class Reader:
             return self._every_column
         return nullable_schema(self._definition.schema.columns_by_ids(ids))
 
-    # -- numbers and samples
+    # -- counts and samples
 
     async def limit(
         self, count: int, columns: Sequence[str] | None, condition: bytes | None = None
