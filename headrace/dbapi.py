@@ -1,4 +1,4 @@
-"""Headrace by Python's Database API 2.0 (PEP 249).
+"""Headrace as a module of Python's Database API 2.0 (PEP 249).
 
     from headrace import dbapi
 
@@ -7,9 +7,9 @@
         cursor.execute("SELECT name, price FROM fruit WHERE price < ?", [10])
         print(cursor.fetchall())
 
-Parameters are `?` (`qmark`), or `:name` with a mapping. Rows come as they are fetched. Every statement is carried out
-at once: there are no transactions, `commit` does nothing, and `rollback` cannot take anything back. Connections may be
-shared by threads, cursors not. `headrace://host:9092/database` is the same for SQLAlchemy (`headrace.sqlalchemy`).
+Parameters are `?` (`qmark`), or `:name` with a mapping. Rows are read as they are fetched. Every statement takes effect
+at once: there are no transactions, `commit` does nothing, and `rollback` raises. Threads may share a connection but not
+a cursor. SQLAlchemy uses `headrace://host:9092/database` (`headrace.sqlalchemy`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ paramstyle = "qmark"
 
 
 class Warning(Exception):  # noqa: A001, N818 - PEP 249's names
-    """Something important that is no error. Never raised here."""
+    """An important warning. Never raised here."""
 
 
 class Error(Exception):
-    """Base of all errors; `__cause__` is the client's own."""
+    """Base of all errors. `__cause__` is the client's own error."""
 
 
 class InterfaceError(Error):
-    """A cursor or connection is used as it cannot be."""
+    """A wrong use of a cursor or connection, such as one that is closed."""
 
 
 class DatabaseError(Error):
-    """The server, or SQL, said no."""
+    """An error of the server or of SQL."""
 
 
 class DataError(DatabaseError):
@@ -51,11 +51,11 @@ class DataError(DatabaseError):
 
 
 class OperationalError(DatabaseError):
-    """The server cannot be reached, does not let us in, or cannot do it now; or nobody knows what was done."""
+    """The server cannot be reached, refuses the credentials, or cannot answer now; or the outcome is unknown."""
 
 
 class IntegrityError(DatabaseError):
-    """What is there already, or must be, is in the way."""
+    """A database, table or partition that exists already, or a database that is not empty."""
 
 
 class InternalError(DatabaseError):
@@ -63,11 +63,11 @@ class InternalError(DatabaseError):
 
 
 class ProgrammingError(DatabaseError):
-    """A statement that makes no sense, or names what is not there."""
+    """A statement that cannot be understood, or that names something that does not exist."""
 
 
 class NotSupportedError(DatabaseError):
-    """What this server, or Headrace, does not do."""
+    """A request that this server does not support."""
 
 
 _BY_CODE = {
@@ -83,7 +83,7 @@ _BY_CODE = {
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """The client's errors as PEP 249 names them."""
+    """Raise the client's errors as the errors of PEP 249."""
     try:
         yield
     except headrace.DataError as error:
@@ -146,7 +146,7 @@ Description = tuple[str, str, None, None, None, None, bool]
 
 
 class Connection:
-    """Make one with `connect`."""
+    """A connection to a cluster, made by `connect`."""
 
     Warning = Warning
     Error = Error
@@ -161,18 +161,18 @@ class Connection:
 
     def __init__(self, client: headrace.Connection, database: str) -> None:
         self.client = client
-        """The client's own connection, for what SQL does not say."""
+        """The client's own connection, for calls that SQL does not have."""
         self.database = database
-        """The database of tables that are named without one, when the connection began."""
+        """The database at first for tables that are named without one."""
         self._closed = False
 
     def cursor(self) -> Cursor:
-        """A cursor. InterfaceError if the connection is closed."""
+        """Return a new cursor. InterfaceError if the connection is closed."""
         self.check_open()
         return Cursor(self)
 
     def execute(self, operation: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> Cursor:
-        """A cursor that has carried this out."""
+        """Execute a statement with a new cursor and return the cursor."""
         return self.cursor().execute(operation, parameters)
 
     def check_open(self) -> None:
@@ -180,16 +180,18 @@ class Connection:
             raise InterfaceError("the connection is closed")
 
     def commit(self) -> None:
-        """Nothing: what was done is done."""
+        """Do nothing: every statement has taken effect already."""
         self.check_open()
 
     def rollback(self) -> None:
-        """NotSupportedError: what was done is done."""
+        """Raise NotSupportedError: every statement has taken effect already."""
         self.check_open()
-        raise NotSupportedError("there are no transactions: every statement is carried out at once")
+        raise NotSupportedError(
+            "cannot roll back: there are no transactions, every statement takes effect at once"
+        )
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         if not self._closed:
             self._closed = True
             self.client.close()
@@ -205,7 +207,7 @@ class Connection:
 
 
 class Cursor:
-    """One statement after the other, and the rows of the last one."""
+    """Executes statements one after the other and reads the rows of the last one."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -218,7 +220,7 @@ class Cursor:
         self._closed = False
 
     def execute(self, operation: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> Cursor:
-        """Carry out a statement. `rowcount`: of rows that were changed, -1 for a query; itself is given back."""
+        """Execute a statement and return the cursor. `rowcount` is the number of changed rows, -1 for a query."""
         self._forget()
         with _translated():
             result = self.connection.client.sql(operation, parameters)
@@ -232,29 +234,29 @@ class Cursor:
         return self
 
     def executemany(self, operation: str, rows: Sequence[Sequence[Any]]) -> Cursor:
-        """Carry out a statement for each of many rows of parameters; an INSERT of one row writes them all at once."""
+        """Execute a statement for each row of parameters. An INSERT of one row writes them all at once."""
         self._forget()
         with _translated():
             self.rowcount = self.connection.client.sql_many(operation, rows)
         return self
 
     def fetchone(self) -> tuple[Any, ...] | None:
-        """The next row, None after the last. InterfaceError if there was no query."""
+        """Return the next row, None after the last. InterfaceError if there was no query."""
         with _translated():
             return next(self._open_rows(), None)
 
     def fetchmany(self, size: int | None = None) -> list[tuple[Any, ...]]:
-        """The next rows, at most `size` (`arraysize`)."""
+        """Return the next rows, at most `size` (default: `arraysize`)."""
         with _translated():
             return list(islice(self._open_rows(), self.arraysize if size is None else size))
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        """The rows that are left."""
+        """Return the remaining rows."""
         with _translated():
             return list(self._open_rows())
 
     def fetch_arrow_table(self) -> Any:
-        """All rows as a pyarrow Table, if none was fetched yet."""
+        """Return all rows as a pyarrow Table. Call it before any row is fetched."""
         self._open_rows()
         assert self._result is not None
         with _translated():
@@ -265,13 +267,13 @@ class Cursor:
             yield row
 
     def setinputsizes(self, sizes: Sequence[Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def setoutputsize(self, size: int, column: int | None = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Read no further. Idempotent."""
+        """Close the cursor and its query. Idempotent."""
         if not self._closed:
             self._closed = True
             self._drop()
@@ -285,7 +287,7 @@ class Cursor:
     def _open_rows(self) -> Iterator[tuple[Any, ...]]:
         self._check_open()
         if self._rows is None:
-            raise InterfaceError("there are no rows: no query was carried out")
+            raise InterfaceError("there are no rows to fetch: execute a query first")
         return self._rows
 
     def _check_open(self) -> None:
@@ -310,7 +312,7 @@ def _tuples(result: SqlResult) -> Iterator[tuple[Any, ...]]:
 
 
 def _type_name(arrow_type: Any) -> str:
-    """The column type that holds an Arrow type; Arrow's name where none does."""
+    """Return the column type for an Arrow type, or Arrow's name if there is none."""
     from headrace.tablelayer.model.types.column_types import from_arrow
 
     try:
@@ -325,8 +327,10 @@ def connect(
     config: ClientConfig | None = None,
     properties: Mapping[str, object] | None = None,
 ) -> Connection:
-    """Connect to a cluster; `properties` as for `headrace.connect`. OperationalError if nobody answers or lets us in,
-    ProgrammingError if there is no such database."""
+    """Connect to a cluster; `properties` as for `headrace.connect`.
+
+    Raises OperationalError if no server answers or accepts the credentials, ProgrammingError for an unknown database.
+    """
     with _translated():
         client = headrace.connect(bootstrap, config, properties)
         try:

@@ -6,8 +6,8 @@
     orders = spark.readStream.format("headrace").option("table", "shop.orders").load()
     enriched = lookup_join(orders, "127.0.0.1:9092", "shop.customers", on={"customer": "id"}, select={"name": "name"})
 
-`session` makes a local SparkSession with everything that is needed; in a session of your own, `register(spark)` makes
-the data source `headrace` known. What is named here is imported when it is used.
+`session` makes a local SparkSession with everything that is needed. In a session of your own, `register(spark)`
+registers the data source `headrace`. A name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name in ("headrace.tablelayer.spark", "headrace.tablelayer.lake"):
             error.add_note(
-                "This is headrace-client. What Spark needs is in the other: pip install 'headrace[spark]'"
+                "headrace-client is installed, which does not have Spark's part: pip install 'headrace[spark]'"
             )
         raise

@@ -1,9 +1,9 @@
 """Headrace for SQLAlchemy 2: `create_engine("headrace://host:9092/database")`.
 
-Several servers are `headrace://host/db?server=host:9092&server=other:9092`; other parameters of the URL are properties
-to connect with (`?security.protocol=SASL_SSL&sasl.mechanism=...`), and a user and password are SASL's. Tables, columns,
-primary keys and comments are reflected; tables are made with `headrace_with={"bucket.num": "4"}` for their options.
-There are no transactions: a statement is carried out at once, and a rollback takes nothing back.
+Name several servers by `headrace://host/db?server=host:9092&server=other:9092`. Other parameters of the URL are
+connection properties (`?security.protocol=SASL_SSL&sasl.mechanism=...`); a user and password are SASL's. Tables,
+columns, primary keys and comments are reflected. `headrace_with={"bucket.num": "4"}` sets the options of a table to
+create. There are no transactions: every statement takes effect at once, and a rollback takes nothing back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.tablelayer.sql.catalog import INFORMATION_SCHEMA
 
 
 class Nested(types.UserDefinedType[Any]):
-    """An ARRAY, MAP or ROW: lists, lists of pairs, dicts."""
+    """An ARRAY, MAP or ROW; its values are lists, lists of pairs or dicts."""
 
     cache_ok = True
 
@@ -54,7 +54,7 @@ _PLAIN: dict[TypeKind, Callable[[DataType], Any]] = {
 
 
 def type_of(data_type: DataType) -> Any:
-    """SQLAlchemy's type for a column's."""
+    """Return SQLAlchemy's type for a column type."""
     make = _PLAIN.get(data_type.kind)
     return Nested(str(data_type)) if make is None else make(data_type)
 
@@ -113,18 +113,18 @@ class _Definitions(compiler.DDLCompiler):
         return f"{text} NOT ENFORCED" if text else text
 
     def visit_foreign_key_constraint(self, constraint: Any, **_: Any) -> Any:
-        return None  # as there is nothing that would enforce it
+        return None  # foreign keys are not enforced
 
     def visit_unique_constraint(self, constraint: Any, **_: Any) -> Any:
-        raise exc.CompileError("there are no unique constraints but the primary key")
+        raise exc.CompileError("unique constraints are not supported: only the primary key is unique")
 
     def visit_check_constraint(self, constraint: Any, **_: Any) -> Any:
-        raise exc.CompileError("there are no check constraints")
+        raise exc.CompileError("check constraints are not supported")
 
     visit_column_check_constraint = visit_check_constraint
 
     def visit_create_index(self, create: Any, *_: Any, **__: Any) -> str:
-        raise exc.CompileError("there are no indexes but the primary key")
+        raise exc.CompileError("indexes are not supported: only the primary key is indexed")
 
     def get_column_specification(self, column: Any, **options: Any) -> str:
         text = str(super().get_column_specification(column, **options))
@@ -148,7 +148,7 @@ def _text(value: str) -> str:
 
 
 class HeadraceDialect(default.DefaultDialect):
-    """See the module's docstring."""
+    """The dialect `headrace`; the docstring of the module describes it."""
 
     name = "headrace"
     driver = "dbapi"
@@ -197,7 +197,7 @@ class HeadraceDialect(default.DefaultDialect):
         )
 
     def do_rollback(self, dbapi_connection: Any) -> None:
-        """Nothing: what was done is done."""
+        """Do nothing: every statement has taken effect already."""
 
     def do_ping(self, dbapi_connection: Any) -> bool:
         dbapi_connection.client.admin.list_databases()
@@ -222,9 +222,9 @@ class HeadraceDialect(default.DefaultDialect):
         return ["AUTOCOMMIT"]
 
     def set_isolation_level(self, dbapi_connection: Any, level: Any) -> None:
-        """There is one."""
+        """Do nothing: AUTOCOMMIT is the only isolation level."""
 
-    # -- what there is
+    # -- reflection
 
     def _admin(self, connection: Any) -> Any:
         return connection.connection.driver_connection.client.admin

@@ -1,1 +1,1 @@
-"""The table extension and everything that a table user touches."""
+"""Tables: their model, server, clients, SQL, Spark, lake and console."""

@@ -12,11 +12,14 @@
         for batch in fruit.scan(until="latest"):        # the state, then every change
             print(batch.batch, batch.change_types)
 
-`connect` blocks and may be used from any thread; `connect_async` is the same with `await`. Rows go in as
-pyarrow Tables or RecordBatches, lists of dicts, pandas or polars DataFrames, and come out as pyarrow. Writes
-are idempotent: what was retried is applied once. Errors are `TableError` and `KafkaError` (the server said
-no), `DataError` (the data does not fit), `AuthenticationFailed` and `ConnectionFailed` (nothing was done) and
-`OutcomeUnknown` (nobody knows; `RequestTimeout` and `ConnectionLost` say why).
+`connect` blocks and may be used from any thread; `connect_async` is the same with `await`. Rows go in as pyarrow Tables
+or RecordBatches, lists of dicts, pandas or polars DataFrames, and come out as pyarrow. A retried write is applied once.
+
+Errors:
+- `TableError` and `KafkaError`: the server refused the request.
+- `DataError`: the data does not fit the table.
+- `AuthenticationFailed` and `ConnectionFailed`: nothing was done.
+- `OutcomeUnknown`: the request may have been carried out; `RequestTimeout` and `ConnectionLost` say why.
 """
 
 from __future__ import annotations

@@ -7,58 +7,58 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """How patient, how big, how many. Immutable and picklable, so that it can travel to Spark's executors.
+    """Timeouts, sizes and limits of a client. Immutable and picklable, so that it can go to Spark's executors.
 
-    Times in milliseconds, sizes in bytes.
+    Times are in milliseconds, sizes in bytes.
     """
 
     client_id: str = "headrace-client"
-    #: One attempt to open a connection. A local server answers in under one; a remote one needs a few round
-    #: trips.
+    #: Timeout of one attempt to open a connection. A local server answers in under one millisecond; a remote
+    #: one needs a few round trips.
     connect_timeout_ms: int = 5_000
-    #: One answer. Kafka clients wait 30 s; shorter would mistake a busy server for a dead one.
+    #: Timeout of one answer. Kafka clients wait 30 s; a shorter one would mistake a busy server for a dead one.
     request_timeout_ms: int = 30_000
-    #: A whole call with its retries. Long enough to sit out a restart of the server.
+    #: Timeout of a whole call with its retries. It is longer than a restart of the server.
     delivery_timeout_ms: int = 120_000
-    #: First and longest pause between attempts; doubled each time and spread by 50 % so that clients do not
-    #: march in step.
+    #: First and longest pause between attempts. It doubles each time and varies by 50 % so that clients do
+    #: not retry at the same moment.
     retry_backoff_ms: int = 20
     retry_backoff_max_ms: int = 1_000
-    #: Metadata older than this is asked for again even if nobody complained.
+    #: Age at which metadata is fetched again even without an error.
     metadata_max_age_ms: int = 300_000
-    #: A write batch is cut at about this size before compression: large enough to amortise the fixed cost of
-    #: a request and of each compressed buffer, small enough that filters skip most of a table. Fluss's
+    #: Size of a write batch before compression, about. It is large enough to amortise the fixed cost of a
+    #: request and of each compressed buffer, small enough that filters skip most of a table. Fluss's
     #: client.writer.batch-size.
     batch_size_bytes: int = 2 << 20
-    #: The server remembers a writer's last five batches per bucket; more in flight could not be deduplicated.
+    #: Write batches in flight per bucket. The server can deduplicate a writer's last five batches only.
     max_in_flight: int = 5
-    #: Encoded data waiting to be acknowledged; a writer that is further ahead waits.
+    #: Maximum of encoded data that waits to be acknowledged. A writer that is further ahead waits.
     buffer_size_bytes: int = 64 << 20
-    #: "all": durable and visible to lookups when the write returns. "1": after the leader's append.
+    #: "all": a write returns when it is durable and visible to lookups. "1": after the leader's append.
     acks: str = "all"
-    #: How long the server may hold a scan request that has nothing to give.
+    #: Time that the server may hold a scan request while it has no rows for it.
     scan_max_wait_ms: int = 500
-    #: A scan answer, over all buckets.
+    #: Maximum size of a scan answer over all buckets.
     scan_max_size_bytes: int = 16 << 20
-    #: What one bucket gives to it: the next answer is on its way while one is decoded. Kafka's
-    #: max.partition.fetch.bytes.
+    #: Maximum size of one bucket's part of a scan answer. The next answer is on its way while one is decoded.
+    #: Kafka's max.partition.fetch.bytes.
     scan_max_bucket_size_bytes: int = 4 << 20
-    #: Whether a write makes the partition that its rows belong to. Fluss's
+    #: Whether a write creates the partitions that its rows belong to. Fluss's
     #: client.writer.dynamic-create-partition.enabled.
     dynamic_create_partition: bool = True
-    #: How soon a scan of a whole partitioned table sees a partition that was added or dropped.
+    #: Interval at which a scan of a whole partitioned table looks for added and dropped partitions.
     partition_discovery_ms: int = 1_000
-    #: Keys in one lookup request: bounds the answer, and lets the server work on several at a time.
+    #: Keys in one lookup request. It limits the answer and lets the server work on several requests at a time.
     lookup_batch_count: int = 16_384
-    #: Who answers lookups and prefix lookups: "leader", which has everything that was acknowledged; or "any", the
-    #: replica on `client_rack`, or else one of all, so that lookups are spread over the brokers and go on while a
-    #: bucket has no leader. What a follower gives is stale by at most `LookupResult.staleness_ms`, in a quiet cluster
-    #: about a second; two replicas may be at different times. Kafka's KIP-392 for keys.
+    #: Replicas that answer lookups and prefix lookups. "leader" has everything that was acknowledged. "any"
+    #: is the replica on `client_rack`, or else a random one: lookups are spread over the brokers and work
+    #: while a bucket has no leader. A follower's answer is stale by at most `LookupResult.staleness_ms`, in a
+    #: quiet cluster about a second. Two replicas may be at different times. Kafka's KIP-392 for keys.
     lookup_from: str = "leader"
-    #: With "any": what is older a replica does not answer, and the leader is asked. Kafka's replica.lag.time.max.ms: a
-    #: follower that is further behind is not in sync.
+    #: With "any": a replica that is staler does not answer, and the leader is asked. Kafka's
+    #: replica.lag.time.max.ms: a follower that is further behind is not in sync.
     lookup_max_staleness_ms: int = 30_000
-    #: The rack that the client is on, as `broker.rack` says it of brokers. Kafka's client.rack.
+    #: The client's rack, named as in the brokers' `broker.rack`. Kafka's client.rack.
     client_rack: str = ""
 
     def __post_init__(self) -> None:
@@ -77,5 +77,5 @@ class ClientConfig:
 
     @property
     def required_acks(self) -> int:
-        """`acks` as the wire writes it: -1 for all, else the number."""
+        """`acks` as requests carry it: -1 for all, else the number."""
         return -1 if self.acks == "all" else int(self.acks)

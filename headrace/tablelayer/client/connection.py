@@ -1,4 +1,4 @@
-"""The way in, asynchronously: `async with await connect_async("127.0.0.1:9092") as connection`."""
+"""The asynchronous connection: `async with await connect_async("127.0.0.1:9092") as connection`."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ class AsyncConnection:
 
     @cached_property
     def kafka(self) -> AsyncKafkaAdmin:
-        """Topics and groups."""
+        """Administration of topics and groups."""
         from headrace.tablelayer.client.admin.kafka import AsyncKafkaAdmin
 
         return AsyncKafkaAdmin(self.cluster)
 
     @cached_property
     def security(self) -> AsyncSecurityAdmin:
-        """Users and rights."""
+        """Administration of users and rights."""
         from headrace.tablelayer.client.admin.security import AsyncSecurityAdmin
 
         return AsyncSecurityAdmin(self.cluster)
 
     @property
     def bootstrap(self) -> str:
-        """The addresses it was given."""
+        """The server addresses that it was made with."""
         return self.settings.bootstrap
 
     async def table(self, path: TablePath | str) -> AsyncTable:
-        """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
+        """Open a table. TableError TABLE_NOT_FOUND if it does not exist."""
         return self.open_table(await self.admin.describe_table(as_path(path)))
 
     def open_table(self, definition: TableDefinition) -> AsyncTable:
-        """Open a table whose definition is known already, without a question; ValueError if it has no id."""
+        """Open a table by its definition, without a request. ValueError if the definition has no id."""
         from headrace.tablelayer.client.table.table import AsyncTable
 
         table = AsyncTable(self.cluster, definition)
@@ -67,11 +67,11 @@ class AsyncConnection:
         return table
 
     def metrics(self) -> ClientMetrics:
-        """What this connection has done so far: requests, retries, rows; see `ClientMetrics`."""
+        """Return counts of this connection's requests, retries and rows."""
         return self.cluster.counters.picture(self.cluster.connection_count)
 
     async def close(self) -> None:
-        """Close everything that was opened here. Idempotent."""
+        """Close the connection and the tables opened by it. Idempotent."""
         for table in list(self._tables):
             await table.close()
         self.cluster.close()
@@ -90,9 +90,9 @@ async def connect_async(
 ) -> AsyncConnection:
     """Connect to a cluster by the addresses of some of its servers: "host:port,host:port".
 
-    `properties` are Kafka's of security, as Java and librdkafka call them (`tablelayer.client.security`); None: those
-    of the environment. Raises ConnectionFailed at once if none of the servers answers, AuthenticationFailed if one does
-    not accept us or is not the one we trust, ValueError for an address or properties that are none.
+    `properties` are Kafka's security properties, named as in Java and librdkafka (`tablelayer.client.security`). None
+    takes those of the environment. Raises ConnectionFailed at once if no server answers, AuthenticationFailed if a
+    server refuses the credentials or is not trusted, ValueError for a malformed address or property.
     """
     connection = AsyncConnection(bootstrap, config, properties)
     try:

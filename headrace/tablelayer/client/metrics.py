@@ -1,7 +1,6 @@
-"""What a client has done since it was made: requests, retries, rows in and out.
+"""Metrics of a client: requests, retries, and rows in and out since it was made.
 
-Plain integers, counted where things happen and read when somebody asks; nothing is sent anywhere. All of one
-connection's tables count together.
+Plain integers, read on demand; nothing is sent anywhere. All tables of one connection count together.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """One kind of request. `seconds` is the sum of the times from sending to the answer, or to giving up."""
+    """Metrics of one kind of request. `seconds` is the sum of the times from sending to the answer or the timeout."""
 
     count: int
     failed: int
-    """How many had no answer, or one that made no sense. An error code in an answer is an answer."""
+    """Requests without a readable answer. An answer with an error code does not count."""
     seconds: float
     bytes_sent: int
     bytes_received: int
@@ -24,29 +23,29 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ClientMetrics:
-    """`connection.metrics()`: a moment's picture; counts are since the connection was made."""
+    """`connection.metrics()`: the state at one moment, with counts since the connection was made."""
 
     connections: int
-    """Open to servers now."""
+    """Connections that are open to servers now."""
     connections_made: int
     requests: Mapping[str, RequestMetrics]
-    """By kind: `requests["Lookup"].count`."""
+    """Metrics by kind of request: `requests["Lookup"].count`."""
     retries: int
-    """Attempts after the first one, of anything but writes."""
+    """Attempts after the first one, without writes."""
     rows_written: int
-    """Acknowledged."""
+    """Rows that were acknowledged."""
     batches_written: int
     bytes_written: int
-    """Of acknowledged batches, encoded and compressed."""
+    """Bytes of acknowledged batches, encoded and compressed."""
     batches_repeated: int
-    """Batches that were sent again; the server applies each once all the same."""
+    """Batches that were sent again. The server applies each once."""
     bytes_buffered: int
-    """Encoded, and not acknowledged yet."""
+    """Bytes that are encoded and not yet acknowledged."""
     rows_scanned: int
-    """Rows and changes that scans and snapshots have handed out or read ahead."""
+    """Rows and changes that scans and snapshots have returned or read ahead."""
     keys_looked_up: int
     batches_unreadable: int
-    """Batches of a log that scans could not read and passed over; each was reported in the log."""
+    """Log batches that scans could not read and skipped. Each is reported in the client's log."""
 
 
 @dataclass(slots=True)
@@ -60,7 +59,7 @@ class _Request:
 
 @dataclass(slots=True)
 class Counters:
-    """What is counted; one object per `Cluster`."""
+    """The counters of one `Cluster`."""
 
     connections_made: int = 0
     retries: int = 0
@@ -75,7 +74,7 @@ class Counters:
     requests: dict[str, _Request] = field(default_factory=dict)
 
     def answered(self, kind: str, seconds: float, sent: int, received: int | None) -> None:
-        """A request of this kind ended; `received` None: without a usable answer."""
+        """Count a request of this kind that ended. `received` is None without a usable answer."""
         found = self.requests.get(kind)
         if found is None:  # two threads may see that
             found = self.requests.setdefault(kind, _Request())
@@ -88,7 +87,7 @@ class Counters:
             found.bytes_received += received
 
     def picture(self, connections: int) -> ClientMetrics:
-        """As it is now, with that many connections open."""
+        """Return the metrics now; `connections` is the number of open ones."""
         return ClientMetrics(
             connections=connections,
             connections_made=self.connections_made,

@@ -1,4 +1,4 @@
-"""Arguments that are lists of names. A text is a sequence too, of its letters, and is never meant as one."""
+"""Arguments that are lists of names. A single text is refused: Python would take it as a list of letters."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import Any
 
 
 def several(argument: str, value: Iterable[Any]) -> list[Any]:
-    """The elements of an argument that is a list. Raises TypeError for a single text, or bytes."""
+    """Return the elements of an argument that is a list. Raises TypeError for a single text, or bytes."""
     if isinstance(value, (str, bytes, bytearray)):
         raise TypeError(f"{argument}={value!r}: give a list, {argument}=[{value!r}]")
     return list(value)
 
 
 def pairs_of_names(argument: str, value: Mapping[str, str] | Iterable[Any] | str) -> dict[str, str]:
-    """Names by names: of a mapping, of pairs, or of one name or several that are equal on both sides, as in Spark's
-    `join`. Raises TypeError for anything else, ValueError for a name that is there twice.
+    """Return names by names from a mapping, pairs, or names that are equal on both sides (Spark's `join`).
+
+    Raises TypeError for anything else, ValueError for a name that is given twice.
     """
     if isinstance(value, str):
         value = [value]
     listed = list(value.items()) if isinstance(value, Mapping) else [_pair(argument, each) for each in value]
     pairs = dict(listed)
     if not all(isinstance(name, str) for pair in listed for name in pair):
-        raise TypeError(f"{argument}={value!r}: names are texts")
+        raise TypeError(f"{argument}={value!r}: names must be texts")
     if len(pairs) < len(listed):
-        raise ValueError(f"{argument}={value!r}: a name is there twice")
+        raise ValueError(f"{argument}={value!r}: a name is given twice")
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""What `connection.sql` gives: rows, which may still be arriving, or what was done."""
+"""The result of `connection.sql`: rows, which may still be arriving, or a message."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class SqlResult:
     """The rows of a statement, for one thread.
 
-    Rows are read as they are asked for: `for batch in result.batches()` and everything that takes Arrow's streams
-    (`polars.DataFrame(result)`, `pyarrow.table(result)`, DuckDB) needs no more memory than a few batches, and has them
-    once; `to_arrow`, `to_pandas`, `to_polars`, `len` and iterating hold all of them, and may be used again. A
-    statement that is no query has no columns; `text` says what was done and `row_count` to how many rows.
+    Rows are read on demand. `for batch in result.batches()` and all readers of Arrow's streams
+    (`polars.DataFrame(result)`, `pyarrow.table(result)`, DuckDB) hold a few batches in memory and can read them once.
+    `to_arrow`, `to_pandas`, `to_polars`, `len` and iteration hold all rows and may be repeated. A statement that is not
+    a query has no columns; `text` says what was done and `row_count` to how many rows.
     """
 
     def __init__(
@@ -49,33 +49,35 @@ class SqlResult:
         return names
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows as they come, once; again if all of them are here (`to_arrow`). ClientError the second time."""
+        """Iterate over arriving rows, once; again only after `to_arrow`. ClientError the second time."""
         if self._rows is not None:
             yield from self._rows.to_batches()
             return
         if self._left is None:
-            raise ClientError("the rows of this result were read already: ask again, or keep to_arrow()")
+            raise ClientError(
+                "the rows of this result were read already: run the query again, or keep to_arrow()"
+            )
         left, ahead = self._left, self._ahead
         self._left, self._ahead = None, []
         yield from ahead
         yield from left
 
     def to_arrow(self) -> pa.Table:
-        """All rows as a pyarrow Table."""
+        """Return all rows as a pyarrow Table."""
         if self._rows is None:
             self._rows = pa.Table.from_batches(self.batches(), self.schema)
         return self._rows
 
     def to_pandas(self) -> pd.DataFrame:
-        """All rows as a pandas DataFrame. ClientError if pandas is not installed."""
+        """Return all rows as a pandas DataFrame. ClientError if pandas is not installed."""
         return to_pandas(self.to_arrow())
 
     def to_polars(self) -> pl.DataFrame:
-        """All rows as a polars DataFrame. ClientError if polars is not installed."""
+        """Return all rows as a polars DataFrame. ClientError if polars is not installed."""
         return to_polars(self.to_arrow())
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows as dicts."""
+        """Return all rows as dicts."""
         return python_rows(self.to_arrow())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -88,12 +90,12 @@ class SqlResult:
         return True
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """The rows as they come (Arrow's PyCapsule interface)."""
+        """Stream the rows by Arrow's PyCapsule interface."""
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
     def _first(self) -> tuple[pa.Table, bool]:
-        """A few rows, which stay to be read, and whether there are more."""
+        """Return a few rows without consuming them, and whether there are more."""
         if self._rows is not None:
             return self._rows, False
         if self._left is not None:
@@ -109,7 +111,7 @@ class SqlResult:
         if not self._has_rows:
             return f"<SqlResult: {self.text or 'done'}>"
         if self._rows is None and self._left is None:
-            return f"<SqlResult of {', '.join(self.columns)}: its rows were read>"
+            return f"<SqlResult of {', '.join(self.columns)}: its rows were read already>"
         rows, more = self._first()
         return rows_text(rows, more=more)
 
@@ -122,7 +124,7 @@ class SqlResult:
         return rows_html(rows, more=more)
 
     def close(self) -> None:
-        """Read no further. Idempotent."""
+        """Close the result and its query. Idempotent."""
         left, self._left, self._ahead = self._left, None, []
         end = getattr(left, "close", None)
         if end is not None:

@@ -1,4 +1,4 @@
-"""What a person sees of connections, tables and rows in a Python prompt and in a notebook."""
+"""Tables and rows as text for a Python prompt and as HTML for a notebook."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 
 ROWS_SHOWN = 20
 _WIDTH_MAX = 60
-"""Characters of a value; of names all are shown."""
+"""Characters of a value that are shown. Names are shown whole."""
 
 
 def rows_text(rows: pa.Table, *, more: bool = False) -> str:
-    """A table of the first rows. `more`: whether there are others."""
+    """Return the first rows as a text table. `more` says whether there are further rows."""
     names = rows.column_names
     cells = [
         [_short(value) for value in python_values(column)] for column in rows.slice(0, ROWS_SHOWN).columns
@@ -35,7 +35,7 @@ def rows_text(rows: pa.Table, *, more: bool = False) -> str:
 
 
 def rows_html(rows: pa.Table, *, more: bool = False) -> str:
-    """The same for a notebook."""
+    """Return the first rows as an HTML table."""
     cells = [
         [_short(value) for value in python_values(column)] for column in rows.slice(0, ROWS_SHOWN).columns
     ]
@@ -50,7 +50,7 @@ def rows_html(rows: pa.Table, *, more: bool = False) -> str:
 
 
 def definition_text(definition: TableDefinition) -> str:
-    """One line about a table."""
+    """Return one line that describes a table."""
     schema = definition.schema
     columns = ", ".join(f"{column.name} {column.type}" for column in schema.columns)
     key = f", PRIMARY KEY ({', '.join(schema.primary_key)})" if schema.primary_key else ""
@@ -59,7 +59,7 @@ def definition_text(definition: TableDefinition) -> str:
 
 
 def definition_html(definition: TableDefinition) -> str:
-    """A table of its columns."""
+    """Return the table's columns as an HTML table."""
     schema = definition.schema
     rows = "".join(
         f"<tr><td>{escape(column.name)}</td><td>{escape(str(column.type))}</td>"

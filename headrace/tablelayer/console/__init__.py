@@ -2,11 +2,11 @@
 
 | file | what |
 |---|---|
-| `app.py` | the ASGI application: routes, who may, what every answer carries |
-| `routes.py` | what an endpoint is, and OpenAPI from the declarations |
-| `views.py` | what is shown of topics, groups, brokers, the lake |
+| `app.py` | the ASGI application: routes, authentication, headers of answers |
+| `routes.py` | declarations of endpoints, and OpenAPI computed from them |
+| `views.py` | topics, groups, brokers and the lake |
 | `tables.py` | tables: rows by key, changes, writes, SQL |
 | `values.py` | values as JSON |
 | `history.py` | rates and sizes over time, kept in memory |
-| `assets/` | the page: no build step, nothing from elsewhere |
+| `assets/` | the page, without a build step or external files |
 """

@@ -1,4 +1,4 @@
-"""Who may ask the console: everybody who can connect, or those with its credentials."""
+"""Access to the console: for all clients that can connect, or only with credentials."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import msgspec
 
 
 class Access(msgspec.Struct, frozen=True):
-    """With neither everybody who can connect may. `credentials`: USER:PASSWORD. `hosts`: the names and addresses, with
-    ports, that the console is asked by; none: any.
+    """The console's credentials. With neither a password nor a token, every client that can connect has access.
+
+    `credentials` is USER:PASSWORD. `hosts` are the host names and addresses, with ports, that requests may name; empty
+    allows any.
     """
 
     credentials: str | None = None
@@ -31,7 +33,7 @@ class Access(msgspec.Struct, frozen=True):
         given, wanted = text.strip().encode(), None
         if scheme.lower() == "basic" and self.credentials is not None:
             wanted = self.credentials.encode()
-            try:  # with the signs that fill it up, or as Go's Flight client sends it
+            try:  # with padding, or without it, as Go's Flight client sends it
                 given = base64.b64decode(given + b"=" * (-len(given) % 4), validate=True)
             except ValueError:
                 return False

@@ -1,12 +1,12 @@
 """The ASGI application of the console: the page, the REST interface below `/api`, live tails, health.
 
-Who may: everybody who can connect, or those with the credentials (`Access`). What they may is what the console's own
-connection may, by the client properties it was started with; it changes nothing unless `allow_writes`.
+Every client that can connect has access, or only those with credentials (`Access`). They have the rights of the
+console's own connection, by the client properties that it was started with. It only reads unless `allow_writes`.
 
-A page of another origin gets nothing done here: requests name a host that the console is known by (no DNS rebinding),
-and what changes something is JSON with an Origin that is ours. Every answer says what the page may load: our own
-scripts and styles, nothing inline, nothing from elsewhere. Names and values of others become text by the page's
-`textContent`, never markup.
+A page of another origin cannot use the console. Requests must name a host that the console is known by (no DNS
+rebinding). Requests that change something must be JSON with the console's own Origin. Every answer limits what the page
+may load: its own scripts and styles, nothing inline, nothing from elsewhere. The page shows foreign names and values by
+`textContent`, never as markup. `textContent`, never markup.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.tablelayer.console.views import Views, record_of
 
 BODY_BYTES_MAX: Final = 4 << 20
 TAILS_MAX: Final = 16
-"""At a time: each has a thread while it waits."""
+"""Live tails at a time. Each has a thread while it waits."""
 SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -75,7 +75,7 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """In front of everything: host, origin, credentials; and the headers of every answer."""
+    """Checks host, origin and credentials of every request, and adds the security headers to every answer."""
 
     def __init__(self, application: Asgi, access: Access) -> None:
         self._application = application
@@ -99,20 +99,22 @@ class Guard:
     def _refusal(self, headers: dict[bytes, bytes], scope: Scope) -> Asgi | None:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._access.hosts and host not in self._access.hosts:
-            return _error("this is not a name of the console; start it with --host to add one", 421)
+            return _error("the console does not have this host name: add it with --host", 421)
         if scope["path"] in _PUBLIC:
             return None
         if scope["method"] not in ("GET", "HEAD"):
             origin = headers.get(b"origin", b"").decode("latin-1").lower()
             if origin and origin.partition("://")[2] != host:
-                return _error("a page of another origin may not do this", 403)
+                return _error("a page of another origin cannot change anything", 403)
             if not headers.get(b"content-type", b"").startswith(b"application/json"):
                 return _error("send application/json", 415)
         if not self._access.admits(headers.get(b"authorization", b"").decode("latin-1")):
             schemes = ['Basic realm="headrace"'] if self._access.credentials is not None else []
             if self._access.token is not None:
                 schemes.append('Bearer realm="headrace"')
-            return _error("who asks here has to authenticate", 401, {"www-authenticate": ", ".join(schemes)})
+            return _error(
+                "the console requires authentication", 401, {"www-authenticate": ", ".join(schemes)}
+            )
         return None
 
 
@@ -121,9 +123,9 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None) -> 
 
 
 def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
-    """The REST interface."""
-    partition = Parameter("partition", "Only of this partition.", int)
-    limit = Parameter("limit", "At most so many.", int, 100)
+    """Return the endpoints of the REST interface."""
+    partition = Parameter("partition", "Only this partition.", int)
+    limit = Parameter("limit", "Maximum number of results.", int, 100)
     return [
         Endpoint(
             "GET", "/api/overview", "Rates, sizes and health, with plots over the last hour.", views.overview
@@ -133,33 +135,36 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "GET",
             "/api/topics",
-            "Topics, tables among them, with sizes and rates.",
+            "Topics, including tables, with sizes and rates.",
             views.topics,
-            [Parameter("internal", "The broker's own too.", bool, False)],
+            [Parameter("internal", "Include internal topics.", bool, False)],
         ),
         Endpoint("GET", "/api/topics/{topic}", "A topic with its partitions.", views.topic),
         Endpoint(
-            "GET", "/api/topics/{topic}/configs", "Its configurations and what they do.", views.topic_configs
+            "GET",
+            "/api/topics/{topic}/configs",
+            "A topic's configurations with their documentation.",
+            views.topic_configs,
         ),
         Endpoint(
             "GET",
             "/api/topics/{topic}/records",
-            "Records: the newest, or from an offset, a time, the beginning; those that match.",
+            "Matching records: the newest, or from an offset, a time or the beginning on.",
             views.records,
             [
                 partition,
-                Parameter("offset", "From this offset on, of one partition.", int),
-                Parameter("timestamp", "From this time on, milliseconds.", int),
-                Parameter("key", "With exactly this key."),
-                Parameter("contains", "With this text in the value."),
+                Parameter("offset", "First offset, in one partition.", int),
+                Parameter("timestamp", "Earliest time, in milliseconds since 1970.", int),
+                Parameter("key", "Only records with exactly this key."),
+                Parameter("contains", "Only records with this text in the value."),
                 limit,
-                Parameter("newest", "The last ones.", bool, False),
+                Parameter("newest", "Return the newest records.", bool, False),
             ],
         ),
         Endpoint(
             "POST",
             "/api/topics/{topic}/records",
-            "Write records: value, key, headers, partition of each; texts as they are, anything else as JSON.",
+            "Write records with value, key, headers and partition. A text is written as it is, another value as JSON.",
             views.produce,
             writes=True,
             body={"type": "object", "properties": {"records": _ROWS}, "required": ["records"]},
@@ -181,14 +186,14 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "GET",
             "/api/tables/{table}/changes",
-            "What happened to the row of a primary key, the newest first.",
+            "The changes of the row of a primary key, the newest first.",
             tables.changes,
             [Parameter("key", "The primary key.")],
         ),
         Endpoint(
             "GET",
             "/api/tables/{table}/snapshots",
-            "The buckets of a primary-key table with the copies of their state.",
+            "The buckets of a primary-key table with the snapshots of their state.",
             tables.snapshots,
         ),
         Endpoint(
@@ -210,7 +215,7 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/sql",
-            "Ask: one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE; at most 10,000 rows come back.",
+            "Run one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE. The answer has at most 10,000 rows.",
             tables.sql,
             body={"type": "object", "properties": {"query": _NAME}, "required": ["query"]},
         ),
@@ -219,7 +224,7 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/groups/{group}/reset",
-            "Set where a group without members goes on in a topic.",
+            "Set the positions of a group without members in a topic.",
             views.reset,
             writes=True,
             body={
@@ -228,11 +233,11 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
                 "required": ["topic", "to"],
             },
         ),
-        Endpoint("GET", "/api/users", "Users, and what is allowed and denied to whom.", rights.listed),
+        Endpoint("GET", "/api/users", "Users, and the rights that are granted and denied.", rights.listed),
         Endpoint(
             "POST",
             "/api/users",
-            "Make a user with a password, or give it another one.",
+            "Create a user with a password, or change the password.",
             rights.set_user,
             writes=True,
             body={
@@ -244,7 +249,7 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/users/delete",
-            "Delete a user; what was granted to it stays.",
+            "Delete a user. Its grants stay.",
             rights.drop_user,
             writes=True,
             body={"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
@@ -252,7 +257,7 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/grants",
-            "Allow a principal something on a table or a database.",
+            "Grant privileges on a table or a database to a principal.",
             rights.grant,
             writes=True,
             body=_GRANT,
@@ -260,18 +265,23 @@ def endpoints(views: Views, tables: Tables, rights: Rights) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/grants/revoke",
-            "Take back what was allowed on a table or a database.",
+            "Revoke privileges on a table or a database.",
             rights.revoke,
             writes=True,
             body=_GRANT,
         ),
-        Endpoint("GET", "/api/lake", "How far the lake is, rounds, what failed.", views.lake),
+        Endpoint(
+            "GET",
+            "/api/lake",
+            "The progress of tiering to the lake, with running rounds and failures.",
+            views.lake,
+        ),
         Endpoint(
             "GET",
             "/api/refused",
-            "Records that tables refused lately, and why.",
+            "Records that tables refused lately, with the reasons.",
             views.refused,
-            [Parameter("topic", "Only of the table of this topic.")],
+            [Parameter("topic", "Only the table of this topic.")],
         ),
     ]
 
@@ -286,8 +296,9 @@ def make_app(
     server: str,
     history: History | None = None,
 ) -> Asgi:
-    """The application. `connection` is the caller's to close; `server`: as what it is shown; `history` None: its own,
-    which begins and ends with the application.
+    """Make the application.
+
+    The caller closes `connection`. `server` is the name that the page shows. `history` None: its own.
     """
     known = history or History(lambda: connection)
     views = Views(connection, known)
@@ -315,16 +326,16 @@ def make_app(
     async def ready(_: Request) -> Response:
         try:
             await asyncio.wait_for(run_in_threadpool(connection.kafka.brokers), 5)
-        except Exception:  # noqa: BLE001 - whatever it is, it is not ready
+        except Exception:  # noqa: BLE001 - any error means that it is not ready
             return PlainTextResponse("the server does not answer\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ready\n")
 
     async def tail(request: Request) -> Response:
         text = request.query_params.get("partition", "")
         if text and not text.isdigit():
-            return _error("partition has to be a whole number", 400)
+            return _error("partition must be a whole number", 400)
         if not tails.acquire(blocking=False):
-            return _error(f"{TAILS_MAX} tails are running: try again", 429)
+            return _error(f"{TAILS_MAX} live tails are running, which is the limit: try again later", 429)
         found = views.tail(request.path_params["topic"], int(text) if text else None)
         try:
             first = await run_in_threadpool(next, found)
@@ -366,12 +377,12 @@ def _route(endpoint: Endpoint, allow_writes: bool) -> Route:
         except (RequestError, KafkaError, TableError, ClientError) as error:
             return _error(_sentence(error), _status(error))
 
-    # Groups have any names, with a / in them too; topics and tables have not.
+    # A group's name may contain a /; names of topics and tables may not.
     return Route(endpoint.path.replace("{group}", "{group:path}"), answer, methods=[endpoint.method])
 
 
 def _json(value: Any) -> Response:
-    """With what is left of surrogates as question marks: names of others may have them."""
+    """Return a JSON answer. Surrogates, which foreign names may have, become question marks."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
@@ -382,18 +393,19 @@ async def _body(request: Request) -> Any:
         content += piece
         if len(content) > BODY_BYTES_MAX:
             raise RequestError(
-                f"at most {BODY_BYTES_MAX} bytes are taken", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                f"the request is too large: at most {BODY_BYTES_MAX} bytes are allowed",
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
     try:
         return json.loads(bytes(content))
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"what was sent is no JSON: {error}") from None
+        raise RequestError(f"the request is not JSON: {error}") from None
 
 
 async def _events(
     found: Iterator[Sequence[Any]], first: Sequence[Any], tails: threading.Semaphore
 ) -> AsyncIterator[bytes]:
-    """Server-sent events: a record each, a comment where nothing came."""
+    """Send one server-sent event for each record, and a comment if none came."""
     records: Sequence[Any] = first
     try:
         while True:

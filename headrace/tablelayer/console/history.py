@@ -1,6 +1,6 @@
-"""Rates, sizes and loads over time, kept in the process of the console: one look each few seconds, an hour of them.
+"""Rates, sizes and loads over time, kept in the console's process: one look every few seconds, for one hour.
 
-A look asks for the ends of at most TOPICS_MAX topics; a server that cannot be asked leaves a gap.
+A look asks for the end offsets of at most TOPICS_MAX topics. A server that does not answer leaves a gap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOPICS_MAX: Final = 500
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What the servers said at a moment. `ends` and `sizes` by topic; `cpu_ms` by broker and process."""
+    """The servers' state at one moment. `ends` and `sizes` are by topic, `cpu_ms` by broker and process."""
 
     at: float
     time_ms: int
@@ -33,7 +33,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Of a plot. Rates are by second over the time since the point before; `cpu_percent` of one core."""
+    """A point of a plot. Rates are per second since the point before; `cpu_percent` is of one core."""
 
     time_ms: int
     records_per_second: float
@@ -43,14 +43,14 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def look(connection: Connection, at: float, time_ms: int) -> Look:
-    """Ask. Raises KafkaError, ClientError."""
+    """Ask the servers for their state. Raises KafkaError, ClientError."""
     topics = [each for each in connection.kafka.list_topics() if not each.is_internal]
     ends = {}
     for topic in topics[:TOPICS_MAX]:
         try:
             ends[topic.name] = sum(connection.kafka.offsets(topic.name).values())
         except KafkaError:
-            continue  # deleted since, or not for everybody
+            continue  # deleted meanwhile, or not authorized
     try:
         sizes = {name: sum(parts.values()) for name, parts in connection.kafka.log_sizes().bytes.items()}
     except KafkaError:
@@ -71,7 +71,7 @@ def look(connection: Connection, at: float, time_ms: int) -> Look:
 
 
 def rates(before: Look, after: Look) -> dict[str, float]:
-    """Records a second by topic. One that is new, or was made anew, counts from nothing."""
+    """Return records per second by topic. A topic that is new, or was created again, counts from offset 0."""
     seconds = max(after.at - before.at, 1e-3)
     found = {}
     for topic, end in after.ends.items():
@@ -81,7 +81,7 @@ def rates(before: Look, after: Look) -> dict[str, float]:
 
 
 class History:
-    """Looks in a thread of its own between `start` and `close`; asked from any thread."""
+    """Looks in its own thread between `start` and `close`. May be asked from any thread."""
 
     def __init__(self, connection: Callable[[], Connection], seconds: float = SECONDS_BETWEEN_LOOKS) -> None:
         self._connection = connection
@@ -130,7 +130,7 @@ class History:
             )
 
     def rates(self) -> dict[str, float]:
-        """By topic, of the last look."""
+        """Return records per second by topic, at the last look."""
         with self._lock:
             return rates(*self._looks) if len(self._looks) == 2 else {}
 

@@ -1,4 +1,4 @@
-"""Users and rights in the console, as far as its own connection may see and change them. Everything blocks."""
+"""Users and rights that the console's connection may see and change. All methods block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rights:
         self._connection = connection
 
     def listed(self) -> dict[str, Any]:
-        """`protected`: whether anything is checked at all; where it is not there are users, and no rights."""
+        """Return users and rights. If `protected` is false, the server has no authorizer and no rights."""
         security = self._connection.security
         try:
             grants = security.grants()
@@ -74,7 +74,7 @@ class Rights:
 
 
 def _grant(body: Any) -> tuple[str, list[str], TablePath | str, list[str]]:
-    """(principal, privileges in capitals, table or database, columns)"""
+    """Return (principal, privileges in upper case, table or database, columns) of a request."""
     principal, on = _text(body, "principal"), _text(body, "on")
     privileges, columns = _texts(body, "privileges"), _texts(body, "columns", missing=True)
     where: TablePath | str = TablePath.parse(on) if "." in on else on
@@ -84,7 +84,7 @@ def _grant(body: Any) -> tuple[str, list[str], TablePath | str, list[str]]:
 def _text(body: Any, name: str) -> str:
     value = body.get(name) if isinstance(body, dict) else None
     if not isinstance(value, str) or not value:
-        raise RequestError(f"{name} has to be a text")
+        raise RequestError(f"{name} must be a text that is not empty")
     return value
 
 
@@ -93,5 +93,5 @@ def _texts(body: Any, name: str, *, missing: bool = False) -> list[str]:
     if value is None and missing:
         return []
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value) or not value:
-        raise RequestError(f"{name} has to be a list of texts")
+        raise RequestError(f"{name} must be a list of texts that are not empty")
     return value

@@ -1,4 +1,4 @@
-"""What an endpoint of the REST interface is; routes and the OpenAPI document are computed from the declarations."""
+"""Declarations of REST endpoints, from which routes and the OpenAPI document are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TYPES: Final[Mapping[type, str]] = {str: "string", int: "integer", bool: "boole
 
 
 class RequestError(Exception):
-    """What whoever asked did wrong, in a sentence."""
+    """A mistake in a request. The message is a sentence for its author."""
 
     def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class RequestError(Exception):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """Of the query. `default` None: left out."""
+    """A parameter of the query. `default` is used if it is left out."""
 
     name: str
     doc: str
@@ -30,7 +30,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """`handle` gets the parts of the path and the parameters by name, and `body` for a POST; it may block."""
+    """An endpoint. `handle` gets the path's parts and the parameters by name, and a `body`. It may block."""
 
     method: str
     path: str
@@ -39,18 +39,20 @@ class Endpoint(msgspec.Struct, frozen=True):
     parameters: Sequence[Parameter] = ()
     writes: bool = False
     body: Mapping[str, Any] | None = None
-    """JSON Schema of what is sent."""
+    """JSON Schema of the request's body."""
 
     @property
     def path_names(self) -> list[str]:
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
     def arguments(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The parameters, read. Raises RequestError."""
+        """Parse the parameters of a query. Raises RequestError."""
         known = {each.name: each for each in self.parameters}
         for name in query:
             if name not in known:
-                raise RequestError(f"there is no parameter {name!r}; there are: {', '.join(known) or 'none'}")
+                raise RequestError(
+                    f"there is no parameter {name!r}; the parameters are: {', '.join(known) or 'none'}"
+                )
         return {name: _read(each, query.get(name)) for name, each in known.items()}
 
 
@@ -61,16 +63,16 @@ def _read(parameter: Parameter, text: str | None) -> Any:
         try:
             return int(text)
         except ValueError:
-            raise RequestError(f"{parameter.name} is {text[:100]!r}; it has to be a whole number") from None
+            raise RequestError(f"{parameter.name} is {text[:100]!r}: it must be a whole number") from None
     if parameter.type is bool:
         if text not in ("true", "false"):
-            raise RequestError(f"{parameter.name} is {text[:100]!r}; it has to be true or false")
+            raise RequestError(f"{parameter.name} is {text[:100]!r}: it must be true or false")
         return text == "true"
     return text
 
 
 def openapi(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document."""
     paths: dict[str, dict[str, Any]] = {}
     for each in endpoints:
         operation: dict[str, Any] = {
@@ -93,7 +95,7 @@ def openapi(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
             ],
             "responses": {
                 "200": {
-                    "description": "What was asked for.",
+                    "description": "The result.",
                     "content": {"application/json": {"schema": {}}},
                 },
                 "4XX": {"$ref": "#/components/responses/Error"},
@@ -103,7 +105,7 @@ def openapi(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
             content = {"application/json": {"schema": each.body}}
             operation["requestBody"] = {"required": True, "content": content}
         if each.writes:
-            operation["description"] = "Only where the console runs with --allow-writes."
+            operation["description"] = "Only if the console runs with --allow-writes."
         paths.setdefault(each.path, {})[each.method.lower()] = operation
     error = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
     return {
@@ -113,7 +115,7 @@ def openapi(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
         "components": {
             "responses": {
                 "Error": {
-                    "description": "What was wrong, in a sentence.",
+                    "description": "The error, as a sentence.",
                     "content": {"application/json": {"schema": error}},
                 }
             }

@@ -1,4 +1,4 @@
-"""Tables in the console: definitions, rows by key beside their changes, writes, SQL. Everything blocks."""
+"""Tables in the console: definitions, rows by key, their changes, writes, SQL. All methods block."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ROWS_MAX: Final = 1000
 WRITTEN_MAX: Final = 1000
 CHANGES_MAX: Final = 100
 CHANGES_LOOKED_AT_MAX: Final = 100_000
-"""Of each bucket, the newest, for the changes of one key."""
+"""The newest changes of each bucket that are searched for one key."""
 SQL_ROWS_MAX: Final = 10_000
 SQL_AT_ONCE: Final = 2
 _EARLIEST: Final = "earliest"
 
 Query = Callable[[Connection, str], "pa.Table | pa.RecordBatchReader"]
-"""Rows of one statement that reads. Raises ValueError with what is wrong with it."""
+"""Returns the rows of one statement that reads. Raises ValueError with the error's message."""
 
 
 class Tables:
@@ -102,10 +102,10 @@ class Tables:
         ]
 
     def snapshots(self, table: str) -> dict[str, Any]:
-        """The buckets of a primary-key table with the copies of their state; of a partition by its own name."""
+        """Return the buckets of a primary-key table (or a partition by its own name) with their snapshots."""
         try:
             found = self._connection.admin.snapshots(table)
-        except UnsupportedRequest:  # of a server that does not tell
+        except UnsupportedRequest:  # the server does not support it
             found = []
         return {
             "buckets": [
@@ -129,9 +129,9 @@ class Tables:
         }
 
     def rows(self, table: str, key: str | None, limit: int) -> dict[str, Any]:
-        """Some rows, or the one of a key, a JSON object."""
+        """Return some rows, or the one of a key (a JSON object, or a bare value)."""
         if not 1 <= limit <= ROWS_MAX:
-            raise RequestError(f"limit is {limit}; 1 to {ROWS_MAX} are possible")
+            raise RequestError(f"limit is {limit}: it must be 1 to {ROWS_MAX}")
         found = self._connection.table(table)
         if key is None:
             return rows_of(found.limit(limit))
@@ -140,7 +140,7 @@ class Tables:
         return rows_of(rows.filter(pa.array(there)))
 
     def changes(self, table: str, key: str) -> dict[str, Any]:
-        """What happened to the row of a key, the newest first, as far as it is among the newest of its bucket."""
+        """Return the changes of a key's row, the newest first, among the newest changes of its bucket."""
         found = self._connection.table(table)
         definition = found.definition
         keys = self._keys(definition, [key])
@@ -185,18 +185,21 @@ class Tables:
     def delete(self, table: str, body: Any) -> dict[str, Any]:
         found = self._connection.table(table)
         if not found.definition.is_primary_key_table:
-            raise RequestError(f"{table} is a log table: its rows stay")
+            raise RequestError(f"{table} is a log table: its rows cannot be deleted")
         keys = self._json_rows(body, "keys", found.definition.schema.key_columns)
         found.delete(keys)
         return {"deleted": keys.num_rows}
 
     def sql(self, body: Any) -> dict[str, Any]:
-        """One statement that reads; at most SQL_ROWS_MAX rows of its answer."""
+        """Run one statement that reads; return at most SQL_ROWS_MAX rows of its answer."""
         text = body.get("query") if isinstance(body, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise RequestError('send {"query": "SELECT ..."}')
         if not self._queries.acquire(timeout=5):
-            raise RequestError(f"{SQL_AT_ONCE} queries are running: try again", HTTPStatus.TOO_MANY_REQUESTS)
+            raise RequestError(
+                f"{SQL_AT_ONCE} queries are running, which is the limit: try again later",
+                HTTPStatus.TOO_MANY_REQUESTS,
+            )
         began = time.monotonic()
         try:
             answer = self._query(self._connection, text)
@@ -238,7 +241,7 @@ class Tables:
 
 
 def _wrapped(column: Column, text: str) -> str:
-    """A bare value as the object of a key of one column."""
+    """Return a bare value as the JSON object of a key of one column."""
     name = json.dumps(column.name)
     try:
         value = json.loads(text)
@@ -251,7 +254,7 @@ def _wrapped(column: Column, text: str) -> str:
 
 
 def _first(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most: int) -> tuple[pa.Table, bool]:
-    """At most so many rows, and whether there are more."""
+    """Return at most `most` rows, and whether there are more."""
     taken, count, more = [], 0, False
     for batch in batches:
         if count + batch.num_rows > most:

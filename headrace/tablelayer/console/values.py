@@ -1,7 +1,6 @@
-"""Values of Arrow and of Kafka's records as JSON that a browser reads without losing any of it.
+"""Arrow values and Kafka records as JSON that a browser reads without loss.
 
-Whole numbers beyond 2**53 are texts, as are decimals and what is no number (NaN, Infinity); bytes that are not UTF-8
-are base64 and say so.
+Whole numbers beyond 2**53 are texts, and so are decimals, NaN and Infinity. Bytes that are not UTF-8 are base64.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import pyarrow as pa
 
 _EXACT: Final = 2**53
 TEXT_MAX: Final = 64 << 10
-"""Of a record's key or value, or of a value of a row: a browser shows no more."""
+"""Maximum size of a record's key or value, or of a row's value, for a browser."""
 
 
 def plain(value: Any) -> Any:
-    """A Python value of Arrow's as what JSON has."""
+    """Convert a Python value from Arrow to a JSON value."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -46,7 +45,7 @@ def plain(value: Any) -> Any:
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
-    """Columns with their types, and rows as lists."""
+    """Return columns with their types, and rows as lists."""
     names = table.schema.names
     columns = [[_value(each) for each in table.column(index)] for index in range(len(names))]
     return {
@@ -63,11 +62,11 @@ def _value(scalar: pa.Scalar) -> Any:
     except (ValueError, OverflowError):
         return (
             str(scalar.cast(pa.string())) if scalar.is_valid else None
-        )  # a time that Python has no value for
+        )  # a time that Python cannot represent
 
 
 def text_of(data: bytes | None) -> dict[str, Any] | None:
-    """A record's key or value: {"text", "encoding", "size"}, cut to TEXT_MAX bytes; None for null."""
+    """Return a record's key or value: {"text", "encoding", "size"}, cut to TEXT_MAX bytes; None for null."""
     if data is None:
         return None
     part = data[:TEXT_MAX]

@@ -1,4 +1,4 @@
-"""What the console shows of topics, groups, brokers and the lake, asked of the servers each time. Everything blocks."""
+"""Topics, groups, brokers and the lake for the console, asked of the servers each time. All methods block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.tablelayer.lake.coordinator import list_lake
 EARLIEST: Final = -2
 RECORDS_MAX: Final = 500
 LOOKED_AT_MAX: Final = 50_000
-"""Records that one request looks at for those that match; the answer says where to go on."""
+"""Records that one request searches for matches. The answer says where to continue."""
 LOOK_SECONDS_MAX: Final = 5.0
 PRODUCED_MAX: Final = 1000
 
@@ -30,7 +30,7 @@ class Views:
         self._connection = connection
         self._history = history
 
-    # -- the whole -----------------------------------------------------------------------------------------
+    # -- the overview - ----------------------------------------------------------------------------------------
 
     def overview(self) -> dict[str, Any]:
         cluster = self._connection.kafka.describe_cluster()
@@ -172,17 +172,17 @@ class Views:
         limit: int,
         newest: bool,
     ) -> dict[str, Any]:
-        """Records in order of offset. `newest`: the last ones; otherwise from an offset, a time, or the beginning."""
+        """Return records in order: the `newest`, or those from an offset, a time, or the beginning on."""
         if not 1 <= limit <= RECORDS_MAX:
-            raise RequestError(f"limit is {limit}; 1 to {RECORDS_MAX} are possible")
+            raise RequestError(f"limit is {limit}: it must be 1 to {RECORDS_MAX}")
         kafka = self._connection.kafka
-        kafka.describe_topic(topic)  # what is not there is said at once
+        kafka.describe_topic(topic)  # raises at once if it does not exist
         begin, end = kafka.offsets(topic, EARLIEST), kafka.offsets(topic)
         places = sorted(end) if partition is None else [partition]
         if partition is not None and partition not in end:
             raise RequestError(f"{topic} has no partition {partition}: it has 0 to {len(end) - 1}")
         if offset is not None and partition is None and len(end) > 1:
-            raise RequestError("an offset is one of a partition: say which")
+            raise RequestError("an offset needs a partition: give one")
         if timestamp is not None:
             at = {p: found if found >= 0 else end[p] for p, found in kafka.offsets(topic, timestamp).items()}
         elif offset is not None:
@@ -214,13 +214,13 @@ class Views:
         contains: str | None,
         most: int,
     ) -> tuple[list[KafkaRecord], dict[int, int], int]:
-        """(records, where to go on by partition, how many were looked at)"""
+        """Return (matching records, next offset by partition, number of records searched)."""
         at, found, looked_at = dict(start), list[KafkaRecord](), 0
         until = time.monotonic() + LOOK_SECONDS_MAX
         while unread := {p: offset for p, offset in at.items() if offset < end[p]}:
             records, after = self._connection.kafka.read(topic, unread, max_wait_ms=200)
             if not records and after == unread:
-                break  # transactions that are open
+                break  # open transactions
             for each in records:
                 if each.offset >= end[each.partition] or each.offset < at[each.partition]:
                     continue
@@ -236,7 +236,7 @@ class Views:
         return found, at, looked_at
 
     def tail(self, topic: str, partition: int | None) -> Iterator[list[KafkaRecord]]:
-        """What comes from now on, again and again; an empty list where nothing came for a second."""
+        """Iterate over new records; an empty list if none came for a second."""
         self._connection.kafka.describe_topic(topic)
         at = self._connection.kafka.offsets(topic)
         if partition is not None:
@@ -251,7 +251,7 @@ class Views:
     def produce(self, topic: str, body: Any) -> dict[str, Any]:
         entries = body.get("records") if isinstance(body, dict) else None
         if not isinstance(entries, list) or not 1 <= len(entries) <= PRODUCED_MAX:
-            raise RequestError(f'send {{"records": [...]}} with 1 to {PRODUCED_MAX} of them')
+            raise RequestError(f'send {{"records": [...]}} with 1 to {PRODUCED_MAX} records')
         places = self._connection.kafka.produce(topic, [_outgoing(each) for each in entries])
         return {"written": [{"partition": partition, "offset": offset} for partition, offset in places]}
 
@@ -264,7 +264,7 @@ class Views:
             try:
                 group = kafka.describe_group(each.group)
             except KafkaError:
-                continue  # deleted since
+                continue  # deleted meanwhile
             topics = {topic for topic, _ in group.positions}
             lag = 0
             for topic in topics:
@@ -313,7 +313,7 @@ class Views:
         }
 
     def reset(self, group: str, body: Any) -> dict[str, Any]:
-        """Set where a group without members goes on in a topic: `to` earliest, latest, an offset or a time (ISO)."""
+        """Set the positions of a group without members in a topic to earliest, latest, an offset or a time (ISO)."""
         topic, to = (body.get("topic"), body.get("to")) if isinstance(body, dict) else (None, None)
         dry_run = isinstance(body, dict) and body.get("dry_run") is True
         if not isinstance(topic, str) or not isinstance(to, (str, int)) or isinstance(to, bool):
@@ -355,7 +355,7 @@ class Views:
         try:
             return self._connection.kafka.offsets(topic, at)
         except KafkaError:
-            return {}  # deleted since
+            return {}  # deleted meanwhile
 
     # -- the lake, refused records -------------------------------------------------------------------------
 
@@ -416,18 +416,18 @@ class Views:
 
 
 def _moment(text: str) -> int:
-    """Milliseconds of a time; UTC if it does not say. Raises RequestError."""
+    """Return a time in milliseconds; UTC if it has no zone. Raises RequestError."""
     try:
         moment = datetime.fromisoformat(text)
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise RequestError(
-            f"to is {text[:100]!r}; earliest, latest, an offset or a time such as 2024-09-19T12:00:00 are possible"
+            f"to is {text[:100]!r}: it must be earliest, latest, an offset or a time such as 2024-09-19T12:00:00"
         ) from None
 
 
 def record_of(record: KafkaRecord) -> dict[str, Any]:
-    """For JSON."""
+    """Return a record as a JSON value."""
     return {
         "partition": record.partition,
         "offset": record.offset,

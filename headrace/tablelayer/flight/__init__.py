@@ -1,4 +1,4 @@
-"""Arrow Flight SQL: tables and topics for whoever speaks it (ADBC, the JDBC and ODBC drivers, and tools on them).
+"""Arrow Flight SQL: tables and topics for its clients (ADBC, JDBC and ODBC drivers and their tools).
 
-`FlightSql` (`tablelayer.flight.server`) serves it beside the console, over the console's connection; it only reads.
+`FlightSql` (`tablelayer.flight.server`) serves it beside the console, over the console's connection. It only reads.
 """

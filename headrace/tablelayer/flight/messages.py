@@ -1,8 +1,8 @@
 """Flight SQL's commands, actions and their results, as protobuf messages.
 
-Names, fields and their numbers are those of `FlightSql.proto` (Apache Arrow); what stands in a list of fields has the
-number of its place. A message travels inside of a `google.protobuf.Any`. What is left out here is what a server that
-only reads has no use for: updates, ingestion, transactions, Substrait.
+Names, fields and their numbers are those of `FlightSql.proto` (Apache Arrow). A field's number is its place in the
+list, from 1 on. A message is sent inside of a `google.protobuf.Any`. Messages that a server which only reads does not
+need are left out: updates, ingestion, transactions, Substrait.
 """
 
 from __future__ import annotations
@@ -57,37 +57,39 @@ _MESSAGES: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class MessageError(ValueError):
-    """Bytes that are no message of Flight SQL's, or one that is not answered here."""
+    """Bytes that are not a Flight SQL message, or a message that this server does not support."""
 
 
 def unpacked(data: bytes) -> tuple[str, Any]:
-    """(name, message) of an `Any`. Raises MessageError."""
+    """Return (name, message) of an `Any`. Raises MessageError."""
     holder = any_pb2.Any()
     try:
         holder.ParseFromString(data)
         package, _, name = holder.type_url.rpartition("/")[2].rpartition(".")
         if package != _PACKAGE or name not in _MESSAGES:
-            raise MessageError(f"{holder.type_url[:200] or 'this'} is no command that is answered here")
+            raise MessageError(
+                f"{holder.type_url[:200] or 'this'} is not a command that this server supports"
+            )
         return name, _classes()[name].FromString(holder.value)
     except DecodeError as error:
-        raise MessageError(f"this is no message of Flight SQL: {error}") from None
+        raise MessageError(f"this is not a Flight SQL message: {error}") from None
 
 
 def packed(name: str, **fields: Any) -> bytes:
-    """The bytes of an `Any` with this message."""
+    """Return the bytes of an `Any` with this message."""
     message = _classes()[name](**fields)
     holder = any_pb2.Any(type_url=f"type.googleapis.com/{_PACKAGE}.{name}", value=message.SerializeToString())
     return bytes(holder.SerializeToString())
 
 
 def bare(name: str, **fields: Any) -> bytes:
-    """The bytes of a message without an `Any` around it."""
+    """Return the bytes of a message without an `Any` around it."""
     return bytes(_classes()[name](**fields).SerializeToString())
 
 
 @cache
 def _classes() -> dict[str, Any]:
-    """In a pool of their own: a program may have other classes of the same names."""
+    """Return the message classes, from a pool of their own: a program may have classes of the same names."""
     of_field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="headrace/flight_sql.proto", package=_PACKAGE, syntax="proto3"
@@ -101,7 +103,7 @@ def _classes() -> dict[str, Any]:
                 type=getattr(of_field, f"TYPE_{kind.rstrip('?*').upper()}"),
                 label=of_field.LABEL_REPEATED if kind.endswith("*") else of_field.LABEL_OPTIONAL,
             )
-            if kind.endswith("?"):  # as protoc writes `optional` down: a oneof of its own
+            if kind.endswith("?"):  # protoc represents `optional` as a oneof of its own
                 made.proto3_optional = True
                 made.oneof_index = len(message.oneof_decl)
                 message.oneof_decl.add(name=f"_{field}")

@@ -1,4 +1,4 @@
-"""What Flight SQL's clients ask about the server: names of databases, tables, keys and types, what its SQL can do.
+"""Metadata for Flight SQL's clients: databases, tables, keys, types, and the abilities of the server's SQL.
 
 Databases are Flight SQL's schemas; there are no catalogs. The schemas of the answers are those of `FlightSql.proto`.
 """
@@ -107,18 +107,18 @@ SCHEMAS: Final[Mapping[str, Callable[[Any], pa.Schema]]] = {
     "CommandGetImportedKeys": lambda _: _KEYS,
     "CommandGetCrossReference": lambda _: _KEYS,
 }
-"""Of the answer to each command, which its own fields may decide on."""
+"""The schema of the answer to each command, which may depend on the command's fields."""
 
 
 class Metadata:
-    """The answers, asked of the server each time. Errors are the client's."""
+    """Answers the commands, with requests to the server each time. Errors are the client's."""
 
     def __init__(self, connection: Connection, version: str) -> None:
         self._connection = connection
         self._version = version
 
     def rows(self, name: str, command: Any) -> pa.Table:
-        """The answer to a command of SCHEMAS."""
+        """Return the answer to a command of SCHEMAS."""
         schema = SCHEMAS[name](command)
         if name == "CommandGetSqlInfo":
             return _infos(self._version, set(command.info))
@@ -142,7 +142,7 @@ class Metadata:
 
     def _matching_databases(self, command: Any) -> list[str]:
         if command.catalog:
-            return []  # there are none
+            return []  # there are no catalogs
         matches = _pattern(command, "db_schema_filter_pattern")
         return sorted(each for each in self._connection.admin.list_databases() if matches(each))
 
@@ -163,7 +163,7 @@ class Metadata:
                 try:
                     found = self._connection.admin.describe_table(f"{database}.{table}")
                 except TableError:
-                    continue  # dropped since
+                    continue  # dropped meanwhile
                 yield *row, _described(found).serialize().to_pybytes()
 
     def _primary_keys(self, command: Any) -> Iterator[tuple[Any, ...]]:
@@ -176,7 +176,7 @@ class Metadata:
 
 
 def _pattern(command: Any, field: str) -> Callable[[str], bool]:
-    """What a name has to be like: % any characters, _ one, \\ in front of one of them takes it as it is."""
+    """Return a test of names: % matches any characters, _ one, \\ before one of them the character itself."""
     if not command.HasField(field):
         return lambda _: True
     text = re.sub(
@@ -185,13 +185,13 @@ def _pattern(command: Any, field: str) -> Callable[[str], bool]:
         getattr(command, field),
         flags=re.DOTALL,
     )
-    # Any characters twice in a row are as many as once, and cost less to look for.
+    # Several % in a row are the same as one, which is faster to match.
     wanted = re.compile(re.sub(r"(\.\*)+", ".*", text), re.DOTALL)
     return lambda name: wanted.fullmatch(name) is not None
 
 
 def _described(definition: TableDefinition) -> pa.Schema:
-    """A table's columns, with what Flight SQL's drivers tell of them."""
+    """Return a table's columns with the metadata that Flight SQL's drivers show."""
     path = definition.path
     return pa.schema(
         [
@@ -216,13 +216,13 @@ def _described(definition: TableDefinition) -> pa.Schema:
 
 
 _UNLIMITED: Final = range(541, 562)
-"""SQL_MAX_...: 0 says that there is no limit, or none that is known."""
+"""SQL_MAX_...: 0 says that there is no limit, or no known one."""
 _NO: Final = (500, 501, 502, 527, 536, 537, 556, 563, 565, 566, 572, 573, 574, 575, 576)
 _YES: Final = (506, 515, 516, 518, 520, 521, 523, 524, 539)
 
 
 def _known_infos(version: str) -> dict[int, Any]:
-    """By the numbers of `SqlInfo`: what this server is, and what its SQL (DuckDB's, reading only) can do."""
+    """Return the properties of this server and its SQL (DuckDB's, read only), by the numbers of `SqlInfo`."""
     known: dict[int, Any] = {
         0: "Headrace",
         1: version,
@@ -231,10 +231,10 @@ def _known_infos(version: str) -> dict[int, Any]:
         4: True,  # SQL
         5: False,  # Substrait
         8: _Number(0),  # no transactions
-        9: False,  # CancelQuery: a client ends the stream
+        9: False,  # no CancelQuery: a client ends the stream
         100: _Number(0),
         101: _Number(0),
-        503: _Number(1),  # names: any case
+        503: _Number(1),  # names in any case
         504: '"',
         505: _Number(1),
         507: _Number(3),  # nulls at the end
@@ -271,7 +271,7 @@ def _known_infos(version: str) -> dict[int, Any]:
 
 
 class _Number(int):
-    """An int32 among the values, where a plain int is an int64."""
+    """An int32 among the values; a plain int is an int64."""
 
 
 def _infos(version: str, wanted: set[int]) -> pa.Table:

@@ -1,9 +1,10 @@
-"""The Flight SQL server: what a client asks becomes one statement that reads, and its rows stream.
+"""The Flight SQL server: a client's request becomes one statement that reads, and its rows are streamed.
 
-Nothing is kept between two requests: a ticket and the handle of a prepared statement are the statement itself, with the
-values that were bound in it, so that no client can leave anything behind. A query is bound to its tables' columns when
-it is asked for and runs when its rows are; what a client does not take is not read. Who may: the console's `Access`,
-by a password (which a token is given for) or a bearer token; what they may is what the console's connection may.
+Nothing is kept between two requests. A ticket and the handle of a prepared statement are the statement itself, with its
+bound values, so that no client can leave anything behind. A query is bound to its tables' columns when it is planned,
+and runs when its rows are requested. Rows that a client does not take are not read. Clients authenticate by the
+console's `Access`: by a password, for which they get a token, or by a bearer token. They have the rights of the
+console's connection.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from headrace.tablelayer.sql.session import Session
 logger = logging.getLogger("headrace.flight")
 
 STREAMS_MAX: Final = 32
-"""At a time: each has a DuckDB, or a scan of the server, until its client has taken all or is gone."""
+"""Streams at a time. Each has a DuckDB or a scan of the server until its client has all rows or is gone."""
 BATCH_BYTES_MAX: Final = 2 << 20
-"""Of a message: clients take 4 MB (gRPC's default) to 16 MB (ADBC's)."""
+"""Maximum size of a message. Clients accept 4 MB (gRPC's default) to 16 MB (ADBC's)."""
 STATEMENT_BYTES_MAX: Final = 1 << 20
 _CREATE, _CLOSE = "CreatePreparedStatement", "ClosePreparedStatement"
 _HARMLESS: Final = ("CloseSession", "CancelFlightInfo")
-"""Actions that there is nothing to do for."""
+"""Actions that are accepted and do nothing."""
 
 
 class FlightSql(flight.FlightServerBase):
-    """Serves from when it is made until `close`. `host` and `port` (0: a free one) as of a listener; `connection` is
-    the caller's to close. Raises OSError for an address that it cannot have."""
+    """Serves from its creation until `close`. `host` and `port` (0: a free one) are a listener's.
+
+    The caller closes `connection`. Raises OSError if it cannot listen on the address.
+    """
 
     def __init__(self, connection: Connection, access: Access, host: str, port: int, version: str) -> None:
         self._connection = connection
@@ -55,10 +58,12 @@ class FlightSql(flight.FlightServerBase):
             )
         except (pa.ArrowException, flight.FlightError) as error:
             logger.debug("gRPC did not start", exc_info=error)
-            raise OSError(f"cannot listen on {place}:{port}: it is taken, or not this machine's") from None
+            raise OSError(
+                f"cannot listen on {place}:{port}: the port is in use, or the address is not this machine's"
+            ) from None
 
     def close(self, seconds: float) -> bool:
-        """End: streams stop at their next rows. Whether all have within `seconds`."""
+        """Stop: streams end at their next rows. Return whether all have ended within `seconds`."""
         self._closing.set()
         ending = threading.Thread(target=self.shutdown, name="headrace-flight-close", daemon=True)
         ending.start()
@@ -84,7 +89,7 @@ class FlightSql(flight.FlightServerBase):
             if name in SCHEMAS:
                 return flight.RecordBatchStream(self._metadata.rows(name, message))
             if name != "TicketStatementQuery":
-                raise MessageError(f"a ticket is no {name}")
+                raise MessageError(f"a ticket cannot be a {name}")
             return self._stream(self._plan(_text(message.statement_handle)))
 
     def do_put(
@@ -94,11 +99,13 @@ class FlightSql(flight.FlightServerBase):
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Values for a prepared statement's places: one row of them."""
+        """Bind one row of values to a prepared statement's placeholders."""
         with _said():
             name, message = _command(descriptor)
             if name != "CommandPreparedStatementQuery":
-                raise MessageError("this server only reads; what changes something is for headrace sql")
+                raise MessageError(
+                    "this server only reads; run statements that change something with headrace sql"
+                )
             query = _text(message.prepared_statement_handle)
             values = _one_row(reader)
             handle = bind(query, values) if values else query
@@ -106,7 +113,7 @@ class FlightSql(flight.FlightServerBase):
             writer.write(pa.py_buffer(result))
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        return [(_CREATE, "A statement with places for values."), (_CLOSE, "Nothing is kept of one.")]
+        return [(_CREATE, "Prepare a statement with placeholders."), (_CLOSE, "Does nothing: none is kept.")]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         with _said():
@@ -126,7 +133,7 @@ class FlightSql(flight.FlightServerBase):
         return self._session().reading(_bounded(query))
 
     def _planned(self, descriptor: flight.FlightDescriptor) -> tuple[pa.Schema, bytes]:
-        """(schema of the rows, ticket for them) of a command."""
+        """Return (schema of the rows, ticket for them) of a command."""
         with _said():
             name, message = _command(descriptor)
             if name in SCHEMAS:
@@ -136,7 +143,9 @@ class FlightSql(flight.FlightServerBase):
             elif name == "CommandPreparedStatementQuery":
                 query = _text(message.prepared_statement_handle)
             else:
-                raise MessageError("this server only reads; what changes something is for headrace sql")
+                raise MessageError(
+                    "this server only reads; run statements that change something with headrace sql"
+                )
             return self._plan(query).schema(), packed("TicketStatementQuery", statement_handle=query.encode())
 
     def _prepared(self, query: str) -> bytes:
@@ -152,7 +161,9 @@ class FlightSql(flight.FlightServerBase):
 
     def _stream(self, plan: Plan) -> flight.FlightDataStream:
         if not self._streams.acquire(blocking=False):
-            raise flight.FlightUnavailableError(f"{STREAMS_MAX} queries are running: try again")
+            raise flight.FlightUnavailableError(
+                f"{STREAMS_MAX} queries are running, which is the limit: try again later"
+            )
         try:
             rows = plan.run()
         except BaseException:
@@ -163,7 +174,7 @@ class FlightSql(flight.FlightServerBase):
 
 
 class _Rows:
-    """Batches of a size that clients take, until they are at an end or nobody wants them: `done` once, then."""
+    """Batches of a size that clients accept. At their end, or if the client is gone, `done` is called once."""
 
     def __init__(self, batches: Any, closing: threading.Event, done: Callable[[], None]) -> None:
         self._pieces = self._all(batches)
@@ -177,14 +188,14 @@ class _Rows:
         try:
             with _said():
                 if self._closing.is_set():
-                    raise flight.FlightUnavailableError("the server ends")
+                    raise flight.FlightUnavailableError("the server is stopping")
                 return next(self._pieces)
         except BaseException:
             self._end()
             raise
 
     def __del__(self) -> None:
-        self._end()  # a client that is gone asks for no more
+        self._end()  # a client that has disconnected takes no more rows
 
     def _end(self) -> None:
         done, self._done = self._done, None
@@ -199,7 +210,7 @@ class _Rows:
 
 
 def pieces_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """In order, of at most BATCH_BYTES_MAX as far as rows can be parted."""
+    """Cut a batch in order into pieces of at most BATCH_BYTES_MAX, or of one row."""
     if batch.nbytes <= BATCH_BYTES_MAX or batch.num_rows <= 1:
         yield batch
         return
@@ -208,11 +219,11 @@ def pieces_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from pieces_of(batch.slice(half))
 
 
-# -- who may
+# -- authentication
 
 
 class _NoHandshake(flight.ServerAuthHandler):
-    """Flight's handshake has nothing in it: who asks is known by the headers."""
+    """Accepts Flight's handshake without content: clients authenticate by headers."""
 
     def authenticate(self, outgoing: Any, incoming: Any) -> None:
         return None
@@ -222,7 +233,7 @@ class _NoHandshake(flight.ServerAuthHandler):
 
 
 class _Door(flight.ServerMiddlewareFactory):
-    """A password is taken at every call; the token that is given for it, too, while the server runs."""
+    """Checks the password or token of every call. The token for a password is valid while the server runs."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -235,7 +246,9 @@ class _Door(flight.ServerMiddlewareFactory):
         if scheme.lower() == "bearer" and secrets.compare_digest(text.strip().encode(), self._given.encode()):
             return None
         if not self._access.admits(said):
-            raise flight.FlightUnauthenticatedError("who asks here has to authenticate")
+            raise flight.FlightUnauthenticatedError(
+                "this server requires authentication: give a password or a token"
+            )
         return _Named(self._given) if scheme.lower() == "basic" else None
 
 
@@ -247,12 +260,12 @@ class _Named(flight.ServerMiddleware):
         return {"authorization": f"Bearer {self._token}"}
 
 
-# -- what is sent, and what is said
+# -- messages and errors
 
 
 def _command(descriptor: flight.FlightDescriptor) -> tuple[str, Any]:
     if descriptor.descriptor_type != flight.DescriptorType.CMD:
-        raise MessageError("what is asked for is a command of Flight SQL, not a path")
+        raise MessageError("the descriptor is a path: give a Flight SQL command")
     return unpacked(descriptor.command)
 
 
@@ -260,12 +273,14 @@ def _text(handle: bytes) -> str:
     try:
         return handle.decode()
     except UnicodeDecodeError:
-        raise MessageError("this is no handle of a statement") from None
+        raise MessageError("this is not the handle of a statement") from None
 
 
 def _bounded(query: str) -> str:
     if len(query) > STATEMENT_BYTES_MAX:
-        raise MessageError(f"a statement has at most {STATEMENT_BYTES_MAX} characters, this one {len(query)}")
+        raise MessageError(
+            f"the statement has {len(query)} characters, but at most {STATEMENT_BYTES_MAX} are allowed"
+        )
     return query
 
 
@@ -276,14 +291,14 @@ def _one_row(reader: Any) -> list[Any]:
         if batch is None or not batch.num_rows:
             continue
         if values is not None or batch.num_rows > 1:
-            raise MessageError("a query takes one row of values")
+            raise MessageError("a query takes one row of values, not several")
         values = [column[0].as_py() for column in batch.columns]
     return values or []
 
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """Our errors as Flight's, in a sentence: of others a client would be sent the traceback."""
+    """Raise errors as Flight's, in a sentence: for others Flight would send the traceback to the client."""
     try:
         yield
     except (flight.FlightError, StopIteration):
@@ -297,4 +312,4 @@ def _said() -> Iterator[None]:
         raise flight.FlightServerError(str(error)) from None
     except Exception:
         logger.exception("a request of Flight SQL failed")
-        raise flight.FlightInternalError("this failed in the server, whose log says more") from None
+        raise flight.FlightInternalError("an internal error: the server's log has the details") from None

@@ -1,4 +1,4 @@
-"""What a statement of SQL gives."""
+"""The answer to a SQL statement."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ else:
 
 
 class Answer:
-    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message).
+    """The answer to a statement: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message).
 
-    Rows may still be arriving: whoever takes `batches` has them once, and whoever asks for `rows` waits for all.
+    Rows may still be arriving. `batches` gives them once; `rows` waits for all.
     """
 
     __slots__ = ("_given", "definition", "is_code", "row_count", "text", "texts")
@@ -34,29 +34,29 @@ class Answer:
     ) -> None:
         self._given = rows
         self.texts = texts
-        """Rows of texts alone, by column: whoever shows them needs no Arrow for them."""
+        """Rows of texts only, by column. They can be shown without Arrow."""
         self.definition = definition
         self.text = text
         self.is_code = is_code
         self.row_count = row_count
-        """How many rows were written, changed or deleted, if that is what the statement does."""
+        """The number of rows that the statement wrote, changed or deleted; None for other statements."""
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Of the rows; None if it has none."""
+        """The schema of the rows; None without rows."""
         given = self._arrow()
         return None if given is None else given.schema
 
     @property
     def rows(self) -> pa.Table | None:
-        """All rows."""
+        """All rows; None for an answer without rows."""
         given = self._arrow()
         if isinstance(given, pa.RecordBatchReader):
             given = self._given = given.read_all()
         return given
 
     def batches(self, rows_max: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows as they come, at most so many at a time."""
+        """Iterate over arriving rows, at most `rows_max` at a time."""
         most = rows_max or _ROWS_AT_ONCE
         given = self._arrow()
         if isinstance(given, pa.RecordBatchReader):
@@ -73,4 +73,4 @@ class Answer:
 
 
 _ROWS_AT_ONCE = 10_000
-"""As Python's values they are some ten MB."""
+"""Rows at a time. Python values of them take about 10 MB."""

@@ -1,12 +1,12 @@
-"""Values of queries and files in the types of columns: one rule for INSERT, UPDATE, COPY and CREATE TABLE AS.
+"""Convert values of queries and files to the types of columns: one rule for INSERT, UPDATE, COPY and CREATE TABLE AS.
 
-- Digits of a second that are finer than the column's are cut downwards (to the earlier moment), and so is the time of
-  day where a date is wanted. A moment without a zone is UTC's, and one with a zone is its moment in UTC.
+- Digits of a second beyond the column's precision are cut off downwards (to the earlier moment), and so is the time of
+  day in a date column. A moment without a zone is UTC; one with a zone is converted to UTC.
 - Numbers are rounded, and texts read, as DuckDB casts them.
-- What is out of range is an error. Nothing wraps around and nothing passes through a float that did not come as one.
+- A value out of range is an error. Nothing wraps around, and only floats are converted by way of floats.
 
-Dates and times never go through DuckDB's casts, which round, lose nanoseconds or wrap around at their ends: they are
-whole numbers here. Only a text that is not ISO 8601 is read by DuckDB. Whole columns at a time.
+Dates and times never use DuckDB's casts, which round, lose nanoseconds or wrap around at their limits: they are whole
+numbers here. DuckDB reads only texts that are not ISO 8601. Whole columns are converted at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from headrace.tablelayer.sql.types import duckdb_type
 
 _TEMPORAL = TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}
 _READ_EXACTLY = _TEMPORAL | NUMERIC_KINDS | {TypeKind.BOOLEAN}
-"""Types whose usual texts JSON's kernels read, fast and exactly."""
+"""Types whose usual texts the JSON kernels read, fast and exactly."""
 _DAY_NANOS = 86_400 * 10**9
 _NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _LAST = {32: (1 << 31) - 1, 64: (1 << 63) - 1}
@@ -61,7 +61,7 @@ _ZONE_SHAPE = r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)"
 
 
 class Assignment:
-    """Brings rows into the types of `columns`, in order. `table` is named in errors. To be closed."""
+    """Converts rows to the types of `columns`, in order. Errors name `table`. Close it after use."""
 
     def __init__(self, columns: Sequence[Column], table: str) -> None:
         self.columns = columns
@@ -74,20 +74,20 @@ class Assignment:
         self.close()
 
     def close(self) -> None:
-        """Let go of what the casts needed. Idempotent."""
+        """Close the DuckDB database of the casts. Idempotent."""
         database = self.__dict__.pop("_database", None)
         if database is not None:
             database.close()
 
     def rows(self, rows: pa.Table) -> pa.Table:
-        """The rows, of any types. Raises DataError for the first value of a column that does not fit."""
+        """Convert rows of any types. Raises DataError for the first value that does not fit."""
         arrays = [
             self._column(array, column) for array, column in zip(rows.columns, self.columns, strict=True)
         ]
         return pa.table(arrays, names=[column.name for column in self.columns])
 
     def objects(self, texts: pa.Array, names: Sequence[str]) -> pa.Table:
-        """The rows of JSON objects, whose fields have these names. Raises DataError."""
+        """Convert JSON objects whose fields have these names. Raises DataError."""
         columns = [
             replace(column, name=name, default=None) for column, name in zip(self.columns, names, strict=True)
         ]
@@ -121,7 +121,7 @@ class Assignment:
         return pa.chunked_array(arrays, target)
 
     def _value(self, array: pa.Array, column: Column) -> pa.Array:
-        """Raises RowError, and pa.ArrowInvalid where a nested value does not fit."""
+        """Convert an array. Raises RowError, and pa.ArrowInvalid for a nested value that does not fit."""
         data_type, target = column.type, column.type.arrow()
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
@@ -145,10 +145,10 @@ class Assignment:
         given, target = array.type, data_type.arrow()
         if pa.types.is_null(given):
             return pa.nulls(len(array), target)
-        if given == target and data_type.kind is not TypeKind.TIME:  # which DuckDB has 24:00 in
+        if given == target and data_type.kind is not TypeKind.TIME:  # DuckDB's TIME can be 24:00
             return _cut(array, data_type)
         if pa.types.is_string(given) and data_type.kind in _READ_EXACTLY:
-            with suppress(RowError):  # the other ways are slower, and take more
+            with suppress(RowError):  # the other casts are slower, but accept more
                 return _read(array, data_type)
         if data_type.kind in _TEMPORAL:
             if pa.types.is_temporal(given) and not pa.types.is_interval(given):
@@ -158,7 +158,7 @@ class Assignment:
         return self._cast(array, data_type)
 
     def _cast(self, array: pa.Array, data_type: DataType) -> pa.Array:
-        """By DuckDB. Raises RowError."""
+        """Cast an array by DuckDB. Raises RowError."""
         import duckdb
 
         wanted = duckdb_type(data_type)
@@ -184,7 +184,7 @@ class Assignment:
             raise RowError(at, None, str(error)) from error
 
     def _first_unfit(self, array: pa.Array, wanted: str) -> int:
-        """The first row of `given` that DuckDB cannot cast."""
+        """Return the first row of `given` that DuckDB cannot cast."""
         import duckdb
 
         try:
@@ -192,12 +192,12 @@ class Assignment:
                 "SELECT min(i) FROM (SELECT row_number() OVER () - 1 AS i, x FROM given) "
                 f"WHERE x IS NOT NULL AND TRY_CAST(x AS {wanted}) IS NULL"
             ).fetchall()
-        except duckdb.Error:  # which has no such cast at all
+        except duckdb.Error:  # DuckDB has no such cast at all
             row = None
         return _first_present(array) if row is None else int(row)
 
     def _read_moments(self, texts: pa.Array, data_type: DataType) -> pa.Array:
-        """Dates and times of ISO 8601, exact; other texts by DuckDB."""
+        """Read dates and times in ISO 8601 exactly, and other texts by DuckDB."""
         trimmed = pc.utf8_trim_whitespace(texts)
         regular = pc.match_substring_regex(trimmed, _shape(data_type))
         strange = pc.and_(pc.is_valid(texts), pc.invert(pc.fill_null(regular, True)))
@@ -224,7 +224,7 @@ class Assignment:
         return self._cast(texts, types[wanted])
 
     def _of_texts(self, texts: pa.Array, column: Column) -> pa.Array:
-        """Nested values from their JSON, or from what DuckDB writes for them."""
+        """Read nested values from JSON, or from DuckDB's own text of them."""
         if not pa.types.is_string(texts.type):
             return self._cast(texts, column.type)
         objects = pc.binary_join_element_wise('{"v":', pc.fill_null(texts, "null"), "}", "")
@@ -247,7 +247,7 @@ class Assignment:
 
 
 class _FileField(Field):
-    """A column's values in JSON that any program may have written: read as the same texts in CSV are."""
+    """A column's values in JSON of any program. They are read as the same texts in CSV are."""
 
     assignment: Assignment
 
@@ -271,7 +271,7 @@ class _FileField(Field):
 
 
 def without_blanks(texts: pa.Array) -> pa.Array:
-    """Texts of values of a type that has no empty text: an empty one is null."""
+    """Replace empty texts by null, for types without an empty text."""
     return pc.if_else(pc.equal(pc.binary_length(texts), 0), None, texts)
 
 
@@ -279,7 +279,7 @@ def without_blanks(texts: pa.Array) -> pa.Array:
 
 
 def _moments(array: pa.Array, data_type: DataType) -> pa.Array:
-    """Dates and times of any Arrow type in a column's. Raises RowError."""
+    """Convert dates and times of any Arrow type to a column's type. Raises RowError."""
     given, target, kind = array.type, data_type.arrow(), data_type.kind
     if given == target and kind is not TypeKind.TIME:
         return _cut(array, data_type)
@@ -301,7 +301,7 @@ def _moments(array: pa.Array, data_type: DataType) -> pa.Array:
         day = _DAY_NANOS // source
         if not is_time:
             ticks = ticks % day
-        _refuse(there & ((ticks < 0) | (ticks >= day)), "a time of day is before 24:00")
+        _refuse(there & ((ticks < 0) | (ticks >= day)), "a time of day must be before 24:00")
     if source > unit:
         factor = source // unit
         bound = _LAST[64] // factor
@@ -316,8 +316,7 @@ def _moments(array: pa.Array, data_type: DataType) -> pa.Array:
 
 
 def _cut(array: pa.Array, data_type: DataType) -> pa.Array:
-    """Values in the Arrow type of a column, without the digits of a second that Arrow's unit has beyond the column's.
-    Raises RowError."""
+    """Cut off the digits of a second that Arrow's unit has beyond the column's precision. Raises RowError."""
     if not _is_finer(data_type):
         return array
     if data_type.is_nested:
@@ -342,19 +341,19 @@ def _cut(array: pa.Array, data_type: DataType) -> pa.Array:
 
 
 def _is_finer(data_type: DataType) -> bool:
-    """Whether the Arrow type of a column has digits of a second that the column, or a part of it, does not have."""
+    """Return whether a column's Arrow type has more digits of a second than the column, or a part of it."""
     return ticks_per_digit(data_type) > 1 or any(_is_finer(field.type) for field in data_type.fields)
 
 
 def _ticks(array: pa.Array) -> np.ndarray:
-    """int64[n]; 0 for null."""
+    """Return the values as int64[n], 0 for null."""
     whole = pa.int32() if array.type.bit_width == 32 else pa.int64()
     found: np.ndarray = pc.fill_null(array.view(whole), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
 
 def _of_ticks(ticks: np.ndarray, array: pa.Array, target: pa.DataType) -> pa.Array:
-    """An array of a type of dates or times, null where `array` is."""
+    """Make an array of a date or time type, null where `array` is null."""
     mask = None if array.null_count == 0 else array.is_null().to_numpy(zero_copy_only=False)
     return pa.array(ticks, mask=mask).view(target)
 
@@ -373,7 +372,7 @@ def _shape(data_type: DataType) -> str:
 
 
 def _read_regular(texts: pa.Array, data_type: DataType) -> pa.Array:
-    """Texts that have the type's `_shape`, or are null. Raises RowError."""
+    """Read texts that have the type's `_shape`, or are null. Raises RowError."""
     kind = data_type.kind
     if kind is not TypeKind.DATE:
         digits = rf"(\.[0-9]{{{data_type.precision}}})[0-9]+" if data_type.precision else r"(\.)[0-9]+"
@@ -389,7 +388,7 @@ def _read_regular(texts: pa.Array, data_type: DataType) -> pa.Array:
 
 
 def _read(texts: pa.Array, data_type: DataType) -> pa.Array:
-    """Texts by the kernels of JSON. Raises RowError for the first that they do not take."""
+    """Read texts by the JSON kernels. Raises RowError for the first that they do not accept."""
     if texts.offset:
         texts = pa.concat_arrays([texts])
     _, offset_buffer, data_buffer = texts.buffers()
@@ -403,14 +402,14 @@ def _read(texts: pa.Array, data_type: DataType) -> pa.Array:
     return Field(Column(0, "v", data_type), data, offsets[:-1].copy(), np.diff(offsets), kinds).convert()
 
 
-# Words
+# Texts
 
 
 _NO_JSON_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)')
 
 
 def _with_json_numbers(texts: pa.Array) -> pa.Array:
-    """JSON texts in which NaN and infinities, which DuckDB and Python write as bare words, are texts."""
+    """Quote NaN and infinities in JSON texts: DuckDB and Python write them as bare words."""
     suspects = pc.or_(pc.match_substring(texts, "NaN"), pc.match_substring(texts, "Infinity"))
     if not pc.any(suspects).as_py():
         return texts
@@ -422,7 +421,7 @@ def _with_json_numbers(texts: pa.Array) -> pa.Array:
 
 
 def _by_place(array: pa.Array, data_type: DataType) -> pa.Array:
-    """Rows without names of their fields, as DuckDB's row(...) makes them, with the names of a ROW."""
+    """Give the fields of DuckDB's row(...), which have no names, the names of a ROW."""
     names = [f"element{place}" for place in range(1, len(data_type.fields) + 1)]
     if data_type.kind is not TypeKind.ROW or not pa.types.is_struct(array.type):
         return array

@@ -1,4 +1,4 @@
-"""`information_schema`: the names of databases, tables and columns as rows, in the words of the SQL standard."""
+"""`information_schema`: databases, tables and columns as rows, as in the SQL standard."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _TABLES = {
 def information(
     connection: Connection, path: str, equal: Mapping[str, Any], views: Mapping[str, str]
 ) -> pa.Table:
-    """One of the tables; `equal`: values of columns that rows must have to matter. Raises SqlError for another name."""
+    """Return one of the tables, with the rows that have the values `equal`. Raises SqlError for another name."""
     name = path.removeprefix(f"{INFORMATION_SCHEMA}.").lower()
     names = _TABLES.get(name)
     if names is None:
-        raise SqlError(f"there is no {path}{near(name, _TABLES)}\nthere are {', '.join(_TABLES)}")
+        raise SqlError(f"there is no {path}{near(name, _TABLES)}\nuse one of {', '.join(_TABLES)}")
     rows = list(_rows(connection, name, equal, views))
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
     return pa.table(
@@ -105,7 +105,7 @@ _COLUMNS = ("column", "type", "null", "key", "default", "comment")
 
 
 def columns_of(definition: TableDefinition) -> pa.Table:
-    """SHOW COLUMNS: a row for each."""
+    """Return the answer to SHOW COLUMNS: a row for each column."""
     schema = definition.schema
     return _texts(
         (
@@ -121,8 +121,10 @@ def columns_of(definition: TableDefinition) -> pa.Table:
 
 
 def columns_of_query(schema: pa.Schema) -> pa.Table:
-    """DESCRIBE of a query: a row for each of its columns, with the type that CREATE TABLE AS gives it, or Arrow's name
-    for the type where no table can have it."""
+    """Return the answer to DESCRIBE of a query: a row for each of its columns.
+
+    The type is the one that CREATE TABLE AS gives it, or Arrow's name if a table cannot have it.
+    """
     return _texts((field.name, _type_text(field.type), "YES", "", None, None) for field in schema)
 
 

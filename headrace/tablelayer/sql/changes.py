@@ -1,4 +1,4 @@
-"""A changelog as a table: what a scan gave, with `_change_type`, `_log_offset`, `_commit_timestamp` in front."""
+"""A changelog as a table: the rows of a scan behind `_change_type`, `_log_offset`, `_commit_timestamp`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORT = np.array([change.short for change in ChangeType])
 
 
 def changes_schema(table_schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Schema:
-    """The schema of `as_changes` for these columns of a table."""
+    """Return the schema of `as_changes` for these columns of a table."""
     names = table_schema.names if columns is None else columns
     return pa.schema(
         [
@@ -30,7 +30,7 @@ def changes_schema(table_schema: pa.Schema, columns: Sequence[str] | None = None
 def as_changes(
     batches: Sequence[ScanBatch], table_schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """One table of all batches, by bucket and offset as they came."""
+    """Return one table of all batches, in the order in which they came."""
     schema = changes_schema(table_schema, columns)
     parts = [
         pa.record_batch(

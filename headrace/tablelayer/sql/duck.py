@@ -1,9 +1,9 @@
-"""Queries in DuckDB, over rows that the server sends.
+"""Queries in DuckDB over rows from the server.
 
-A query is bound to its tables' columns before anything is read, so that a wrong name costs nothing and is answered with
-the near ones of the tables. A table that is gone through once comes as a stream, and so does the answer: neither has
-to fit into memory, but what DuckDB must hold to answer. What comes from the lake goes through a temporary table. What
-DuckDB spills is in a temporary folder, which it makes when it needs it and takes away with the answer.
+A query is bound to its tables' columns before any row is read, so that a wrong name is found at once, and the error
+suggests similar names. A table that is read once is streamed, and so is the answer: neither must fit into memory,
+except for what DuckDB must hold. Rows of the lake go through a temporary table. DuckDB spills to a temporary folder,
+which it makes on demand and removes with the answer.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ _UNKNOWN_COLUMN = (
 
 
 def connect(*, files: bool = True) -> Any:
-    """A DuckDB of its own, in UTC, that knows nothing of this process's variables. `files`: whether its statements may
-    read and write files of this machine, and ask other machines."""
+    """Make a DuckDB database in UTC that does not see this process's variables.
+
+    `files` says whether its statements may use files of this machine and connect to other machines.
+    """
     import duckdb
 
     database = duckdb.connect()
     database.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
     folder = os.path.join(tempfile.gettempdir(), f"headrace-sql-{uuid4().hex}")
     database.execute("SET temp_directory = $folder", {"folder": folder})
-    # It makes an ANTI JOIN of a LEFT JOIN with `WHERE right.key IS NULL`, and loses an IS NULL that stands on the right
-    # side too where that is Arrow's (DuckDB 2.0).
+    # This optimizer makes an ANTI JOIN of a LEFT JOIN with `WHERE right.key IS NULL`. If the right side is
+    # Arrow's, it then loses a second IS NULL on that side (DuckDB 2.0).
     database.execute("SET disabled_optimizers = 'outer_join_simplification'")
     if not files:
         database.execute("SET enable_external_access = false; SET lock_configuration = true")
@@ -49,19 +51,18 @@ def connect(*, files: bool = True) -> Any:
 
 
 _WITHOUT_ARROW = ("BIT", "TIME WITH TIME ZONE", "VARIANT", "BIGNUM")
-"""DuckDB's types that Arrow has no type for: it would get their inner bytes, or a time without its zone."""
+"""DuckDB's types without an equivalent in Arrow, which would get their inner bytes, or a time without its zone."""
 
 
 def in_arrow(relation: Any) -> Any:
-    """A relation whose columns all have a type in Arrow: the others are texts. Inside of nested values they are
-    refused. Raises SqlError."""
+    """Cast columns of types that Arrow does not have to texts. Raises SqlError for such types in nested values."""
     if not any(map(_lacks_arrow, relation.types)):
         return relation
     chosen = []
     for place, (name, kind) in enumerate(zip(relation.columns, relation.types, strict=True), 1):
         if str(kind) not in _WITHOUT_ARROW and _lacks_arrow(kind):
             raise SqlError(
-                f"column '{name}' of the query is {kind}, which Arrow has no type for: cast it to another type"
+                f"column '{name}' of the query is {kind}, which Arrow does not have: cast it to another type"
             )
         value = f"CAST(#{place} AS VARCHAR)" if _lacks_arrow(kind) else f"#{place}"
         chosen.append(f"{value} AS {quoted(name)}")
@@ -77,7 +78,7 @@ def _lacks_arrow(kind: Any) -> bool:
 
 
 class Engine:
-    """One query over `sources`, by the names that it has for them. `before` stands before the query: SUMMARIZE."""
+    """One query over `sources`, by their names in the query. `before` is a word before the query: SUMMARIZE."""
 
     def __init__(
         self, select: Select, sources: Mapping[str, Source], *, files: bool = True, before: str = ""
@@ -95,8 +96,10 @@ class Engine:
         self._files = files
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows as they come. Raises SqlError for what DuckDB refuses; so does the reader, whose reading raises what
-        the sources raise, too."""
+        """Return a reader of the rows as they arrive.
+
+        Raises SqlError for errors of DuckDB. Reading raises it, too, and the errors of the sources.
+        """
         import duckdb
 
         arriving: dict[str, Arriving] = {}
@@ -120,13 +123,13 @@ class Engine:
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 raise self._said(error, arriving.values()) from error
             finally:
-                reader.close()  # before what it reads from is gone
+                reader.close()  # before its sources are closed
                 database.close()
 
         return pa.RecordBatchReader.from_batches(reader.schema, rows())
 
     def schema(self) -> pa.Schema:
-        """Of the rows; they are read only where the sources do not tell what theirs will be."""
+        """Return the schema of the rows. Rows are read only if a source does not know its schema."""
         import duckdb
 
         schemas = {
@@ -146,7 +149,7 @@ class Engine:
                 raise self._said(error, ()) from error
 
     def place_types(self, marks: Sequence[str]) -> list[pa.DataType | None]:
-        """Of values that stand in the query as these texts; None where it leaves the type open."""
+        """Return the types of values that the query has as these texts; None if a type is open."""
         from headrace.tablelayer.model.ddl.select import compared_with
 
         found: list[pa.DataType | None] = []
@@ -168,7 +171,7 @@ class Engine:
         return found
 
     def _bind(self, database: Any) -> None:
-        """Raises DuckDB's errors for a query that makes no sense with these columns."""
+        """Check the query against the columns. Raises DuckDB's errors."""
         import duckdb
 
         schemas = {name: source.schema for name, source in self._sources.items()}
@@ -215,7 +218,7 @@ class Engine:
         return SqlError(text)
 
     def _unknown(self, text: str) -> str | None:
-        """What to say of a name that there is not."""
+        """Return the message about an unknown name; None if the error is another one."""
         for pattern in _UNKNOWN_COLUMN:
             found = pattern.search(text)
             if found is None:
@@ -238,7 +241,7 @@ class Engine:
 
 
 class Arriving:
-    """Batches as a reader for DuckDB; `error` is what their source raised, which DuckDB tells in its own words."""
+    """A reader of batches for DuckDB. `error` is the source's own error, which DuckDB reports in its own words."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.error: Exception | None = None

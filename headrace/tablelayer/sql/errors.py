@@ -1,4 +1,4 @@
-"""What can go wrong with a statement that was understood."""
+"""Errors of statements that were parsed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from headrace.tablelayer.client.errors import ClientError
 
 
 class SqlError(ClientError):
-    """A statement that cannot be carried out; its text is for whoever wrote it."""
+    """A statement that cannot be carried out. Its text is for the author of the statement."""
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """The names that were meant, as the end of a sentence; '' if none is like it."""
+    """Return the end of a sentence that suggests similar names; '' if there are none."""
     by_small = {each.lower(): each for each in names}
     found = [by_small[each] for each in get_close_matches(name.lower(), by_small, n=3)]
     return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -1,10 +1,9 @@
-"""COPY: rows of files into tables and answers into files, by DuckDB's readers and writers.
+"""COPY: import files into tables and export answers to files, by DuckDB's readers and writers.
 
-The types are the table's: a value of a CSV or JSON file is taken as the text that stands there, and brought into its
-column's type as `tablelayer.sql.assign` says, so that it is exact. Dates and times are written as texts of ISO 8601.
-The columns are those that the file names; a CSV file whose first line is not names of the table's has them in the
-table's order. A name that the table does not have is refused. A file takes its name when all is written, so that it is
-never half of an answer.
+The types are the table's: a value of a CSV or JSON file is read as a text and converted by `tablelayer.sql.assign`, so
+that it is exact. Dates and times are written as texts in ISO 8601. The file names its columns. A CSV file whose first
+line does not name the table's columns has them in the table's order. An unknown name is refused. A file gets its name
+when all rows are written, so that it is never incomplete.
 """
 
 from __future__ import annotations
@@ -39,14 +38,16 @@ _BATCH_ROWS = 100_000
 
 
 def format_of(file: str, options: Mapping[str, Any]) -> str:
-    """csv, json or parquet: what is said, or what the name says. Raises SqlError."""
+    """Return the format (csv, json or parquet) from the options, or from the file's name. Raises SqlError."""
     said = options.get("format")
     if said is None:
         parts = Path(file).name.lower().split(".")[1:]
         said = parts[-1] if parts and parts[-1] not in _PACKED else parts[-2] if len(parts) > 1 else ""
     found = _FORMATS.get(str(said).lower())
     if found is None:
-        raise SqlError(f"{file}: say which format it has: (FORMAT csv), (FORMAT json) or (FORMAT parquet)")
+        raise SqlError(
+            f"{file}: the name has no known format: add (FORMAT csv), (FORMAT json) or (FORMAT parquet)"
+        )
     others = [name for name in options if name in _OF_CSV] if found != "csv" else []
     if others:
         raise SqlError(f"{file}: {others[0].upper()} is an option of CSV, not of {found}")
@@ -54,7 +55,7 @@ def format_of(file: str, options: Mapping[str, Any]) -> str:
 
 
 def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
-    """Write an answer's rows to a file as they come; how many there were. Raises SqlError."""
+    """Write an answer's rows to a file as they arrive, and return their number. Raises SqlError."""
     import duckdb
 
     _must_be_allowed(files)
@@ -68,7 +69,8 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
         options.append("COMPRESSION zstd")
     assert answer.schema is not None
     part = f"{statement.file}.part"
-    if kind != "parquet" and "compression" not in statement.options:  # which DuckDB would go by the name for
+    # Without an option DuckDB would go by the name, which is that of the .part file.
+    if kind != "parquet" and "compression" not in statement.options:
         packed = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}.get(
             statement.file.rsplit(".", 1)[-1]
         )
@@ -89,12 +91,12 @@ def copy_to(answer: Answer, statement: CopyTo, *, files: bool = True) -> int:
             Path(part).unlink(missing_ok=True)
             if arriving.error is not None:
                 raise arriving.error from error
-            raise SqlError(f"{statement.file} cannot be written: {_reason(error)}") from error
+            raise SqlError(f"cannot write {statement.file}: {_reason(error)}") from error
     return int(rows)
 
 
 def copy_from(connection: Connection, writes: Writes, statement: CopyFrom, *, files: bool = True) -> int:
-    """Write a file's rows to a table; how many there were. Raises SqlError, and DataError for rows that do not fit."""
+    """Write a file's rows to a table and return their number. Raises SqlError."""
     import duckdb
 
     _must_be_allowed(files)
@@ -115,7 +117,7 @@ def copy_from(connection: Connection, writes: Writes, statement: CopyFrom, *, fi
                 return writes.answered(table, answer, [column.name for column in chosen])
         except (duckdb.Error, pa.ArrowException, OSError, DataError) as error:
             reason = _reason(error).removeprefix(f"{statement.path}: ")
-            told = SqlError(f"{statement.file} cannot be read into {statement.path}: {reason}")
+            told = SqlError(f"cannot read {statement.file} into {statement.path}: {reason}")
             for note in getattr(error, "__notes__", ()):
                 told.add_note(note)
             raise told from error
@@ -124,7 +126,7 @@ def copy_from(connection: Connection, writes: Writes, statement: CopyFrom, *, fi
 def _with_moments_as_texts(
     schema: pa.Schema, batches: Iterator[pa.RecordBatch]
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Dates and times as texts, also in years, and with digits, that DuckDB cannot write."""
+    """Convert dates and times to texts, because DuckDB cannot write all of their years and digits."""
     wanted = pa.schema([pa.field(field.name, _as_texts(field.type)) for field in schema])
 
     def written() -> Iterator[pa.RecordBatch]:
@@ -139,7 +141,7 @@ def _with_moments_as_texts(
 
 
 def _as_texts(kind: pa.DataType) -> pa.DataType:
-    """A type with texts for the dates and times in it."""
+    """Return a type with texts in place of its dates and times."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _as_texts(field.type)) for field in kind])
     if pa.types.is_map(kind):
@@ -150,7 +152,7 @@ def _as_texts(kind: pa.DataType) -> pa.DataType:
 
 
 def _moment_texts(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Dates and times as 2024-09-19 12:00:00.5, of LTZ with +00; years that have not four digits with a sign."""
+    """Write moments as 2024-09-19 12:00:00.5, with +00 for LTZ. Years without four digits get a sign."""
     given = array.type
     if given == target:
         return array
@@ -188,7 +190,7 @@ def _converted(
 
 
 def _written(schema: pa.Schema, kind: str) -> str:
-    """Nested values are JSON in CSV, where DuckDB would write texts that it does not read again."""
+    """Return the columns to write. Nested values are JSON in CSV, because DuckDB cannot read its own texts of them."""
     if kind != "csv":
         return "*"
     return ", ".join(
@@ -201,7 +203,7 @@ def _written(schema: pa.Schema, kind: str) -> str:
 
 Convert = Callable[[Assignment, pa.RecordBatch], pa.Table]
 Chosen = tuple[Sequence[Column], str, Convert] | None
-"""The columns that a file has, the query that reads them, and what makes rows of what it gives; None without rows."""
+"""The columns of a file, the query that reads them, and the conversion to rows; None without rows."""
 
 
 def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Chosen:
@@ -231,15 +233,15 @@ def _of_csv(database: Any, statement: CopyFrom, columns: Sequence[Column]) -> Ch
         chosen = columns
     else:
         raise SqlError(
-            f"{statement.file} has {len(first)} columns, and {statement.path} {len(columns)}: name them in its first"
-            f" line, or after the table: COPY {statement.path} ({columns[0].name}, ...) FROM ..."
+            f"{statement.file} has {len(first)} columns, but {statement.path} has {len(columns)}: name them"
+            f" in its first line, or after the table: COPY {statement.path} ({columns[0].name}, ...) FROM ..."
         )
     types = ", ".join(f"{text_literal(column.name)}: 'VARCHAR'" for column in chosen)
     more = ["allow_quoted_nulls = false", *([] if header else ["null_padding = false"])]
     sql = ", ".join([file, *said, f"header = {str(header).lower()}", f"columns = {{{types}}}", *more])
 
     def convert(assignment: Assignment, batch: pa.RecordBatch) -> pa.Table:
-        """An empty text is null but where it can be a value."""
+        """Convert texts. An empty one is null, except in types of texts and bytes."""
         texts = [
             each if column.type.kind in TEXT_KINDS | BINARY_KINDS else without_blanks(each)
             for each, column in zip(batch.columns, chosen, strict=True)
@@ -271,20 +273,18 @@ def _of_parquet(database: Any, statement: CopyFrom, columns: Sequence[Column]) -
 
 
 def _named(names: Sequence[str], statement: CopyFrom, columns: Sequence[Column]) -> list[Column]:
-    """The table's columns that a file names, in its order."""
+    """Return the table's columns that a file names, in its order."""
     by_name = {column.name.lower(): column for column in columns}
     folded = [name.lower() for name in names]
     twice = next((name for name in names if folded.count(name.lower()) > 1), None)
     if twice is not None:
-        raise SqlError(
-            f"{statement.file} has the column '{twice}' twice; the case of letters does not matter"
-        )
+        raise SqlError(f"{statement.file} has the column '{twice}' twice; upper and lower case are the same")
     if statement.columns is None:
         _must_be_known(names, by_name, statement)
         return [by_name[name.lower()] for name in names]
     missing = [column.name for column in columns if column.name.lower() not in map(str.lower, names)]
     if missing:
-        raise SqlError(f"{statement.file} has no '{missing[0]}'; it has {', '.join(names)}")
+        raise SqlError(f"{statement.file} has no column '{missing[0]}'; it has {', '.join(names)}")
     return list(columns)
 
 
@@ -318,7 +318,7 @@ def _value(value: Any) -> str:
 
 def _must_be_allowed(files: bool) -> None:
     if not files:
-        raise SqlError("COPY reads and writes files, which is not allowed here")
+        raise SqlError("COPY is not allowed here, because it reads and writes files")
 
 
 def _reason(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Values for the places that a statement leaves open: `?` in order, `:name` and `$name` by name.
+"""Values for the placeholders of a statement: `?` in order, `:name` and `$name` by name.
 
-A value becomes a literal where the place is, so that a query with parameters goes the same ways as one without. What
-looks like a place in a text, a name or a comment is none.
+A value becomes a literal in place of the placeholder, so that a query with parameters has the same plan as one without.
+Placeholders inside texts, names and comments are left as they are.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 def bind(sql: str, parameters: Parameters) -> str:
-    """The text with literals for its places. Raises SqlError for too many or too few of them, or a value that has no
-    literal; DdlError for a text whose quotes are not closed."""
+    """Return the statement with literals for its placeholders.
+
+    Raises SqlError for too many or too few values, or a value without a literal; DdlError for an unclosed quote.
+    """
     if isinstance(parameters, (str, bytes, bytearray)):
         raise SqlError(f"the parameters are {parameters!r}: give a list of values, [{parameters!r}]")
     places = _places(sql, parameters)
@@ -32,7 +34,7 @@ def bind(sql: str, parameters: Parameters) -> str:
     else:
         if len(places) != len(parameters):
             raise SqlError(
-                f"the statement has {len(places)} places (?), and {len(parameters)} values are given"
+                f"the statement has {len(places)} placeholders (?), but {len(parameters)} values are given"
             )
         chosen = [(place, value) for (place, _), value in zip(places, parameters, strict=True)]
     pieces, done = [], 0
@@ -43,12 +45,12 @@ def bind(sql: str, parameters: Parameters) -> str:
 
 
 def places_count(sql: str) -> int:
-    """How many values `?` stand for. Raises DdlError."""
+    """Return the number of placeholders `?`. Raises DdlError."""
     return len(_places(sql, ()))
 
 
 def _places(sql: str, parameters: Parameters) -> list[tuple[tuple[int, int], str]]:
-    """Where the places are, and their names."""
+    """Return the positions and the names of the placeholders."""
     tokens = TokenStream(sql).tokens
     if not isinstance(parameters, Mapping):
         return [
@@ -72,14 +74,14 @@ def _places(sql: str, parameters: Parameters) -> list[tuple[tuple[int, int], str
         found.append(((start, token.end + 1), name))
     unused = set(parameters) - {name for _, name in found}
     if unused:
-        raise SqlError(f"the statement has no place :{min(unused)}")
+        raise SqlError(f"the statement has no placeholder :{min(unused)}")
     return found
 
 
 def literal(value: Any) -> str:
-    """A value as SQL that says it exactly. Raises SqlError."""
-    if hasattr(value, "item") and hasattr(value, "dtype"):  # of NumPy
-        if value.dtype.kind == "M":  # whose item would be a whole number, of nanoseconds
+    """Return the exact SQL literal of a value. Raises SqlError."""
+    if hasattr(value, "item") and hasattr(value, "dtype"):  # a NumPy scalar
+        if value.dtype.kind == "M":  # its item would be a whole number of nanoseconds
             text = str(value)
             return "NULL" if text == "NaT" else f"TIMESTAMP '{text.replace('T', ' ')}'"
         value = value.item()
@@ -90,7 +92,7 @@ def literal(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        text = repr(value)  # with an exponent it is DuckDB's DOUBLE, and no DECIMAL
+        text = repr(value)  # with an exponent it is a DOUBLE in DuckDB, not a DECIMAL
         return (
             (text if "e" in text else f"{text}e0") if math.isfinite(value) else f"CAST('{value}' AS DOUBLE)"
         )
@@ -112,5 +114,5 @@ def literal(value: Any) -> str:
     if isinstance(value, (str, UUID)):
         return "'" + str(value).replace("'", "''") + "'"
     raise SqlError(
-        f"a {type(value).__name__} cannot be written in SQL: write such rows with table.upsert or append"
+        f"a {type(value).__name__} has no SQL literal: write such rows with table.upsert or append"
     )

@@ -33,7 +33,7 @@ def run_rights(security: SecurityAdmin, statement: RightsStatement) -> Answer:
         return Answer(text=f"user {statement.name} is there")
     if isinstance(statement, AlterUser):
         security.alter_user(statement.name, statement.password.reveal())
-        return Answer(text=f"user {statement.name} has another password")
+        return Answer(text=f"changed the password of user {statement.name}")
     if isinstance(statement, DropUser):
         security.drop_user(statement.name, if_exists=statement.if_exists)
         return Answer(text=f"user {statement.name} is gone")
@@ -68,7 +68,7 @@ def _revoke(security: SecurityAdmin, statement: Revoke) -> Answer:
     if whole:
         taken += security.revoke(whole, on, statement.principal)
     if not taken:
-        return Answer(text=f"nothing of that was granted to {statement.principal}")
+        return Answer(text=f"none of these privileges was granted to {statement.principal}")
     return Answer(text=f"revoked from {statement.principal}")
 
 

@@ -1,10 +1,10 @@
-"""The cheapest way to answer a SELECT.
+"""Plan the cheapest way to answer a SELECT.
 
-Of a simple query over one table (see `tablelayer.model.ddl.select`): equality on the whole primary key is a
-lookup, on the bucket key a prefix lookup, COUNT(*) (with a WHERE that the server understands) a count, LIMIT alone
-a limit scan; MIN, MAX and COUNT of columns are asked of the server, which has statistics or reads these columns only.
-Everything else is DuckDB's (`tablelayer.sql.duck`), over the columns that it names, of the rows that can matter
-(`tablelayer.sql.sources`). A `Plan` says which way it is before anything is read.
+A simple query over one table (`tablelayer.model.ddl.select`) is answered without DuckDB. Equality on the whole primary
+key is a lookup, on the bucket key a prefix lookup. COUNT(*) (with a WHERE that the server understands) is a count.
+LIMIT alone is a limit scan. MIN, MAX and COUNT of columns are asked of the server, which has statistics or reads these
+columns only. DuckDB (`tablelayer.sql.duck`) answers everything else, over the columns that the query names and the rows
+that can matter (`tablelayer.sql.sources`). A `Plan` has the decision before anything is read.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from headrace.tablelayer.sql.sources import (
 from headrace.tablelayer.sql.topics import NO_TABLE
 
 _SUFFIX = "$"
-"""What a table's name cannot have in it, and the names of its other views have."""
+"""A character that a table's name cannot have. The names of its other views have it."""
 
 
 class Plan:
-    """How a query is answered: `steps`, one for each table that is read, and whether DuckDB goes over their rows.
-    `run` reads them; rows that come from the server as they are, are given as they come. `schema` is what their schema
-    will be, for which little is read.
+    """The plan of a query: `steps`, one for each table that is read, and whether DuckDB processes their rows.
+
+    `run` reads them; rows that DuckDB does not process are streamed. `schema` returns their schema and reads little.
     """
 
     __slots__ = ("in_duckdb", "run", "schema", "steps")
@@ -63,12 +63,12 @@ class Plan:
 def run_select(
     connection: Connection, select: Select, known: Known | None = None, *, files: bool = True
 ) -> pa.Table | pa.RecordBatchReader:
-    """The rows of a query. Raises TableError for a table that is not there, SqlError for what DuckDB refuses."""
+    """Return the rows of a query. Raises TableError for an unknown table, SqlError for errors of DuckDB."""
     return plan(connection, select, known, files=files).run()
 
 
 def plan(connection: Connection, select: Select, known: Known | None = None, *, files: bool = True) -> Plan:
-    """The way of a query; errors as `run_select`. `files`: whether it may read files of this machine."""
+    """Return the plan of a query; errors as `run_select`. `files` says whether it may read local files."""
     if len(select.tables) == 1 and _SUFFIX not in select.tables[0]:
         found = _of_one_table(connection, select)
         if found is not None:
@@ -84,7 +84,7 @@ def of_duckdb(
     files: bool = True,
     before: str = "",
 ) -> Plan:
-    """DuckDB's way. `before`: the word that stands before the query."""
+    """Return a plan that uses DuckDB. `before` is a word before the query."""
     sources = {name: source_of(connection, name, select, known) for name in select.tables}
     engine = Engine(select, sources, files=files, before=before)
     steps = tuple(source.step for source in sources.values())
@@ -99,13 +99,13 @@ def place_types(
     *,
     files: bool = True,
 ) -> list[pa.DataType | None]:
-    """Of values that stand in the query as these texts, None where it leaves the type open; errors as `run_select`."""
+    """Return the types of values that the query has as these texts; None if open. Errors as `run_select`."""
     sources = {name: source_of(connection, name, select, known) for name in select.tables}
     return Engine(select, sources, files=files).place_types(marks)
 
 
 def _of_one_table(connection: Connection, select: Select) -> Plan | None:
-    """The ways that need no DuckDB; None if there is none, or if what is read is no table."""
+    """Return a plan without DuckDB; None if there is none, or if the query does not read a table."""
     name = select.tables[0]
     if not (select.is_simple or select.counts or select.reads or select.aggregates):
         return None
@@ -116,9 +116,9 @@ def _of_one_table(connection: Connection, select: Select) -> Plan | None:
     except (TableError, KafkaError) as error:
         if error.code.name not in NO_TABLE:
             raise
-        return None  # perhaps a topic
+        return None  # it may be a topic
     if begins_in_lake(table):
-        return None  # the server has the end of the rows alone
+        return None  # the server has only the newest rows
     if select.is_simple and (answer := _without_scan(table, select)) is not None:
         return answer
     if select.counts is not None:
@@ -137,16 +137,16 @@ def _pushed(table: Table, select: Select) -> PushedCondition:
 
 
 def _arriving(table: Table, select: Select) -> Plan | None:
-    """The rows as the server sends them, if it can apply all of the WHERE; None if DuckDB has to see them."""
+    """Plan to stream the server's rows, if it can apply all of the WHERE; None if DuckDB must process them."""
     schema: Any = table.definition.schema
     names = schema.names if select.columns_given is None else list(select.columns_given)
     if not set(names) <= set(schema.names):
-        return None  # DuckDB knows what to say, and takes names in any case
+        return None  # DuckDB has the error, and accepts names in upper or lower case
     wanted = predicate = None
     if select.conditions.get(select.tables[0]):
         pushed = _pushed(table, select)
         if pushed.predicate is None or not pushed.complete or key_bounds(table, select) is not None:
-            return None  # between bounds of the key there is less to read
+            return None  # a scan between bounds of the key reads less
         predicate = pushed.predicate
         wanted = arrow_expression(predicate, table.arrow_schema)
     if table.definition.is_partitioned and select.is_simple:
@@ -165,16 +165,15 @@ def _arriving(table: Table, select: Select) -> Plan | None:
 
 
 def _of_extremes(table: Table, select: Select) -> Plan | None:
-    """The answer from least and greatest values, which the server finds without sending rows; None if it cannot.
+    """Plan to answer from least and greatest values, which the server finds without sending rows; None if it cannot.
 
-    DuckDB says how the columns are called and which types they have: it is asked about the two rows of extremes. Counts
-    are put in afterwards.
+    DuckDB names and types the columns: the query runs on the two rows of extremes. Counts are put in afterwards.
     """
     schema: Any = table.definition.schema
     by_name = {column.name.lower(): column for column in schema.columns}
     asked = [by_name.get(name.lower()) for _, name in select.aggregates if name is not None]
     if not asked or any(column is None or pa.types.is_nested(column.type.arrow()) for column in asked):
-        return None  # an unknown column is DuckDB's to refuse
+        return None  # DuckDB reports an unknown column
     wanted = predicate = None
     if select.conditions.get(select.tables[0]):
         pushed = _pushed(table, select)
@@ -215,12 +214,12 @@ def _counted(rows: int) -> pa.Table:
 
 
 def _without_scan(table: Table, select: Select) -> Plan | None:
-    """The way of a lookup, a count or a limit scan; None if the query needs more."""
+    """Plan a lookup, a count or a limit scan; None if the query needs more."""
     definition = table.definition
     schema = definition.schema
     name, limit, columns = select.tables[0], select.limit, select.columns
     if not {*(columns or ()), *select.equals} <= set(schema.names):
-        return None  # DuckDB knows what to say, and takes names in any case
+        return None  # DuckDB has the error, and accepts names in upper or lower case
     shown = "" if select.is_count else shown_columns(columns, schema.names)
     equal = " AND ".join(f"{column} = {shown_value(value)}" for column, value in select.equals.items())
 

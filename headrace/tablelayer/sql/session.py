@@ -1,8 +1,8 @@
-"""Carrying out SQL statements over the table client.
+"""Run SQL statements over the table client.
 
-Definitions go to the server as they are; a SELECT goes the cheapest way that answers it (`tablelayer.sql.select`); what
-changes rows is in `tablelayer.sql.writes`, files in `tablelayer.sql.files`. A session has a current database and views,
-which are names for queries and are gone with it.
+Definitions go to the server unchanged. A SELECT is answered in the cheapest way (`tablelayer.sql.select`). Changes of
+rows are in `tablelayer.sql.writes`, files in `tablelayer.sql.files`. A session has a current database, and views: names
+for queries that end with the session.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ else:
 
 
 class Session:
-    """Statements one after the other, with a current database. `files`: whether they may read and write files of this
-    machine."""
+    """Runs statements one after the other, with a current database.
+
+    `files` says whether they may read and write files of this machine.
+    """
 
     def __init__(self, connection: Connection, database: str = "default", *, files: bool = True) -> None:
         self._connection = connection
@@ -84,15 +86,15 @@ class Session:
         self._is_writing = False
 
     def run(self, sql: str) -> Iterator[Answer]:
-        """Carry out the statements of a text, each when its answer is asked for.
+        """Run the statements of a text, each when its answer is requested.
 
-        Nothing has been done if the text cannot be understood (DdlError).
+        If the text cannot be parsed (DdlError), none is run.
         """
         for statement in parse(sql, self.database, self.views):
             yield self._run(statement)
 
     def query(self, sql: str, parameters: Parameters | None = None) -> SqlResult:
-        """Carry out the statements of a text; the answer of the last one. Errors as `run` and `bind`."""
+        """Run the statements of a text and return the answer of the last one. Errors as `run` and `bind`."""
         from headrace.tablelayer.client.result import SqlResult
         from headrace.tablelayer.sql.parameters import bind
 
@@ -106,17 +108,17 @@ class Session:
         return SqlResult(last.schema, last.batches())
 
     def reading(self, sql: str) -> Plan:
-        """How one statement is answered that only reads tables, topics and names; nothing is read of a SELECT yet.
+        """Return the plan of one statement that only reads tables, topics and names. A SELECT reads no row yet.
 
-        Raises SqlError for any other text, and what its parts raise.
+        Raises SqlError for any other text, and the errors of its parts.
         """
         from headrace.tablelayer.sql.select import Plan
 
         statements = parse(sql, self.database, self.views)
         if len(statements) != 1 or not isinstance(statements[0], _READS):
             raise SqlError(
-                "one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE is taken here; what changes something is for "
-                "headrace sql"
+                "only one SELECT, EXPLAIN, SUMMARIZE, SHOW or DESCRIBE is accepted here; run statements that "
+                "change something with headrace sql"
             )
         (statement,) = statements
         if isinstance(statement, Select):
@@ -132,8 +134,10 @@ class Session:
         return Plan((), lambda: rows)
 
     def places(self, sql: str) -> pa.Schema:
-        """The types of the values that `?` stand for in a query, named by their places from 1 on; texts where the query
-        leaves the type open. Raises as `reading`."""
+        """Return the types of the values for `?` in a query, named by their numbers from 1 on; texts if a type is open.
+
+        Raises as `reading`.
+        """
         from headrace.tablelayer.sql.parameters import bind, places_count
         from headrace.tablelayer.sql.select import place_types
         from headrace.tablelayer.sql.sources import Known
@@ -141,20 +145,22 @@ class Session:
         marks = _marks(places_count(sql))
         statements = parse(bind(sql, marks), self.database, self.views)
         if len(statements) != 1 or not isinstance(statements[0], Select):
-            raise SqlError("values can be given to a SELECT only")
+            raise SqlError("only a SELECT can have values for placeholders")
         found = place_types(self._connection, statements[0], marks, Known(self.views), files=self._files)
         return pa.schema([(str(place), kind or pa.string()) for place, kind in enumerate(found, 1)])
 
     def query_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """A statement for each of many rows of parameters; how many rows were written. Those of an INSERT of one row
-        are written at once."""
+        """Run a statement for each row of parameters and return the number of rows written.
+
+        An INSERT of one row writes them all at once.
+        """
         from headrace.tablelayer.sql.parameters import bind
 
         if not rows:
             return 0
         text = next((row for row in rows if isinstance(row, (str, bytes, bytearray))), None)
         if text is not None:
-            bind(sql, text)  # which says what is wrong
+            bind(sql, text)  # raises the error
         marks = _marks(len(rows[0]))
         statements = parse(bind(sql, marks), self.database, self.views)
         insert = statements[0] if len(statements) == 1 else None
@@ -166,7 +172,7 @@ class Session:
             if sum(place is not None for place in places) == len(marks):
                 uneven = next((row for row in rows if len(row) != len(marks)), None)
                 if uneven is not None:
-                    bind(sql, uneven)  # which says what is wrong
+                    bind(sql, uneven)  # raises the error
                 filled = tuple(
                     tuple(
                         value if place is None else row[place]
@@ -190,20 +196,18 @@ class Session:
             from headrace.tablelayer.sql.rights import run_rights
 
             return run_rights(self._connection.security, statement)
-        raise AssertionError(f"a statement of no known kind: {statement!r}")
+        raise AssertionError(f"unknown kind of statement: {statement!r}")
 
     def _require(self, statement: InsertSelect | CopyFrom | Update | Delete | Truncate) -> None:
-        """Refuse without the right what may turn out to write nothing, and would not be refused then."""
-        definition = self._connection.admin.describe_table(
-            statement.path
-        )  # one that is not there is told as such
+        """Check the right before a statement that may turn out to write nothing, which the server would not check."""
+        definition = self._connection.admin.describe_table(statement.path)  # raises if it does not exist
         if isinstance(statement, Truncate) and not definition.is_primary_key_table:
-            return  # the server is asked in any case, and for another right
+            return  # the server checks in any case, and another right
         self._connection.security.require(_PRIVILEGES[type(statement)], statement.path)
 
     @property
     def written_count(self) -> int:
-        """Rows that the statement which is being carried out has written so far; for another thread."""
+        """The rows that the running statement has written so far, for another thread."""
         found: Writes | None = self.__dict__.get("_writes")
         return 0 if found is None or not self._is_writing else found.written_count
 
@@ -213,7 +217,7 @@ class Session:
     def _writes(self) -> Writes:
         from headrace.tablelayer.sql.writes import (
             Writes,
-        )  # a tenth of a second, which those who ask for names do not wait for
+        )  # it takes a tenth of a second, which statements about names save
 
         return Writes(self._connection, self._query, self._analyze, files=self._files)
 
@@ -262,12 +266,12 @@ class Session:
             if statement.if_not_exists:
                 return Answer(text=f"view {name} is there")
             raise TableError(
-                TableErrorCode.TABLE_EXISTS, f"view {name} exists already: CREATE OR REPLACE VIEW"
+                TableErrorCode.TABLE_EXISTS, f"view {name} exists already: use CREATE OR REPLACE VIEW"
             )
         if self._connection.admin.table_exists(statement.path):
-            raise TableError(TableErrorCode.TABLE_EXISTS, f"{name} is a table")
+            raise TableError(TableErrorCode.TABLE_EXISTS, f"{name} is a table: give the view another name")
         self.views[name] = statement.sql
-        return Answer(text=f"view {name} is there until this session ends")
+        return Answer(text=f"created view {name} for this session")
 
     def _drop_view(self, statement: DropView) -> Answer:
         name = str(statement.path)
@@ -326,7 +330,7 @@ class Session:
         return _names("table", self._connection.admin.list_tables(statement.database), statement.like)
 
     def _show_topics(self, statement: ShowTopics) -> Answer:
-        """The plain ones, without those of tables and those that Kafka keeps for itself."""
+        """Return the plain topics, without those of tables and internal ones."""
         tables = {
             f"{database}.{table}"
             for database in self._connection.admin.list_databases()
@@ -344,7 +348,7 @@ class Session:
         return Answer(text=create_database_sql(known.name, known.comment, known.properties), is_code=True)
 
     def _partitions(self, statement: ShowPartitions) -> Answer:
-        """A row for each: its values, its name (which is also the end of its topic's), its buckets."""
+        """Return a row for each partition: its values, its topic and its number of buckets."""
         admin = self._connection.admin
         definition = admin.describe_table(statement.path)
         found = admin.list_partitions(statement.path, statement.spec)
@@ -357,7 +361,7 @@ class Session:
         return Answer(rows=pa.table(list(columns.values()), names=list(columns)))
 
     def _options(self, statement: ShowOptions) -> Answer:
-        """All options; of a table with the values that it has."""
+        """Return all options, with the values of a table if one is named."""
         given: Mapping[str, str] = {}
         value = "default"
         if statement.path is not None:
@@ -438,11 +442,11 @@ _READS = (
     Select, Explain, Summarize, DescribeDatabase, DescribeQuery, DescribeTable, ShowColumns, ShowCreateDatabase,
     ShowCreateTable, ShowDatabases, ShowOptions, ShowPartitions, ShowTables, ShowTopics,
 )  # fmt: skip
-"""What tells of tables, topics and names, and of users and rights nothing."""
+"""Statements that read tables, topics and names, but neither users nor rights."""
 
 
 def _marks(count: int) -> list[str]:
-    """Texts that stand for the values of places while a statement is looked at."""
+    """Return texts that stand for the values of placeholders while a statement is analysed."""
     return [f"\ue000{index}\ue000" for index in range(count)]
 
 
@@ -451,7 +455,7 @@ def _texts(columns: Mapping[str, Any]) -> pa.Table:
 
 
 def _names(heading: str, names: list[str], like: str | None) -> Answer:
-    """Names as rows."""
+    """Return names as rows."""
     if like is None:
         return Answer(texts={heading: names})
     return Answer(rows=_like(_texts({heading: names}), heading, like))
@@ -464,7 +468,7 @@ def _columns_of(definition: TableDefinition) -> pa.Table:
 
 
 def _like(rows: pa.Table, column: str, like: str | None) -> pa.Table:
-    """Those whose name is like SQL's pattern: % any characters, _ one."""
+    """Return the rows whose name matches SQL's pattern: % for any characters, _ for one."""
     if like is None:
         return rows
     import pyarrow.compute as pc

@@ -1,11 +1,11 @@
-"""What a query reads, for DuckDB: rows of tables, of their changelogs and lakes, of plain topics, and names.
+"""The sources of a query for DuckDB: rows of tables, changelogs, lakes and plain topics, and names.
 
-Of a table come the columns that the query needs and the rows that can matter: the server applies what it can of WHERE;
-of a keyed table it reads only between the bounds of the first key column, and with FOR SYSTEM_TIME (or VERSION) AS OF
-as it was. `db.t$changelog` is the table's log with `_change_type`, `_bucket`, `_log_offset` and `_commit_timestamp` in
-front, `db.t$lake` what is in the lake, `db.t$lake$snapshots` its snapshots. A log table whose log does not reach back
-to its beginning any more, and that is tiered, is read from the lake and the log together; a keyed table is whole on the
-server always. What is no table may be a topic (`tablelayer.sql.topics`).
+A table gives the columns that the query needs and the rows that can matter. The server applies what it can of WHERE. It
+reads a primary-key table only between the bounds of the first key column, and as it was with FOR SYSTEM_TIME (or
+VERSION) AS OF. `db.t$changelog` is the table's log behind `_change_type`, `_bucket`, `_log_offset` and
+`_commit_timestamp`, `db.t$lake` its rows in the lake, `db.t$lake$snapshots` the lake's snapshots. If a tiered log
+table's log no longer has its beginning, lake and log are read together. A primary-key table is always whole on the
+server. A name that is not a table may be a topic (`tablelayer.sql.topics`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["INFORMATION_SCHEMA", "Known", "Source", "Step", "source_of"]
 
 _SUFFIX = "$"
 _INEXACT = (TypeKind.FLOAT, TypeKind.DOUBLE)
-"""A decimal literal is rounded to them in more than one way."""
+"""Types for which a decimal literal can be rounded in more than one way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a session knows beside the server: `views`, queries by `database.name`."""
+    """Names that only the session knows: `views` has queries by `database.name`."""
 
     views: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One table's part in the answer: the way it is read, which columns are, and what the server leaves rows out by."""
+    """One table's part in a plan: how it is read, which columns, and by which filter on the server."""
 
     reads: str
     way: str
@@ -56,8 +56,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`schema`: of everything that can be asked for, None where only reading tells. `read` gives the rows, `batches`
-    the same as they come (None: they come at once)."""
+    """One source of a query.
+
+    `schema` has all available columns, None if it is only known after reading. `read` gives the rows, `batches` streams
+    them (None: they cannot be streamed).
+    """
 
     step: Step
     schema: pa.Schema | None
@@ -66,8 +69,10 @@ class Source:
 
 
 def source_of(connection: Connection, name: str, select: Select, known: Known | None = None) -> Source:
-    """What `name` of a query's tables stands for. Raises TableError for what is not there, SqlError for what cannot be
-    read so."""
+    """Return the source for `name` among a query's tables.
+
+    Raises TableError for an unknown name, SqlError for a source that cannot be read in this way.
+    """
     past = select.moments.get(name)
     path, moment = (name, None) if past is None else (past.table, past.moment)
     if path.startswith(f"{INFORMATION_SCHEMA}."):
@@ -123,7 +128,7 @@ def _of_table(
     wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
     from_lake = path.endswith(LAKE_SUFFIX)
     if from_lake or (not is_changelog and moment is None and begins_in_lake(table)):
-        # A table has the partitions that there are; what the lake keeps of others is in "t$lake".
+        # A table has the existing partitions; rows of dropped ones that the lake keeps are in "t$lake".
         past = _lake_moment(path, moment) if from_lake and moment is not None else {}
         return Source(
             Step(path, "lake" if from_lake else "lake and log", shown, shown_filter(pushed)),
@@ -178,11 +183,11 @@ def _as_of(moment: Any, read: Callable[[], pa.Table]) -> pa.Table:
     except ValueError as error:
         if moment is None:
             raise
-        raise SqlError(f"{error}; write FOR VERSION AS OF '0:17,1:20', offsets by bucket") from error
+        raise SqlError(f"{error}; give offsets by bucket, as FOR VERSION AS OF '0:17,1:20'") from error
 
 
 def key_bounds(table: Table, select: Select) -> Bounds | None:
-    """Between which values of the first key column all rows are that a query over one table can give."""
+    """Return the bounds of the first key column for the rows that a query over one table can return."""
     schema = table.definition.schema
     first = schema.column(schema.primary_key[0]) if schema.primary_key else None
     if first is None or first.type.kind in _INEXACT:
@@ -191,8 +196,9 @@ def key_bounds(table: Table, select: Select) -> Bounds | None:
 
 
 def pruned(table: Table, select: Select) -> Table | None:
-    """The table with nothing but the partitions that a simple query's conditions leave; None if a literal is of
-    another type, which DuckDB compares as SQL does.
+    """Return the table limited to the partitions that a simple query's conditions allow.
+
+    None if a literal has another type, because DuckDB compares it as SQL does.
     """
     spec = {name: select.equals[name] for name in table.definition.partition_keys if name in select.equals}
     try:
@@ -204,7 +210,7 @@ def pruned(table: Table, select: Select) -> Table | None:
 
 
 def begins_in_lake(table: Table) -> bool:
-    """Whether rows of a log table have left the log, and are to be found in the lake."""
+    """Return whether a log table's log no longer has its beginning, so that it is only in the lake."""
     definition = table.definition
     if definition.is_primary_key_table or not definition.settings.datalake_enabled:
         return False
@@ -214,16 +220,16 @@ def begins_in_lake(table: Table) -> bool:
 
 
 def _lake_moment(path: str, moment: Moment) -> dict[str, int]:
-    """Which of the lake's snapshots `union_scan` is to read. Raises SqlError."""
+    """Return the lake's snapshot for `union_scan` to read, as its arguments. Raises SqlError."""
     if isinstance(moment, Mapping):
         if list(moment) != [0]:
-            raise SqlError(f"a version of {path} is the number of a snapshot: {path}$snapshots has them")
+            raise SqlError(f"a version of {path} is the number of a snapshot: {path}$snapshots lists them")
         return {"snapshot": moment[0]}
     return {"time_ms": time_ms(moment)}
 
 
 def _of_lake(read: Callable[[Any], Any]) -> Any:
-    """With the module that reads it, which only who asks for the lake waits for. Raises SqlError."""
+    """Call `read` with the module that reads the lake, which is imported on first use. Raises SqlError."""
     from headrace.tablelayer.lake import union_scan
     from headrace.tablelayer.lake.adapter import LakeError
 
@@ -242,7 +248,7 @@ def _columns(table: Table, wanted: Collection[str] | None) -> Sequence[str] | No
     return chosen or schema.names[:1]
 
 
-# What a plan says
+# Plans as text
 
 
 def shown_columns(columns: Sequence[str] | None, names: Sequence[str]) -> str:
@@ -256,7 +262,7 @@ def shown_value(value: Any) -> str:
 
 
 def shown_filter(predicate: Predicate | None) -> str:
-    """A predicate as SQL."""
+    """Return a predicate as SQL."""
     if predicate is None:
         return ""
     word, *rest = predicate

@@ -1,10 +1,10 @@
 """Plain topics as tables: a row for each record, with `partition`, `offset`, `timestamp`, `key`, `value`, `headers`.
 
 Keys and values are texts; bytes that are not UTF-8 show as `\\xff`. `headers` is a list of structs `key`, `value`, as
-Spark's Kafka source has it: all headers of a record in their order, those of one name too. Where a query names them
-there are `key_bytes`, `value_bytes` and `headers_bytes` too, which are exact, and `json`: the value if it is JSON, else
-NULL (`json->>'$.user.id'`). Records are read from where each partition begins to where it ended when the query began, a
-fetch at a time; bounds that a query sets to `partition`, `offset` and `timestamp` are where reading begins and ends.
+in Spark's Kafka source: all headers of a record in order, including those of equal names. `*` does not include
+`key_bytes`, `value_bytes` and `headers_bytes`, which are exact, and `json`, the value if it is JSON, else NULL
+(`json->>'$.user.id'`). Records are read from each partition's beginning to its end when the query began, one fetch at a
+time. Bounds of `partition`, `offset` and `timestamp` in a query limit the read.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _NAMED = pa.schema(
     ]
 )
 NO_TABLE = ("TABLE_NOT_FOUND", "DATABASE_NOT_FOUND", "INVALID_TABLE", "TOPIC_AUTHORIZATION_FAILED")
-"""The last of somebody who may not know whether there is a table of that name: there may be a topic."""
+"""Errors after which a name may be a topic. The last is for a client that may not see the table."""
 
 
 def find_topic(
     connection: Connection, name: str, database: str, error: TableError | KafkaError
 ) -> Topic | None:
-    """The topic that a name without a table may mean: with the database in front of it, or without."""
+    """Return the topic for a name that is not a table's, with or without the database before it."""
     if error.code.name not in NO_TABLE:
         return None
     for topic in (name.removeprefix(f"{database}."), name):
@@ -69,25 +69,25 @@ def find_topic(
 
 
 class Topic:
-    """One topic, to read."""
+    """Reads one topic."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._kafka = connection.kafka
         self.name = name
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Of these columns; None: of all that there can be."""
+        """Return the schema of these columns, or of all available ones (None)."""
         every = pa.schema([*_SHOWN, *_NAMED])
         return every if columns is None else pa.schema([every.field(name) for name in columns])
 
     def columns(self, wanted: Collection[str] | None) -> list[str]:
-        """Those of `wanted` (small letters); of all of them (None) those that `*` means."""
+        """Return the columns among `wanted` (in lower case), or those of `*` (None)."""
         if wanted is None:
             return list(_SHOWN.names)
         return [name for name in self.schema().names if name in wanted] or ["offset"]
 
     def shown(self, bounds: Mapping[str, Bounds]) -> Iterator[str]:
-        """Which of the bounds reading keeps to."""
+        """Return the bounds that limit the read, as text."""
         for name in ("partition", "offset", "timestamp"):
             found = bounds.get(name)
             if found is None:
@@ -101,7 +101,7 @@ class Topic:
                 yield f"{name} <{'=' if found.include_upper else ''} {found.upper!s}"
 
     def batches(self, columns: Sequence[str], bounds: Mapping[str, Bounds]) -> Iterator[pa.RecordBatch]:
-        """The records that may be within the bounds, partition after partition."""
+        """Read the records that may be within the bounds, partition after partition."""
         ends = self._kafka.offsets(self.name, _LATEST)
         begins = self._begins(bounds)
         of_offset = bounds.get("offset", Bounds())
@@ -120,7 +120,7 @@ class Topic:
         since = _milliseconds(bounds.get("timestamp", Bounds()).lower)
         if since is None:
             return earliest
-        # -1: no record is so late. What comes in meanwhile is not of this query.
+        # -1: no record is that late. Records that arrive meanwhile do not belong to this query.
         later = self._kafka.offsets(self.name, since)
         return {
             partition: max(offset, later[partition]) if later[partition] >= 0 else 2**63 - 1
@@ -137,7 +137,7 @@ class Topic:
             for _, records in found:
                 yield self._rows(partition, records, position, end, columns)
             if positions[partition] <= position:
-                return  # what is left belongs to a transaction that is not decided, or is gone
+                return  # the rest belongs to an undecided transaction, or was deleted
             position = positions[partition]
 
     def _rows(
@@ -191,7 +191,7 @@ def _json(data: bytes | None) -> str | None:
 
 
 def _headers(records: RecordColumns, *, exact: bool) -> pa.Array:
-    """The headers of each record, with values as bytes (`exact`) or as texts."""
+    """Return the headers of each record, with values as bytes (`exact`) or as texts."""
     counts = records.headers_count
     found = [each for index in counts.nonzero()[0].tolist() for each in records.headers(index)]
     values = pa.array([value for _, value in found], pa.binary())
@@ -212,7 +212,7 @@ def _within(partition: int, bounds: Bounds | None) -> bool:
 
 
 def _milliseconds(value: Any) -> int | None:
-    """Of a literal that `timestamp` is compared with, in UTC as DuckDB has it here; None for anything else."""
+    """Return a literal that is compared with `timestamp` in ms, in UTC as in DuckDB here; None if unknown."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)

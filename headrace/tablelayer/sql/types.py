@@ -1,4 +1,4 @@
-"""Column types in DuckDB's words."""
+"""DuckDB's types for column types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text_literal(text: str) -> str:
 
 
 def duckdb_type(data_type: DataType) -> str:
-    """The type of DuckDB's that holds the values of a column."""
+    """Return DuckDB's type for a column type."""
     kind = data_type.kind
     if kind is TypeKind.DECIMAL:
         return f"DECIMAL({data_type.precision}, {data_type.scale})"

@@ -1,9 +1,9 @@
-"""Statements that change rows: what they write, by which of the client's calls, and how many rows that was.
+"""Statements that change rows: the client's calls that they make, and the number of rows.
 
-INSERT upserts or appends. UPDATE and DELETE that name the whole primary key are a lookup (is the row there?) and one
-write; all others find their rows by a query and write them by key. An UPDATE writes the columns that it sets, of rows
-that are there, and no others: what somebody else writes at the same time is not undone. What a query gives is written
-as it comes: what comes before a row that does not fit is written, and the error says how much that was.
+INSERT upserts or appends. UPDATE and DELETE with the whole primary key are a lookup (does the row exist?) and one
+write. All others find their rows by a query and write them by key. An UPDATE writes only the columns that it sets, in
+existing rows, so that it does not undo simultaneous writes of other clients. Rows of a query are written as they
+arrive. If a row does not fit, the rows before it are written, and the error says how many.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from headrace.tablelayer.sql.types import quoted
 
 _ROWS_AT_ONCE = 200_000
 _SPEED_FROM_ROWS = 100_000
-"""Fewer are written before a rate would say anything."""
+"""Number of rows from which a rate is shown."""
 
 Query = Callable[[Select], Answer]
 Analyze = Callable[[str], Select]
 
 
 class Writes:
-    """`query` answers a SELECT; `analyze` reads one that is written here."""
+    """Writes rows for statements. `query` answers a SELECT; `analyze` parses one that this class writes."""
 
     def __init__(self, connection: Connection, query: Query, analyze: Analyze, *, files: bool = True) -> None:
         self._connection = connection
@@ -57,7 +57,7 @@ class Writes:
         self._analyze = analyze
         self._files = files
         self.written_count = 0
-        """Rows of the statement that is carried out; another thread may look while it is."""
+        """Rows that the running statement has written so far. Another thread may read it."""
 
     def insert(self, statement: Insert) -> int:
         table = self._connection.table(statement.path)
@@ -93,7 +93,7 @@ class Writes:
     def _worked_out(
         self, table: Table, expressions: Mapping[tuple[str, Column], None]
     ) -> dict[tuple[str, str], Any]:
-        """The values of expressions for columns, all at one moment."""
+        """Return the values of expressions for columns, all at one moment."""
         if not expressions:
             return {}
         import duckdb
@@ -115,7 +115,7 @@ class Writes:
         }
 
     def rows(self, table: Table, rows: Any, names: Sequence[str], *, named: bool = False) -> None:
-        """Write rows that have these columns of the table. `named`: by the statement, which then changes no others."""
+        """Write rows with these columns. If the statement has `named` them, the other columns keep their values."""
         definition = table.definition
         if not definition.is_primary_key_table:
             table.append(rows)
@@ -125,7 +125,7 @@ class Writes:
             table.upsert(rows)
 
     def insert_select(self, statement: InsertSelect) -> int:
-        """What is read of the table itself is read before the first row is written."""
+        """Write the rows of a query. If it reads the table itself, all rows are read before the first is written."""
         table = self._connection.table(statement.path)
         names = _names(table, statement.columns)
         answer = self._query(statement.select)
@@ -134,7 +134,7 @@ class Writes:
         return self.answered(table, answer, names, named=statement.columns is not None)
 
     def answered(self, table: Table, answer: Answer, names: Sequence[str], *, named: bool = False) -> int:
-        """Write an answer's rows into these columns, in order; how many there were. `named`: see `rows`."""
+        """Write an answer's rows into these columns, in order, and return their number. `named` as in `rows`."""
         columns = table.definition.schema.select(list(names))
         assert answer.schema is not None
         if len(answer.schema) != len(names):
@@ -148,7 +148,7 @@ class Writes:
             )
 
     def _each_written(self, pieces: Iterator[pa.Table], write: Callable[[pa.Table], Any]) -> int:
-        """Write each piece while the next one is made; how many rows there were. An error says how many are written."""
+        """Write each piece while the next one is made; return the number of rows. An error has a note with it."""
         self.written_count = written = 0
         with ThreadPoolExecutor(1, thread_name_prefix="headrace-sql-write") as writer:
             under_way: tuple[int, Future[Any]] | None = None
@@ -167,12 +167,12 @@ class Writes:
                 if under_way is not None and not under_way[1].exception():
                     written += under_way[0]
                 if written:
-                    error.add_note(f"{count_text(written, 'written')} before")
+                    error.add_note(f"{count_text(written, 'written')} before the error")
                 raise
         return written
 
     def create(self, statement: CreateTableAs) -> int | None:
-        """Make a table and write its rows; None if there was one. A table that not all rows went to is taken away."""
+        """Create a table and write its rows; None if it existed. The table is dropped if the write fails."""
         admin = self._connection.admin
         if admin.table_exists(statement.path):
             if statement.if_not_exists:
@@ -199,13 +199,13 @@ class Writes:
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
                 f"UPDATE cannot change the primary key ({', '.join(changed_key)}): "
-                "DELETE the row and INSERT another",
+                "DELETE the row and INSERT another one",
             )
         if table.definition.settings.merge_engine is not None and not table.definition.takes_some_columns:
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
-                f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': a row that is there "
-                "is not changed by UPDATE; INSERT a whole row",
+                f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': UPDATE "
+                "cannot change its rows; INSERT a whole row",
             )
         computed = {name: value for name, value in assignments.items() if isinstance(value, Expression)}
         if not computed and _is_whole_key(table, statement.key):
@@ -251,7 +251,7 @@ class Writes:
         if table.definition.settings.delete_behavior is DeleteBehavior.IGNORE:
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
-                f"{table.path} ignores deletes ('table.delete.behavior' = 'IGNORE'): nothing would happen",
+                f"{table.path} ignores deletes: 'table.delete.behavior' is 'IGNORE'",
             )
         primary_key = list(table.definition.schema.primary_key)
         if _is_whole_key(table, statement.key):
@@ -275,8 +275,10 @@ class Writes:
         *,
         distinct: bool = False,
     ) -> pa.Table:
-        """What of the rows that a condition is true for is wanted, all of it before anything is written. `beside`: what
-        stands after the table's name."""
+        """Return the wanted columns of the rows that a condition is true for, all before anything is written.
+
+        `beside` is the text after the table's name.
+        """
         where = "" if condition is None else f" WHERE {condition}"
         path = f"{quoted(table.path.database)}.{quoted(table.path.table)}"
         what = f"{'DISTINCT ' if distinct else ''}{', '.join(chosen)}"
@@ -285,7 +287,7 @@ class Writes:
         return rows
 
     def truncate(self, statement: Truncate) -> int:
-        """Of a keyed table each row is deleted, as its readers need to know; of a log table the log begins anew."""
+        """Delete all rows: those of a primary-key table one by one, for its readers; a log table's log is cut."""
         table = self._connection.table(statement.path)
         definition = table.definition
         if definition.is_primary_key_table:
@@ -293,7 +295,7 @@ class Writes:
         if definition.settings.datalake_enabled:
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
-                f"{table.path} is tiered: what is in the lake stays, so that TRUNCATE would take away its log alone",
+                f"{table.path} is tiered: TRUNCATE would delete its log only, because rows in the lake stay",
             )
         count = table.count()
         for partition, offsets in table.partition_offsets("latest").items():
@@ -310,7 +312,7 @@ def _names(table: Table, columns: Sequence[str] | None) -> list[str]:
 
 
 def _given(value: Any, column: Column) -> Any:
-    """A value of a statement, with what DEFAULT means for the column."""
+    """Return a value of a statement, or the column's default for DEFAULT."""
     if not isinstance(value, Default):
         return value
     return None if column.default is None else python_value(column.default_scalar())
@@ -325,7 +327,7 @@ def _must_have_key(table: Table, verb: str) -> None:
 
 
 def _must_be_one_of_each(found: pa.Table, key_columns: int, table: str) -> None:
-    """Raises TableError where the rows of FROM say different things of one row. `found`: no two are equal."""
+    """Raise TableError if rows of FROM give one row different values. `found` has no equal rows."""
     keys = found.rename_columns([str(place) for place in range(found.num_columns)])
     names = keys.column_names[:key_columns]
     counted = keys.select(names).group_by(names).aggregate([([], "count_all")])
@@ -335,14 +337,16 @@ def _must_be_one_of_each(found: pa.Table, key_columns: int, table: str) -> None:
         key = ", ".join(f"{name} = {value}" for name, value in named)
         raise TableError(
             TableErrorCode.INVALID_STATEMENT,
-            f"{table}: {more[0]['count_all']} rows of FROM say what the row with {key} is to be, and say different "
-            "things: nothing was written; let the WHERE or a GROUP BY leave one",
+            f"{table}: {more[0]['count_all']} rows of FROM give the row with {key} different values: nothing "
+            "was written; leave one of them by WHERE or GROUP BY",
         )
 
 
 def _is_whole_key(table: Table, key: Mapping[str, Any] | None) -> bool:
-    """Return whether a condition names the whole primary key, by literals of the columns' own types; DuckDB compares
-    others, as it does for SELECT."""
+    """Return whether a condition names the whole primary key, by literals of the columns' own types.
+
+    DuckDB compares other literals, as it does for SELECT.
+    """
     schema = table.definition.schema
     if key is None or set(key) != set(schema.primary_key):
         return False
@@ -354,7 +358,7 @@ def _is_whole_key(table: Table, key: Mapping[str, Any] | None) -> bool:
 
 
 def _pieces(answer: Answer) -> Iterator[pa.Table]:
-    """An answer's rows, as many at a time as are written well."""
+    """Return an answer's rows in pieces of `_ROWS_AT_ONCE` or more."""
     waiting, count = list[pa.RecordBatch](), 0
     for batch in answer.batches(_ROWS_AT_ONCE):
         waiting.append(batch)
@@ -372,19 +376,19 @@ def _slices(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _definition(statement: CreateTableAs, schema: pa.Schema) -> TableDefinition:
-    """A table with the columns of a query. Raises TableError."""
+    """Return the definition of a table with the columns of a query. Raises TableError."""
     written = {column.name: column for column in statement.columns}
     unknown = [name for name in written if name not in schema.names]
     if unknown:
         raise TableError(
             TableErrorCode.INVALID_TABLE,
-            f"the query gives no column '{unknown[0]}'; it gives {', '.join(schema.names)}",
+            f"the query has no column '{unknown[0]}'; it has {', '.join(schema.names)}",
         )
     missing = [name for name in statement.primary_key if name not in schema.names]
     if missing:
         raise TableError(
             TableErrorCode.INVALID_TABLE,
-            f"the primary key has '{missing[0]}', and the query gives {', '.join(schema.names)}",
+            f"the primary key has '{missing[0]}', but the query has only {', '.join(schema.names)}",
         )
     columns = []
     for index, field in enumerate(schema):
@@ -405,6 +409,6 @@ def _definition(statement: CreateTableAs, schema: pa.Schema) -> TableDefinition:
 
 
 def count_text(rows: int, verb: str, seconds: float | None = None) -> str:
-    """How many rows; of many how fast that was."""
+    """Return a text with the number of rows, and the rate of many rows."""
     speed = f" ({rows / seconds:,.0f}/s)" if seconds and rows >= _SPEED_FROM_ROWS else ""
     return f"{rows} row{'' if rows == 1 else 's'} {verb}{speed}"

@@ -1,1 +1,1 @@
-"""Databases, tables, partitions; Kafka's topics and groups; statements that define them."""
+"""Administration of databases, tables and partitions, of Kafka's topics and groups, and DDL statements."""

@@ -29,7 +29,7 @@ _SET, _DELETE = 0, 1  # AlterConfigOp.OpType
 
 
 class ConfigKind(IntEnum):
-    """What has configurations: Kafka's ConfigResource.Type."""
+    """The kinds of resource that have configurations: Kafka's ConfigResource.Type."""
 
     TOPIC = 2
     BROKER = 4
@@ -52,8 +52,7 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigListing:
-    """One configuration. `value` None: not set, or kept secret (`is_sensitive`); `source`: where the value comes
-    from, a word of `SOURCES`."""
+    """One configuration. `value` is None if unset or secret (`is_sensitive`). `source` is a word of `SOURCES`."""
 
     name: str
     value: str | None
@@ -64,16 +63,16 @@ class ConfigListing:
 
     @property
     def is_default(self) -> bool:
-        """Nobody has set it."""
+        """Return whether the value is the default."""
         return self.source == SOURCES[5]
 
 
 async def list_resources(cluster: Cluster) -> list[tuple[ConfigKind, str]]:
-    """What has configurations, by kind and name (of all brokers: empty)."""
+    """Return the resources that have configurations: kind and name (empty for all brokers together)."""
     answer = await cluster.call(
         ListConfigResourcesRequest(resource_types=[kind.value for kind in ConfigKind]),
         ListConfigResourcesResponse,
-        doing="list what has configurations",
+        doing="list the resources with configurations",
     )
     known = {kind.value for kind in ConfigKind}
     return sorted(
@@ -84,7 +83,7 @@ async def list_resources(cluster: Cluster) -> list[tuple[ConfigKind, str]]:
 
 
 async def describe_configs(cluster: Cluster, kind: ConfigKind, name: str) -> list[ConfigListing]:
-    """Every configuration of a topic, broker or group, by name. Raises KafkaError."""
+    """Return every configuration of a topic, broker or group, by name. Raises KafkaError."""
     doing = f"describe the configurations of {kind.name.lower()} {name}"
     request = DescribeConfigsRequest(
         resources=[
@@ -119,7 +118,7 @@ async def alter_configs(
     *,
     validate_only: bool,
 ) -> None:
-    """Set some configurations and put others back to their defaults: all of it or nothing. Raises KafkaError."""
+    """Set some configurations and reset others to their defaults: all or none. Raises KafkaError."""
     doing = f"alter the configurations of {kind.name.lower()} {name}"
     request = IncrementalAlterConfigsRequest(
         resources=[

@@ -44,7 +44,7 @@ from headrace.tablelayer.model.types.values import Value
 
 @dataclass(frozen=True, slots=True)
 class DatabaseDescription:
-    """`created_at_ms` None: it was always there."""
+    """A database. `created_at_ms` is None if it always existed."""
 
     name: str
     comment: str | None
@@ -55,8 +55,8 @@ class DatabaseDescription:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A broker's process. `cpu_ms`: user and system time so far; `memory_bytes`: resident, -1 where that is not known;
-    `open_files_max`: as many as it may have, -1 for any.
+    """A broker's process. `cpu_ms` is user and system time so far. `memory_bytes` is resident memory, -1 if unknown.
+    `open_files_max` is the limit of open files, -1 for none.
     """
 
     broker_id: int
@@ -72,8 +72,8 @@ class ServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record that a table did not take. `index`: in its batch, -1: the batch as a whole; `code`: Kafka's name of the
-    error; `dead_letter`: it is in the table's dead-letter topic.
+    """A record that a table refused. `index` is its place in its batch, -1 for the whole batch. `code` is Kafka's name
+    of the error. `dead_letter` says whether it is in the table's dead-letter topic.
     """
 
     time_ms: int
@@ -87,7 +87,7 @@ class RefusedRecord:
 
 @dataclass(frozen=True, slots=True)
 class RefusedTable:
-    """`count`: refused since the brokers started; `records`: the last ones, the newest first."""
+    """The refused records of a table: `count` since the brokers started, and the last ones, the newest first."""
 
     table: str
     count: int
@@ -96,7 +96,7 @@ class RefusedTable:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotListing:
-    """A copy of a bucket's state elsewhere: of the log below `offset`, which is exclusive."""
+    """A snapshot of a bucket's state in remote storage. It has the log below `offset`, which is exclusive."""
 
     id: int
     offset: int
@@ -107,7 +107,7 @@ class SnapshotListing:
 
 @dataclass(frozen=True, slots=True)
 class BucketState:
-    """`applied_offset`: what of the log is in the bucket's state, exclusive; `snapshots`: the newest first."""
+    """A bucket's state: the log is applied below `applied_offset` (exclusive); `snapshots` has the newest first."""
 
     bucket: int
     applied_offset: int
@@ -116,11 +116,10 @@ class BucketState:
 
 
 class AsyncAdmin:
-    """What changes or lists databases and tables. Any broker answers; errors are TableError with a code to match on.
+    """Creates, alters, drops and lists databases and tables. Any broker answers. Errors are TableError with a code.
 
-    A change whose answer is lost is not repeated (it might then fail because it had succeeded):
-    OutcomeUnknown says that it may or may not have been carried out. With `if_not_exists` or `if_exists` it
-    is simply repeated.
+    A change whose answer is lost is not repeated, because it might then fail after it had succeeded: it raises
+    OutcomeUnknown, and may or may not have been carried out. With `if_not_exists` or `if_exists` it is repeated.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -161,7 +160,7 @@ class AsyncAdmin:
         reset_properties: Sequence[str] = (),
         comment: str | None = None,
     ) -> None:
-        """Change a database's properties and comment ('' takes it away). TableError DATABASE_NOT_FOUND."""
+        """Change a database's properties and comment ('' removes it). TableError DATABASE_NOT_FOUND."""
         request = AlterDatabaseRequest(
             name=name,
             comment=comment,
@@ -171,7 +170,7 @@ class AsyncAdmin:
         await self._cluster.call(request, AlterDatabaseResponse, doing=f"alter database {name}", changes=True)
 
     async def describe_database(self, name: str) -> DatabaseDescription:
-        """What is known of a database. TableError DATABASE_NOT_FOUND."""
+        """Return the description of a database. TableError DATABASE_NOT_FOUND."""
         answer = await self._cluster.call(
             DescribeDatabaseRequest(name=name), DescribeDatabaseResponse, doing=f"describe database {name}"
         )
@@ -180,7 +179,7 @@ class AsyncAdmin:
         return DatabaseDescription(name, answer.comment, properties, created_at, answer.table_count)
 
     async def list_databases(self) -> list[str]:
-        """The names of all databases, sorted."""
+        """Return the names of all databases, sorted."""
         answer = await self._cluster.call(
             ListDatabasesRequest(), ListDatabasesResponse, doing="list the databases"
         )
@@ -204,10 +203,10 @@ class AsyncAdmin:
     async def alter_table(
         self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None
     ) -> TableDefinition:
-        """Carry out changes (`tablelayer.model.table.evolution`), all or none; the table as it is then.
+        """Carry out changes (`tablelayer.model.table.evolution`), all or none, and return the changed definition.
 
-        Two of these at once are carried out one after the other. With `expected_schema_id` the second one fails
-        with TableError SCHEMA_CHANGED.
+        Simultaneous calls run one after the other. With `expected_schema_id` the second one fails: TableError
+        SCHEMA_CHANGED.
         """
         path = as_path(path)
         request = AlterTableRequest(
@@ -231,13 +230,13 @@ class AsyncAdmin:
         self._cluster.forget_routes(path.topic)
 
     async def list_tables(self, database: str) -> list[str]:
-        """The names of a database's tables, sorted. TableError DATABASE_NOT_FOUND."""
+        """Return the names of a database's tables, sorted. TableError DATABASE_NOT_FOUND."""
         request = ListTablesRequest(database=database)
         answer = await self._cluster.call(request, ListTablesResponse, doing=f"list the tables of {database}")
         return sorted(answer.tables)
 
     async def describe_table(self, path: TablePath | str) -> TableDefinition:
-        """A table's definition, id included. TableError TABLE_NOT_FOUND."""
+        """Return a table's definition, including its id. TableError TABLE_NOT_FOUND."""
         path = as_path(path)
         request = DescribeTableRequest(database=path.database, table=path.table)
         answer = await self._cluster.call(request, DescribeTableResponse, doing=f"describe table {path}")
@@ -246,7 +245,7 @@ class AsyncAdmin:
     async def list_partitions(
         self, path: TablePath | str, spec: Mapping[str, Value] | None = None
     ) -> list[Partition]:
-        """A table's partitions in order of name; with `spec` those that have these values of partition columns.
+        """Return a table's partitions by name; with `spec` only those with these values of partition columns.
 
         TableError TABLE_NOT_FOUND, NOT_PARTITIONED, INVALID_PARTITION.
         """
@@ -258,8 +257,9 @@ class AsyncAdmin:
     async def add_partition(
         self, path: TablePath | str, spec: Mapping[str, Value], *, if_not_exists: bool = False
     ) -> Partition:
-        """Add the partition that has this value of each partition column. TableError PARTITION_EXISTS,
-        INVALID_PARTITION, TOO_MANY_PARTITIONS, NOT_PARTITIONED.
+        """Add the partition that has this value of each partition column.
+
+        TableError PARTITION_EXISTS, INVALID_PARTITION, TOO_MANY_PARTITIONS, NOT_PARTITIONED.
         """
         definition = await self.describe_table(path)
         name = name_of_spec(definition, spec)
@@ -274,7 +274,7 @@ class AsyncAdmin:
         await drop_partition(self._cluster, definition, name, if_exists=if_exists)
 
     async def servers(self) -> list[ServerProcess]:
-        """The process of each broker: version, age, CPU, memory. UnsupportedRequest where there are no tables."""
+        """Return the process of each broker: version, age, CPU, memory. UnsupportedRequest without tables."""
         deadline = Deadline(self._cluster.config.delivery_timeout_ms)
         found = []
         for broker in sorted((await self._cluster.metadata([], deadline)).brokers, key=lambda b: b.node_id):
@@ -301,8 +301,10 @@ class AsyncAdmin:
         return found
 
     async def refused(self, topic: str | None = None) -> list[RefusedTable]:
-        """What tables have refused of what Kafka producers sent, since their brokers started: of the table of a topic,
-        or of all that may be read. UnsupportedRequest where there are no tables; TableError, KafkaError.
+        """Return the records that tables refused from Kafka producers since their brokers started.
+
+        They are those of the table of `topic`, or of all tables that may be read. UnsupportedRequest if the server has
+        no tables; TableError, KafkaError.
         """
         deadline = Deadline(self._cluster.config.delivery_timeout_ms)
         found: dict[str, RefusedTable] = {}
@@ -310,7 +312,7 @@ class AsyncAdmin:
             answer = await self._cluster.call(
                 ListRefusedRequest(topic=topic),
                 ListRefusedResponse,
-                doing=f"list what broker {broker.node_id} refused",
+                doing=f"list the records that broker {broker.node_id} refused",
                 node_id=broker.node_id,
                 deadline=deadline,
             )
@@ -333,8 +335,9 @@ class AsyncAdmin:
         return [found[name] for name in sorted(found)]
 
     async def snapshots(self, path: TablePath | str) -> list[BucketState]:
-        """The buckets of a primary-key table, or of a partition of one, with their snapshots; of a log table none.
-        UnsupportedRequest where there are no tables; TableError, KafkaError.
+        """Return the buckets of a primary-key table (or a partition of one) with their snapshots; none for a log table.
+
+        UnsupportedRequest if the server has no tables; TableError, KafkaError.
         """
         deadline = Deadline(self._cluster.config.delivery_timeout_ms)
         found: dict[int, BucketState] = {}
@@ -355,7 +358,7 @@ class AsyncAdmin:
         return [found[bucket] for bucket in sorted(found)]
 
     async def table_exists(self, path: TablePath | str) -> bool:
-        """Whether there is such a table."""
+        """Return whether the table exists."""
         try:
             await self.describe_table(path)
         except TableError as error:
@@ -370,5 +373,5 @@ def _pairs(properties: Mapping[str, str]) -> list[Property]:
 
 
 def as_path(path: TablePath | str) -> TablePath:
-    """A path given as text or as it is."""
+    """Return a path that is given as text or as a path."""
     return path if isinstance(path, TablePath) else TablePath.parse(path)

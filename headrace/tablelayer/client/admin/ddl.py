@@ -25,7 +25,7 @@ from headrace.tablelayer.model.types.values import Value
 
 
 class Definer(Protocol):
-    """What carries the statements out: the blocking `Admin`."""
+    """The methods that statements call: those of the blocking `Admin`."""
 
     def create_database(
         self,
@@ -73,7 +73,7 @@ _DEFINING = (
 
 
 def execute(admin: Definer, sql: str) -> None:
-    """Run all statements of a text. Nothing has been done if one of them cannot be understood or is no DDL."""
+    """Run all statements of a text. None is run if one of them cannot be understood or is not DDL."""
     statements = parse(sql)
     for statement in statements:
         if not isinstance(statement, _DEFINING):
@@ -88,7 +88,7 @@ def execute(admin: Definer, sql: str) -> None:
 
 
 def define(admin: Definer, statement: Statement) -> str | None:
-    """Carry out one DDL statement and say what was done; None if it is not one."""
+    """Carry out one DDL statement and return a message; None if it is not a DDL statement."""
     if isinstance(statement, CreateDatabase):
         admin.create_database(
             statement.name,
@@ -104,7 +104,7 @@ def define(admin: Definer, statement: Statement) -> str | None:
             reset_properties=statement.reset_properties,
             comment=statement.comment,
         )
-        return f"database {statement.name} is altered"
+        return f"altered database {statement.name}"
     if isinstance(statement, AlterTable):
         return _alter(admin, statement)
     if isinstance(statement, DropDatabase):
@@ -118,7 +118,7 @@ def define(admin: Definer, statement: Statement) -> str | None:
         return f"table {statement.path} is gone"
     if isinstance(statement, AddPartition):
         admin.add_partition(statement.path, statement.spec, if_not_exists=statement.if_not_exists)
-        return f"table {statement.path} has the partition"
+        return f"the partition of table {statement.path} is there"
     if isinstance(statement, DropPartition):
         admin.drop_partition(statement.path, statement.spec, if_exists=statement.if_exists)
         return f"the partition of table {statement.path} is gone"
@@ -126,7 +126,7 @@ def define(admin: Definer, statement: Statement) -> str | None:
 
 
 def _alter(admin: Definer, statement: AlterTable) -> str:
-    """The server decides; what it would refuse is found here first, because here the word can be pointed at."""
+    """Check the changes before the server does, because here an error can point at the word in the statement."""
     try:
         before = admin.describe_table(statement.path)
     except TableError as error:
@@ -136,5 +136,5 @@ def _alter(admin: Definer, statement: AlterTable) -> str:
     statement.check(before)
     after = admin.alter_table(statement.path, statement.changes)
     if after.schema.schema_id == before.schema.schema_id:
-        return f"table {statement.path} is altered"
-    return f"table {statement.path} is altered and has schema {after.schema.schema_id} now"
+        return f"altered table {statement.path}"
+    return f"altered table {statement.path}: its schema id is now {after.schema.schema_id}"

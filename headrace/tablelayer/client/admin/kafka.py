@@ -1,7 +1,6 @@
 """Kafka's side of the cluster: topics, groups, and the records of a topic, with Kafka's own requests.
 
-Enough for a person to look round and for tables' tests to see the Kafka face; not a Kafka client. Programs
-use one of those: every one of them works.
+It is for administration, and for tests of the Kafka view of tables. Programs use one of Kafka's clients.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ _FETCH_BY_ID_SINCE = 13
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic: `leaders` by partition; `configs` those given explicitly, empty in a listing, and where they are
-    withheld from somebody who may DESCRIBE the topic and not its configurations.
+    """A topic: `leaders` by partition; `configs` has the explicitly set configurations and is empty in a listing. It is
+    also empty where they are withheld: a client may DESCRIBE the topic but not its configurations.
     """
 
     name: str
@@ -93,7 +92,7 @@ class TopicDescription:
     configs_withheld: bool = False
 
     def required_configs(self) -> Mapping[str, str]:
-        """KafkaError TOPIC_AUTHORIZATION_FAILED where they are withheld."""
+        """Return `configs`. KafkaError TOPIC_AUTHORIZATION_FAILED if they are withheld."""
         if self.configs_withheld:
             raise_for(
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -124,7 +123,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A consumer group: `positions` are its committed offsets by (topic, partition)."""
+    """A consumer group; `positions` are its committed offsets by (topic, partition)."""
 
     group: str
     state: str
@@ -135,8 +134,8 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class LogSizes:
-    """`bytes`: of log files, without indexes, by topic and partition. `disks`: by server, (bytes free, bytes in all) of
-    the volume with its data; -1 where a server does not say.
+    """Sizes of logs: `bytes` of log files, without indexes, by topic and partition. `disks` has (bytes free, total
+    bytes) of each server's data volume, -1 if the server does not report them.
     """
 
     bytes: Mapping[str, Mapping[int, int]]
@@ -157,7 +156,7 @@ class KafkaRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A broker that is alive: its address as clients are told, and how many partitions it leads."""
+    """A live broker: its advertised address, and the number of partitions that it leads."""
 
     broker_id: int
     host: str
@@ -168,8 +167,8 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """`controller` is -1 while there is none. `offline` are partitions without a leader, as (topic, partition),
-    `under_replicated` those of which not all replicas are in sync.
+    """A cluster. `controller` is -1 while there is none. `offline` has the partitions without a leader, as (topic,
+    partition), and `under_replicated` the partitions whose replicas are not all in sync.
     """
 
     cluster_id: str
@@ -182,7 +181,7 @@ class ClusterDescription:
 
 
 class AsyncKafkaAdmin:
-    """Topics and groups."""
+    """Creates, describes and changes topics and groups."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -192,7 +191,7 @@ class AsyncKafkaAdmin:
         return Deadline(self._cluster.config.delivery_timeout_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Its brokers, and how its partitions are led; internal topics are counted too."""
+        """Return the cluster's brokers and the state of its partitions, internal topics included."""
 
         async def attempt(deadline: Deadline) -> ClusterDescription:
             answer = await self._cluster.metadata(None, deadline)
@@ -228,7 +227,7 @@ class AsyncKafkaAdmin:
         )
 
     async def placements(self) -> list[Placement]:
-        """Who holds every partition, internal topics included, the preferred leader first."""
+        """Return the replicas of every partition, internal topics included, the preferred leader first."""
 
         async def attempt(deadline: Deadline) -> list[Placement]:
             answer = await self._cluster.metadata(None, deadline)
@@ -248,21 +247,22 @@ class AsyncKafkaAdmin:
     async def move_partitions(
         self, wanted: Sequence[Placement | tuple[str, int]]
     ) -> dict[tuple[str, int], str]:
-        """Have partitions held by these brokers, or what is (topic, partition) alone no longer moved. Begun when this
-        returns (`moving_partitions`). Gives those that cannot be, each with the reason.
+        """Begin to move partitions to these brokers (`Placement`), or cancel the move of a (topic, partition).
+
+        Moves go on after this returns: see `moving_partitions`. Returns the refused ones, each with the reason.
         """
         return await move_partitions(self._cluster, wanted)
 
     async def moving_partitions(self) -> list[Placement]:
-        """Those that are being moved, with all who hold them meanwhile."""
+        """Return the partitions that are being moved, with all their replicas for now."""
         return await moving_partitions(self._cluster)
 
     async def elect_preferred_leaders(self) -> Mapping[tuple[str, int], str]:
-        """Have every partition led by the first of its replicas. Gives those that cannot be, each with the reason."""
+        """Let the first replica of each partition lead it. Returns the refused ones, each with the reason."""
         return await elect_preferred_leaders(self._cluster)
 
     async def list_topics(self) -> list[TopicDescription]:
-        """All topics by name, tables and internal ones among them; without their configurations."""
+        """Return all topics by name, tables and internal ones included, without their configurations."""
 
         async def attempt(deadline: Deadline) -> list[TopicDescription]:
             answer = await self._cluster.metadata(None, deadline)
@@ -286,9 +286,7 @@ class AsyncKafkaAdmin:
     async def create_topic(
         self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
     ) -> TopicDescription:
-        """Create a topic; -1 partitions: as many as the server gives by default. KafkaError
-        TOPIC_ALREADY_EXISTS, ...
-        """
+        """Create a topic; -1 partitions: the server's default. KafkaError TOPIC_ALREADY_EXISTS, ..."""
         request = CreateTopicsRequest(
             topics=[
                 CreatableTopic(
@@ -325,7 +323,7 @@ class AsyncKafkaAdmin:
         self._cluster.forget_routes(name)
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic with its explicit configuration. KafkaError UNKNOWN_TOPIC_OR_PARTITION at once if there is none."""
+        """Return a topic with its explicit configuration. KafkaError UNKNOWN_TOPIC_OR_PARTITION, without retries."""
         deadline = self._deadline()
         topics = (await self._cluster.metadata([name], deadline)).topics
         raise_for(topics[0].error_code, f"there is no topic {name}", doing="describe topic")
@@ -350,8 +348,8 @@ class AsyncKafkaAdmin:
         return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit, withheld)
 
     async def add_partitions(self, topic: str, count: int, *, validate_only: bool = False) -> None:
-        """Let a topic have `count` partitions, more than it has now. What has a key may go to another partition from
-        then on. KafkaError INVALID_PARTITIONS for fewer or as many, UNKNOWN_TOPIC_OR_PARTITION.
+        """Increase the number of a topic's partitions to `count`. Records with a key may go to another partition from
+        then on. KafkaError INVALID_PARTITIONS if `count` is not larger than before, UNKNOWN_TOPIC_OR_PARTITION.
         """
         doing = f"add partitions to {topic}"
         request = CreatePartitionsRequest(
@@ -364,11 +362,11 @@ class AsyncKafkaAdmin:
         self._cluster.forget_routes(topic)
 
     async def configs(self, kind: ConfigKind, name: str) -> list[ConfigListing]:
-        """Every configuration of a topic, broker or group, with its value, where that comes from and what it does."""
+        """Return every configuration of a topic, broker or group: value, source and documentation."""
         return await describe_configs(self._cluster, kind, name)
 
     async def configured(self) -> list[tuple[ConfigKind, str]]:
-        """The kind and name of everything that has configurations; the name of all brokers together is empty."""
+        """Return the resources that have configurations: kind and name (empty for all brokers together)."""
         return await list_resources(self._cluster)
 
     async def alter_configs(
@@ -380,22 +378,22 @@ class AsyncKafkaAdmin:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Set some configurations and put others (`delete`) back to their defaults, all of it or nothing. KafkaError
+        """Set some configurations and reset others (`delete`) to their defaults, all or none. KafkaError
         INVALID_CONFIG, INVALID_REQUEST for one that cannot be changed, UNKNOWN_TOPIC_OR_PARTITION.
         """
         await alter_configs(self._cluster, kind, name, values, delete, validate_only=validate_only)
 
     async def produce(self, topic: str, records: Sequence[OutgoingRecord]) -> list[tuple[int, int]]:
-        """Write records, with acks=all, each once whatever is lost on the way; (partition, offset) of each.
+        """Write records with acks=all, each exactly once, and return (partition, offset) of each.
 
-        KafkaError INVALID_RECORD, with the record and the reason, for one that does not fit a table: of its partition's
-        batch nothing is written then. MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, ...
+        KafkaError INVALID_RECORD, with the record and the reason, if a record does not fit a table: nothing of its
+        partition's batch is written. MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, ...
         """
         return await self._producer.produce(topic, records)
 
     async def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
-        """Offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in
-        ms (-1: none). With `committed` the end is where the first transaction begins that is not decided yet.
+        """Return offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in ms
+        (-1: none). With `committed` the end is the beginning of the first undecided transaction.
         """
 
         async def attempt(deadline: Deadline) -> dict[int, int]:
@@ -421,8 +419,9 @@ class AsyncKafkaAdmin:
         )
 
     async def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Move the beginnings of partitions forward, to the offset of each (-1: to its end): what is before is gone for
-        good. Where the logs begin now. KafkaError OFFSET_OUT_OF_RANGE, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED.
+        """Delete the records before an offset of each partition (-1: all), and return where the logs begin now.
+
+        KafkaError OFFSET_OUT_OF_RANGE, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED.
         """
 
         async def attempt(deadline: Deadline) -> dict[int, int]:
@@ -453,7 +452,7 @@ class AsyncKafkaAdmin:
         )
 
     async def log_sizes(self, topic: str | None = None) -> LogSizes:
-        """Bytes of log files by topic (None: all) and partition, over all servers, and what their disks have left."""
+        """Return the bytes of log files by topic (None: all) and partition over all servers, and their disk space."""
         deadline = self._deadline()
         asked = None
         if topic is not None:
@@ -480,17 +479,16 @@ class AsyncKafkaAdmin:
         return LogSizes(sizes, disks)
 
     async def brokers(self) -> dict[int, tuple[str, int]]:
-        """The addresses that the servers advertise, by their ids."""
+        """Return the servers' advertised addresses by broker id."""
         answer = await self._cluster.metadata([], self._deadline())
         return {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
 
     async def read(
         self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
     ) -> tuple[list[KafkaRecord], dict[int, int]]:
-        """One fetch: records from these positions on, and the positions behind them.
+        """Fetch once: return records from these positions on, and the positions behind them.
 
-        A position that the log has left behind moves on to the log's beginning. A table's records are what
-        its Kafka face shows.
+        A position before the log's beginning moves to it. A table's records are those of its Kafka view.
         """
         batches, next_positions = await self.read_batches(
             topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes
@@ -514,14 +512,15 @@ class AsyncKafkaAdmin:
     async def read_batches(
         self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
     ) -> tuple[list[tuple[int, RecordColumns]], dict[int, int]]:
-        """As `read`, but (partition, columns) for each batch: arrays with an element for each record
-        (`protocol.records.decode.RecordColumns`). The first batch of a partition is given whole, records before the
-        position among them.
+        """Fetch as `read` does, but return (partition, columns) for each batch.
+
+        Columns are arrays with an element for each record (`protocol.records.decode.RecordColumns`). The first batch of
+        a partition is whole and may have records before the position.
         """
         try:
             from headrace.protocol.records.decode import (
                 decode_records,
-            )  # numba: only where records are read one by one
+            )  # it needs numba, which is only imported here
         except ModuleNotFoundError as error:
             raise UnsupportedRequest(
                 f"reading records needs {error.name}, which is not installed: pip install headrace instead of"
@@ -590,7 +589,7 @@ class AsyncKafkaAdmin:
         return answer
 
     async def list_groups(self) -> list[GroupListing]:
-        """All consumer groups, by name. Each broker knows those that it coordinates."""
+        """Return all consumer groups by name. Each broker is asked for those that it coordinates."""
 
         async def attempt(deadline: Deadline) -> list[GroupListing]:
             listed: dict[str, GroupListing] = {}
@@ -610,7 +609,7 @@ class AsyncKafkaAdmin:
         )
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """A group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if nobody has ever used it."""
+        """Return a group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if it was never used."""
 
         async def attempt(deadline: Deadline) -> GroupDescription:
             node_id = await find_coordinator(self._cluster, group, deadline)
@@ -634,7 +633,7 @@ class AsyncKafkaAdmin:
         )
 
     async def delete_group(self, group: str) -> None:
-        """Forget a group and its positions. KafkaError NON_EMPTY_GROUP while it has members, GROUP_ID_NOT_FOUND."""
+        """Delete a group and its positions. KafkaError NON_EMPTY_GROUP while it has members, GROUP_ID_NOT_FOUND."""
         doing = f"delete group {group}"
 
         async def attempt(deadline: Deadline) -> None:
@@ -652,8 +651,9 @@ class AsyncKafkaAdmin:
         )
 
     async def delete_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> None:
-        """Forget a group's positions in these partitions. KafkaError GROUP_SUBSCRIBED_TO_TOPIC while a member reads
-        the topic, GROUP_ID_NOT_FOUND.
+        """Delete a group's positions in these partitions.
+
+        KafkaError GROUP_SUBSCRIBED_TO_TOPIC while a member reads the topic, GROUP_ID_NOT_FOUND.
         """
         doing = f"delete offsets of group {group} in {topic}"
 
@@ -680,7 +680,8 @@ class AsyncKafkaAdmin:
         )
 
     async def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the positions, the next offset to read of each partition, of a group without members. KafkaError
-        UNKNOWN_MEMBER_ID for one that has some.
+        """Set the next offset to read of each partition, for a group without members.
+
+        KafkaError UNKNOWN_MEMBER_ID if the group has members.
         """
         await commit_offsets(self._cluster, group, topic, offsets)

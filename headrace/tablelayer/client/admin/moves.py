@@ -1,4 +1,4 @@
-"""Who holds and leads partitions, asked and changed with Kafka's own requests."""
+"""Moves of partitions and elections of leaders, with Kafka's own requests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def move_partitions(
 
 
 async def moving_partitions(cluster: Cluster) -> list[Placement]:
-    """Those that are being moved, with all who hold them meanwhile."""
+    """Return the partitions that are being moved, with all their replicas for now."""
     answer = await cluster.call(
         ListPartitionReassignmentsRequest(timeout_ms=cluster.config.request_timeout_ms, topics=None),
         ListPartitionReassignmentsResponse,

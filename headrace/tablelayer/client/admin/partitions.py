@@ -1,4 +1,4 @@
-"""A table's partitions over the wire: list, create, drop."""
+"""List, create and drop a table's partitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.tablelayer.model.table.partitions import Partition
 
 
 async def list_partitions(cluster: Cluster, definition: TableDefinition) -> list[Partition]:
-    """In order of name. TableError NOT_PARTITIONED, TABLE_NOT_FOUND."""
+    """Return a table's partitions by name. TableError NOT_PARTITIONED, TABLE_NOT_FOUND."""
     answer = await cluster.call(
         ListPartitionsRequest(table_id=definition.id),
         ListPartitionsResponse,
@@ -28,7 +28,7 @@ async def list_partitions(cluster: Cluster, definition: TableDefinition) -> list
 async def create_partition(
     cluster: Cluster, definition: TableDefinition, name: str, *, if_not_exists: bool
 ) -> Partition:
-    """TableError PARTITION_EXISTS, INVALID_PARTITION, TOO_MANY_PARTITIONS, TABLE_NOT_FOUND."""
+    """Create a partition. TableError PARTITION_EXISTS, INVALID_PARTITION, TOO_MANY_PARTITIONS, TABLE_NOT_FOUND."""
     answer = await cluster.call(
         CreatePartitionRequest(table_id=definition.id, name=name, ignore_if_exists=if_not_exists),
         CreatePartitionResponse,
@@ -43,7 +43,7 @@ async def create_partition(
 async def drop_partition(
     cluster: Cluster, definition: TableDefinition, name: str, *, if_exists: bool
 ) -> None:
-    """TableError PARTITION_NOT_FOUND, TABLE_NOT_FOUND."""
+    """Drop a partition. TableError PARTITION_NOT_FOUND, TABLE_NOT_FOUND."""
     await cluster.call(
         DropPartitionRequest(table_id=definition.id, name=name, ignore_if_not_exists=if_exists),
         DropPartitionResponse,

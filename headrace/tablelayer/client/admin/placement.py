@@ -1,7 +1,7 @@
-"""Where partitions are to go: away from a broker, onto more of them, or so that all hold and lead as many. Pure.
+"""Plan moves of partitions: off a broker, onto more brokers, or evenly over all of them. Pure.
 
-A plan moves as little as it can. Replicas of a partition that are on different racks stay on as many; who is to lead is
-the first of them. Brokers are those that are alive, with their racks.
+A plan moves as little as it can. The replicas of a partition stay on as many racks as before. The first replica is the
+preferred leader. `Racks` are the live brokers with their racks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Racks = Mapping[int, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A partition, and who holds it, the preferred leader first."""
+    """A partition and the brokers that hold its replicas, the preferred leader first."""
 
     topic: str
     partition: int
@@ -23,11 +23,11 @@ class Placement:
 
 
 class PlacementError(ValueError):
-    """There are not the brokers for it."""
+    """There are too few brokers for the plan."""
 
 
 def drained(placements: Iterable[Placement], brokers: Racks, leaving: int) -> list[Placement]:
-    """What has to be held by others for one broker to hold nothing. PlacementError if there are too few others."""
+    """Return the moves that leave a broker without replicas. PlacementError if there are too few other brokers."""
     there = list(placements)
     held = Counter(broker for each in there for broker in each.replicas)
     first = Counter(each.replicas[0] for each in there)
@@ -56,8 +56,9 @@ def drained(placements: Iterable[Placement], brokers: Racks, leaving: int) -> li
 
 
 def balanced(placements: Iterable[Placement], brokers: Racks) -> list[Placement]:
-    """What has to be held or led by others for all brokers to hold as many replicas and lead as many partitions, give
-    or take one, as far as racks let it. Partitions with replicas on brokers that are not alive stay as they are.
+    """Return the moves after which all brokers hold as many replicas and lead as many partitions, give or take one.
+
+    Racks may prevent an even number. A partition with a replica on a broker that is not alive stays as it is.
     """
     before = list(placements)
     movable = [each for each in before if all(broker in brokers for broker in each.replicas)]
@@ -74,9 +75,10 @@ def balanced(placements: Iterable[Placement], brokers: Racks) -> list[Placement]
 
 
 def replicated(placements: Iterable[Placement], brokers: Racks, factor: int) -> list[Placement]:
-    """What has to be held by how many brokers for each partition to have `factor` replicas: new ones are on other racks
-    where there are any, and on those brokers that hold the fewest; those that go are the last. PlacementError if there
-    are fewer brokers.
+    """Return the changes after which each partition has `factor` replicas.
+
+    New replicas go to other racks if possible, and to the brokers that hold the fewest. The last replicas are removed
+    first. PlacementError if there are fewer brokers than `factor`.
     """
     if factor > len(brokers):
         raise PlacementError(
@@ -87,7 +89,7 @@ def replicated(placements: Iterable[Placement], brokers: Racks, factor: int) -> 
     held = Counter(broker for each in there for broker in each.replicas)
     changed = []
     for each in there:
-        # Who is gone holds nothing that could be copied: the first to go.
+        # Replicas on dead brokers are removed first: nothing can be copied from them.
         kept = sorted(each.replicas, key=lambda broker: broker not in brokers)[:factor]
         replicas = [broker for broker in each.replicas if broker in kept]
         while len(replicas) < factor:
@@ -120,7 +122,7 @@ def _even_out(after: Places, held: Counter[int], brokers: Racks) -> None:
         for taker in takers:
             if held[giver] - held[taker] <= 1:
                 break
-            # Who follows goes rather than who leads.
+            # Move replicas that follow rather than those that lead.
             choices = (
                 (after[place][0] == giver, place)
                 for place in of[giver]
@@ -148,7 +150,7 @@ def _keeps_racks(replicas: Sequence[int], giver: int, taker: int, brokers: Racks
 
 
 def _even_out_leaders(after: Places, brokers: Racks) -> None:
-    """By exchanging the first of some replicas with another one, also along a way over third brokers."""
+    """Even out the leaders: exchange first replicas with later ones, also along a path over other brokers."""
     led: dict[int, dict[tuple[str, int], None]] = {broker: {} for broker in brokers}
     for place, replicas in after.items():
         led[replicas[0]][place] = None
@@ -169,8 +171,8 @@ def _even_out_leaders(after: Places, brokers: Racks) -> None:
 def _way_down(
     giver: int, below: int, led: Mapping[int, Mapping[tuple[str, int], None]], after: Places
 ) -> list[tuple[tuple[str, int], int]] | None:
-    """Which partitions are to be led by whom for `giver` to lead one less and one that leads fewer than `below` one
-    more; the shortest such way.
+    """Return the shortest path that takes one partition from `giver` and gives one to a broker that leads fewer than
+    `below`: (partition, its new leader) for each step. None if there is no such path.
     """
     came_by: dict[int, tuple[int, tuple[str, int]]] = {}
     at, seen = [giver], {giver}

@@ -1,8 +1,8 @@
-"""Records into plain topics, and into the Kafka face of tables: what a person or a script types, a few at a time.
+"""Write a few records at a time to plain topics, or to tables through their Kafka view.
 
-A record with a key goes to the partition that Kafka's Java producer gives it (murmur2 of the key); those without one
-stay together, in any. Batches carry a producer id and sequences, so that what is sent again is written once. Programs
-use one of Kafka's clients.
+A record with a key goes to the partition that Kafka's Java producer gives it (murmur2 of the key). Records without a
+key stay together in a random partition. Batches carry a producer id and sequences, so that a batch that is sent again
+is written once. Programs use one of Kafka's clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.tablelayer.client.wire.cluster import Cluster
 from headrace.tablelayer.client.wire.retry import Deadline, raise_for, retrying
 
 BATCH_BYTES: Final = 900_000
-"""Of keys and values in one batch: it stays below `max.message.bytes`, 1 MiB."""
+"""Limit of keys and values in one batch. The batch stays below `max.message.bytes`, 1 MiB."""
 BATCH_RECORDS: Final = 10_000
 _CHANNEL: Final = "produce"
 _M: Final = 0x5BD1E995
@@ -38,7 +38,7 @@ _WORD: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRecord:
-    """A record to be written. `timestamp_ms` None: now; `partition` None: as its key says."""
+    """A record to write. `timestamp_ms` None is now; with `partition` None the key decides."""
 
     value: bytes | None
     key: bytes | None = None
@@ -48,7 +48,7 @@ class OutgoingRecord:
 
     @property
     def size(self) -> int:
-        """Bytes of key, value and headers."""
+        """Return the bytes of key, value and headers."""
         named = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + named
 
@@ -61,7 +61,7 @@ class _Identity:
 
 
 def murmur2(data: bytes) -> int:
-    """MurmurHash2 with Kafka's seed, as an unsigned 32-bit number. Source: Kafka's `Utils.murmur2`."""
+    """Return MurmurHash2 with Kafka's seed, as an unsigned 32-bit number. Source: Kafka's `Utils.murmur2`."""
     length = len(data)
     state = (0x9747B28C ^ length) & _WORD
     whole = length - length % 4
@@ -77,12 +77,12 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partition_count: int) -> int:
-    """Where Kafka's Java producer puts a record with this key."""
+    """Return the partition that Kafka's Java producer chooses for a key."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
 
 
 class Producer:
-    """Writes of one connection, one call after the other."""
+    """Writes records for one connection, one call after the other."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -90,8 +90,9 @@ class Producer:
         self._lock = asyncio.Lock()
 
     async def produce(self, topic: str, records: Sequence[OutgoingRecord]) -> list[tuple[int, int]]:
-        """(partition, offset) of each record. Raises KafkaError, of which those before it in another partition may have
-        been written, and OutcomeUnknown.
+        """Write records and return (partition, offset) of each.
+
+        Raises KafkaError, after which the records of earlier partitions may have been written, and OutcomeUnknown.
         """
         async with self._lock:
             deadline = Deadline(self._cluster.config.delivery_timeout_ms)
@@ -121,7 +122,7 @@ class Producer:
     async def _write(
         self, topic: str, topic_id: UUID, partition: int, records: Sequence[OutgoingRecord]
     ) -> int:
-        """The offset of the first."""
+        """Write one batch and return the offset of its first record."""
         now = int(time.time() * 1000)
         doing = f"produce to {topic}-{partition}"
 
@@ -133,7 +134,7 @@ class Producer:
                     deadline=deadline,
                 )
                 if given.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-                    # Kafka gives one to whom WRITE is granted on any topic (KIP-679): on this one it is not.
+                    # Kafka gives an id to a principal with WRITE on any topic (KIP-679): here WRITE is missing.
                     raise KafkaError(
                         ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not authorized: WRITE on topic {topic}"
                     )
@@ -184,7 +185,7 @@ class Producer:
                 on_stale_route=lambda: self._cluster.forget_routes(topic),
             )
         except BaseException:
-            self._identity = None  # whether the sequence is used up is not known
+            self._identity = None  # it is unknown whether the sequence is used up
             raise
         assert self._identity is not None
         used = self._identity.sequences
@@ -205,7 +206,7 @@ def _cut(records: Sequence[OutgoingRecord], indexes: Sequence[int]) -> list[list
 
 
 def _reason(part: PartitionProduceResponse) -> str | None:
-    """What the server says of the batch, and of its records."""
+    """Return the server's messages about the batch and its records."""
     said = [] if not part.error_message else [part.error_message]
     for each in part.record_errors:
         text = each.batch_index_error_message

@@ -1,9 +1,8 @@
-"""A record of a topic as one JSON object: `topics tail -o json` writes it; `topics produce --input json` and the
-console read it.
+"""A record of a topic as JSON. `topics tail -o json` writes it; `topics produce --input json` and the console read it.
 
-A text is the bytes of its UTF-8, null is null. Other bytes are base64, and `key_encoding` or `value_encoding` says
-`base64`. Headers are a list in their order, `[name, value]` or `[name, value, "base64"]`. So a record that is written
-and read again has equal bytes, whatever they are.
+A text stands for its UTF-8 bytes, null for null. Other bytes are base64, and `key_encoding` or `value_encoding` is
+`base64`. Headers are a list in their order, `[name, value]` or `[name, value, "base64"]`. Reading a written record
+gives equal bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ UTF8: Final = "utf-8"
 _ABSENT: Final = msgspec.Raw(b"")
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _HEADERS: Final = (
-    'headers are written [["name", "value"], ...], or ["name", "base64 text", "base64"] for bytes'
+    'write headers as [["name", "value"], ...], or as ["name", "base64 text", "base64"] for bytes'
 )
 
 
@@ -40,7 +39,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def text_and_encoding(data: bytes | None) -> tuple[str | None, str | None]:
-    """The text that stands for some bytes, and its encoding; (None, None) for null."""
+    """Return the text for some bytes and its encoding, or (None, None) for null."""
     if data is None:
         return None, None
     try:
@@ -50,7 +49,7 @@ def text_and_encoding(data: bytes | None) -> tuple[str | None, str | None]:
 
 
 def headers_to_json(record: KafkaRecord) -> str:
-    """The headers of a record as JSON."""
+    """Return the headers of a record as JSON."""
     listed = []
     for name, value in record.headers:
         text, encoding = text_and_encoding(value)
@@ -59,7 +58,7 @@ def headers_to_json(record: KafkaRecord) -> str:
 
 
 def record_to_json(record: KafkaRecord) -> str:
-    """A record as one line of JSON."""
+    """Return a record as one line of JSON."""
     (key, of_key), (value, of_value) = text_and_encoding(record.key), text_and_encoding(record.value)
     fields: dict[str, Any] = {
         "partition": record.partition,
@@ -74,20 +73,20 @@ def record_to_json(record: KafkaRecord) -> str:
 
 
 def record_from_json(text: bytes) -> OutgoingRecord:
-    """The record that a JSON object describes, with its timestamp and partition where they are given.
+    """Return the record that a JSON object describes, with its timestamp and partition if they are given.
 
-    A key or a value that is neither a text nor null is its JSON, byte for byte. `offset` has no meaning for a record
-    that is written. Raises ValueError for what cannot be read, a field of another name among it.
+    A key or a value that is neither a text nor null stands for its JSON, byte for byte. `offset` is ignored. Raises
+    ValueError for text that cannot be read, or that has an unknown field.
     """
     try:
         text.decode()
         line = msgspec.json.decode(text, type=_Line)
     except msgspec.ValidationError as error:
-        raise ValueError(f"is no object with a key or a value: {error}") from None
+        raise ValueError(f"is not an object with a key or a value: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
     if line.key is _ABSENT and line.value is _ABSENT:
-        raise ValueError("is no object with a key or a value")
+        raise ValueError("is not an object with a key or a value")
     return OutgoingRecord(
         _bytes("value", line.value, line.value_encoding),
         _bytes("key", line.key, line.key_encoding),
@@ -103,7 +102,7 @@ def _bytes(name: str, value: msgspec.Raw, encoding: str) -> bytes | None:
         return None
     if not raw.startswith(b'"'):
         if encoding != UTF8:
-            raise ValueError(f"has a {name} that is {encoding} and no text")
+            raise ValueError(f"has a {name} that is declared {encoding} and is not a text")
         return raw
     try:
         text = msgspec.json.decode(raw, type=str)
@@ -114,7 +113,7 @@ def _bytes(name: str, value: msgspec.Raw, encoding: str) -> bytes | None:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise ValueError(f"has a {name} that is no base64: {error}") from None
+        raise ValueError(f"has a {name} that is not base64: {error}") from None
 
 
 def _headers(raw: msgspec.Raw) -> list[tuple[str, bytes | None]]:
@@ -129,7 +128,7 @@ def _headers(raw: msgspec.Raw) -> list[tuple[str, bytes | None]]:
             return [(name, _bytes(f"header {name!r}", value, UTF8)) for name, value in named.items()]
         listed = msgspec.json.decode(text, type=list[list[msgspec.Raw]])
         if not all(2 <= len(each) <= 3 for each in listed):
-            raise ValueError(f"has a header that is no pair: {_HEADERS}")
+            raise ValueError(f"has a header that is not a pair: {_HEADERS}")
         read = []
         for each in listed:
             name = msgspec.json.decode(each[0], type=str)

@@ -1,6 +1,6 @@
-"""Users and rights: Kafka's SCRAM credentials and ACLs, and columns of tables that are granted one by one.
+"""Users and rights: Kafka's SCRAM credentials and ACLs, and grants of single columns of tables.
 
-What Kafka's own tools set is seen here, and the other way round; only columns are ours alone.
+Kafka's own tools and this module see the same ACLs. Only grants of columns are Headrace's own.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _ITERATIONS: Final = 8192
 _SALT_BYTES: Final = 32
 
 Object = TablePath | str
-"""What a right is over: a table, or (its name) a database."""
+"""The object of a right: a table, or a database by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantListing:
-    """One ACL, or the columns of one table. `columns` are empty for all."""
+    """One ACL, or a grant of columns of one table. `columns` is empty for all columns."""
 
     principal: str
     privilege: str
@@ -76,14 +76,14 @@ class GrantListing:
 
 @dataclass(frozen=True, slots=True)
 class UserListing:
-    """A user with a password, and the SCRAM mechanisms that it is good for."""
+    """A user with a password, and the SCRAM mechanisms that accept it."""
 
     name: str
     mechanisms: tuple[str, ...]
 
 
 class AsyncSecurityAdmin:
-    """Who there is, and who may do what. KafkaError SECURITY_DISABLED where nothing is protected."""
+    """Manages users and rights. KafkaError SECURITY_DISABLED if the server has no authorizer."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -91,9 +91,9 @@ class AsyncSecurityAdmin:
     # -- rights --------------------------------------------------------------------------------------------
 
     async def require(self, privilege: str, table: TablePath) -> None:
-        """Make sure that this connection may do on a table what a privilege of `GRANT` is for: SELECT, DELETE, ...
+        """Raise if this connection does not have a privilege of `GRANT` (SELECT, DELETE, ...) on a table.
 
-        A write asks for it by itself; a statement that turns out to write nothing does not. Raises KafkaError
+        The server checks every write itself. This is for statements that turn out to write nothing. Raises KafkaError
         TOPIC_AUTHORIZATION_FAILED, which names the privilege.
         """
         table, operation, config = table.whole, OPERATIONS[privilege], self._cluster.config
@@ -111,9 +111,9 @@ class AsyncSecurityAdmin:
     async def grant(
         self, privileges: Sequence[str], on: Object, principal: str, *, columns: Sequence[str] = ()
     ) -> None:
-        """Allow `principal` (``User:ann``) privileges such as SELECT on a table or a database.
+        """Allow `principal` (`User:ann`) privileges such as SELECT on a table or a database.
 
-        With `columns` SELECT is of these alone, and comes with DESCRIBE of the table.
+        With `columns`, SELECT is limited to them and includes DESCRIBE of the table.
         """
         operations, columns = _operations(privileges), several("columns", columns)
         doing = f"grant {', '.join(privileges)} on {_named(on)} to {principal}"
@@ -146,10 +146,10 @@ class AsyncSecurityAdmin:
     async def revoke(
         self, privileges: Sequence[str], on: Object, principal: str, *, columns: Sequence[str] = ()
     ) -> int:
-        """Take back what `grant`, or Kafka's tools, have allowed; how many grants there were.
+        """Take back grants of `grant` or of Kafka's tools, and return their number.
 
-        SELECT without `columns` takes back all that were granted one by one, too; DESCRIBE of the table, which came
-        with them, goes with the last of them.
+        SELECT without `columns` also takes back all grants of columns. DESCRIBE of the table is removed with the last
+        of them.
         """
         operations, columns = _operations(privileges), several("columns", columns)
         doing = f"revoke {', '.join(privileges)} on {_named(on)} from {principal}"
@@ -171,7 +171,7 @@ class AsyncSecurityAdmin:
         return taken
 
     async def grants(self, *, on: Object | None = None, principal: str | None = None) -> list[GrantListing]:
-        """What is allowed and denied: on a table (by whatever pattern), in a database, to somebody, or all."""
+        """Return what is allowed and denied: on a table (by any pattern), in a database, to a principal, or all."""
         doing = "list the grants"
         request = DescribeAclsRequest(
             resource_type_filter=_ANY,
@@ -231,7 +231,7 @@ class AsyncSecurityAdmin:
     # -- users ---------------------------------------------------------------------------------------------
 
     async def create_user(self, name: str, password: str, *, if_not_exists: bool = False) -> None:
-        """A user with a password, for both SCRAM mechanisms. KafkaError DUPLICATE_RESOURCE if there is one."""
+        """Create a user with a password for both SCRAM mechanisms. KafkaError DUPLICATE_RESOURCE if it exists."""
         if await self._mechanisms(name):
             if if_not_exists:
                 return
@@ -241,13 +241,13 @@ class AsyncSecurityAdmin:
         await self._set_password(name, password, f"create user {name}")
 
     async def alter_user(self, name: str, password: str) -> None:
-        """Another password. KafkaError RESOURCE_NOT_FOUND if there is no such user."""
+        """Change a user's password. KafkaError RESOURCE_NOT_FOUND if the user does not exist."""
         if not await self._mechanisms(name):
             raise KafkaError(ErrorCode.RESOURCE_NOT_FOUND, f"there is no user {name}")
         await self._set_password(name, password, f"alter user {name}")
 
     async def drop_user(self, name: str, *, if_exists: bool = False) -> None:
-        """The user's password is forgotten; what was granted stays, for whoever is called so later."""
+        """Delete a user's password. Its grants stay and hold for a later user of this name."""
         mechanisms = await self._mechanisms(name)
         if not mechanisms:
             if if_exists:
@@ -257,7 +257,7 @@ class AsyncSecurityAdmin:
         await self._alter(AlterUserScramCredentialsRequest(deletions=deletions), f"drop user {name}")
 
     async def list_users(self) -> list[UserListing]:
-        """Those with a password. Users of TLS, PLAIN and tokens are known to the server's configuration alone."""
+        """Return the users with a SCRAM password. Users of TLS, PLAIN and tokens are configured on the server."""
         answer = await self._cluster.call(
             DescribeUserScramCredentialsRequest(users=None),
             DescribeUserScramCredentialsResponse,
@@ -284,7 +284,7 @@ class AsyncSecurityAdmin:
         return [each.mechanism for each in result.credential_infos]
 
     async def _set_password(self, name: str, password: str, doing: str) -> None:
-        """The password is salted here and never travels (KIP-554)."""
+        """Set a password. It is salted here and never sent (KIP-554)."""
         upsertions = []
         for mechanism, digest in _DIGESTS.items():
             salt = secrets.token_bytes(_SALT_BYTES)
@@ -305,18 +305,18 @@ class AsyncSecurityAdmin:
 
 
 def _operations(privileges: Sequence[str]) -> list[int]:
-    """Raises ValueError for what is no privilege."""
+    """Return the operations of some privileges. Raises ValueError for an unknown one."""
     unknown = [each for each in several("privileges", privileges) if each.upper() not in OPERATIONS]
     if unknown or not privileges:
         raise ValueError(
-            f"{unknown[0] if unknown else 'nothing'} is no privilege; there are {', '.join(OPERATIONS)}"
+            f"{unknown[0] if unknown else 'nothing'} is not a privilege: use {', '.join(OPERATIONS)}"
         )
     return list(dict.fromkeys(OPERATIONS[each.upper()] for each in privileges))
 
 
 def _table(on: Object) -> TablePath:
     if not isinstance(on, TablePath):
-        raise ValueError(f"columns are of a table, and {on} is a database")
+        raise ValueError(f"columns are of a table, but {on} is a database")
     return on
 
 

@@ -1,5 +1,6 @@
-"""The way in for programs that wait. What only some programs use (tables, topics, users) is imported when it is asked
-for: a command that lists names has no use for numpy and pyarrow, which cost a fifth of a second."""
+"""The blocking connection. Tables, topics and users are imported when they are first used: numpy and pyarrow cost a
+fifth of a second, which a command that lists names does not need.
+"""
 
 from __future__ import annotations
 
@@ -67,37 +68,37 @@ class Connection:
 
     @cached_property
     def kafka(self) -> KafkaAdmin:
-        """Topics and groups."""
+        """Administration of topics and groups."""
         from headrace.tablelayer.client.blocking.kafka import KafkaAdmin
 
         return KafkaAdmin(self._connection.kafka, self._loop)
 
     @cached_property
     def security(self) -> SecurityAdmin:
-        """Users and rights."""
+        """Administration of users and rights."""
         from headrace.tablelayer.client.blocking.security import SecurityAdmin
 
         return SecurityAdmin(self._connection.security, self._loop)
 
     @property
     def bootstrap(self) -> str:
-        """The addresses it was given."""
+        """The server addresses that it was made with."""
         return self.settings.bootstrap
 
     def table(self, path: TablePath | str) -> Table:
-        """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
+        """Open a table. TableError TABLE_NOT_FOUND if it does not exist."""
         from headrace.tablelayer.client.blocking.table import Table
 
         return Table(self._loop.run(self._connection.table(path)), self._loop, self._direct)
 
     def open_table(self, definition: TableDefinition) -> Table:
-        """Open a table whose definition, id included, is known already: no question to the server."""
+        """Open a table by its definition, including its id, without a request to the server."""
         from headrace.tablelayer.client.blocking.table import Table
 
         return Table(self._connection.open_table(definition), self._loop, self._direct)
 
     def execute(self, statement: str) -> None:
-        """Run DDL: CREATE, ALTER or DROP, DATABASE or TABLE; several statements are separated by semicolons.
+        """Run DDL: CREATE, ALTER or DROP of a DATABASE or TABLE. Semicolons separate several statements.
 
         Raises DdlError (a TableError) that points at the word it does not understand.
         """
@@ -106,22 +107,23 @@ class Connection:
         execute(self.admin, statement)
 
     def sql(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> SqlResult:
-        """Carry out SQL: `connection.sql("SELECT name FROM fruit WHERE id = ?", [1]).to_pandas()`.
+        """Run SQL: `connection.sql("SELECT name FROM fruit WHERE id = ?", [1]).to_pandas()`.
 
-        Everything that `headrace sql` takes, by the same engine. `params` stand for `?` in order, or by name for
-        `:name` and `$name`; they are values, never parts of the statement. Of several statements the answer is the last
-        one's. Tables without a database are in the one that a `USE` before named, at first `default`; views last as
-        long as the connection.
+        The statements are those of `headrace sql`, with the same engine. `params` replace `?` in order, or `:name` and
+        `$name` by name. They are values, never parts of the statement. Several statements give the answer of the last
+        one. Tables without a database are in the one of an earlier `USE`, at first `default`. Views last as long as the
+        connection.
 
         Raises DdlError (a TableError) that points at a word, TableError, DataError, and SqlError (a ClientError) for
-        what DuckDB refuses; ClientError where SQL is not installed (`headrace-client` alone).
+        errors of DuckDB; ClientError if SQL is not installed (`headrace-client` alone).
         """
         answer: SqlResult = self._sql_session().query(query, params)
         return answer
 
     def sql_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Carry out a statement for each of many rows of values for its `?`; how many rows were written. An INSERT of
-        one row writes them all at once. Errors as `sql`.
+        """Run a statement for each row of values for its `?`, and return the number of rows written.
+
+        An INSERT of one row writes them all at once. Errors as `sql`.
         """
         return int(self._sql_session().query_many(statement, rows))
 
@@ -147,11 +149,10 @@ class Connection:
         changes: bool = False,
         to_controller: bool = False,
     ) -> ResponseT:
-        """Send one request of the table extension to any server, or to the controller, with retries; its error code is
-        raised.
+        """Send one request of the table extension to any server, or to the controller, with retries.
 
-        `doing` says what is attempted, for the error's text; `repeatable` whether doing it twice is harmless; `changes`
-        whether it has an effect, so that an attempt without an answer leaves the outcome unknown.
+        The answer's error code is raised. `doing` describes the attempt for the error's text. `repeatable` says that
+        doing it twice is harmless. `changes` says that an attempt without an answer leaves the outcome unknown.
         """
         return self._loop.run(
             self._connection.cluster.call(
@@ -165,21 +166,21 @@ class Connection:
         )
 
     def metrics(self) -> ClientMetrics:
-        """What this connection has done so far: requests, retries, rows; see `ClientMetrics`."""
+        """Return counts of this connection's requests, retries and rows."""
         found = self._connection.metrics()
         if self._direct is None:
             return found
         return replace(found, connections=found.connections + self._direct.connection_count)
 
     def close(self) -> None:
-        """Close everything. Idempotent; in a forked child it leaves the parent's connection alone."""
+        """Close the connection. Idempotent. In a forked child, leave the parent's connection open."""
         try:
             self._loop.run(self._connection.close())
         except RuntimeError:
             return  # closed already, or made before a fork
         self._loop.stop()
         if self._direct is not None:
-            self._direct.close()  # who waits there turns to the loop, and is told
+            self._direct.close()  # threads that wait on it go to the loop, which raises ConnectionClosed
 
     def __enter__(self) -> Self:
         return self
@@ -197,17 +198,17 @@ def connect(
 ) -> Connection:
     """Connect to a cluster: `with connect("127.0.0.1:9092") as connection: ...`.
 
-    `bootstrap` names some of its servers, "host:port,host:port". `properties` are Kafka's of security, as Java and
-    librdkafka call them, for example {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-256", ...}; None:
-    those of the environment. Raises ConnectionFailed at once if none of the servers answers, AuthenticationFailed if
-    one does not accept us or is not the one we trust.
+    `bootstrap` names some of its servers: "host:port,host:port". `properties` are Kafka's security properties, named as
+    in Java and librdkafka: {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-256", ...}. None takes those
+    of the environment. Raises ConnectionFailed at once if no server answers, AuthenticationFailed if a server refuses
+    the credentials or is not trusted.
     """
     return Connection(bootstrap, config, properties)
 
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """Where a table is: small, picklable, safe to send to other processes, which connect by themselves.
+    """A picklable reference to a table, for other processes, which make their own connection.
 
     `with ref.connect() as connection: connection.table(ref.path)`.
     """
@@ -217,5 +218,5 @@ class TableRef:
     config: ClientConfig = field(default_factory=ClientConfig)
 
     def connect(self) -> Connection:
-        """A new connection of this process to the table's cluster."""
+        """Return a new connection of this process to the table's cluster."""
         return Connection(self.bootstrap, self.config)

@@ -1,4 +1,4 @@
-"""Databases and tables, for programs that wait."""
+"""The blocking administration of databases and tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.tablelayer.client.blocking.waiting import Waiting, waits
 
 
 class Admin(Waiting):
-    """Databases and tables. See `AsyncAdmin` for what each method takes, returns and raises."""
+    """Manages databases and tables. `AsyncAdmin` documents the methods."""
 
     create_database = waits(AsyncAdmin.create_database)
     alter_database = waits(AsyncAdmin.alter_database)

@@ -1,4 +1,4 @@
-"""Topics and groups, for programs that wait."""
+"""The blocking administration of topics and groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.tablelayer.client.blocking.waiting import Waiting, waits
 
 
 class KafkaAdmin(Waiting):
-    """Topics and groups. See `AsyncKafkaAdmin` for what each method takes, returns and raises."""
+    """Manages topics and groups. `AsyncKafkaAdmin` documents the methods."""
 
     describe_cluster = waits(AsyncKafkaAdmin.describe_cluster)
     placements = waits(AsyncKafkaAdmin.placements)

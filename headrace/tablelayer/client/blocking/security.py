@@ -1,4 +1,4 @@
-"""Users and rights, for programs that wait."""
+"""The blocking administration of users and rights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.tablelayer.client.blocking.waiting import Waiting, waits
 
 
 class SecurityAdmin(Waiting):
-    """Users and rights. See `AsyncSecurityAdmin` for what each method takes, returns and raises."""
+    """Manages users and rights. `AsyncSecurityAdmin` documents the methods."""
 
     require = waits(AsyncSecurityAdmin.require)
     grant = waits(AsyncSecurityAdmin.grant)

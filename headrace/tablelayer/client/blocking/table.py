@@ -1,4 +1,4 @@
-"""A table and what reads and writes it, for programs that wait."""
+"""The blocking table, its scans and its staged writers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 def asks(
     method: Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Table, P], T]:
-    """A read as one that waits; a small one in this thread (`tablelayer.client.wire.direct`), if that is possible."""
+    """Make a read block. A small one runs in this thread if possible (`tablelayer.client.wire.direct`)."""
     name, wait = method.__name__, waits(method)
 
     @wraps(method)
@@ -48,7 +48,7 @@ def asks(
 
 
 class Table(Waiting):
-    """A table. See `AsyncTable`, whose methods these are, for what each takes, returns and raises."""
+    """A table with blocking methods. `AsyncTable` documents them."""
 
     _inner: AsyncTable
 
@@ -58,8 +58,10 @@ class Table(Waiting):
         self._nearby: AsyncTable | None = None
 
     def _near(self, asked: Any) -> AsyncTable | None:
-        """The same table to be read in this thread, for a key, a number of rows or a few keys; None if that is not
-        possible."""
+        """Return the table for reads in this thread, if a key, a number of rows or a few keys are asked for.
+
+        None if that is not possible.
+        """
         is_small = not hasattr(asked, "__len__") or isinstance(asked, (Mapping, str, bytes))
         if not (is_small or (isinstance(asked, (list, tuple)) and len(asked) <= FEW_KEYS)):
             return None
@@ -73,12 +75,12 @@ class Table(Waiting):
 
     @property
     def definition(self) -> TableDefinition:
-        """Columns, keys and options, as this handle knows them."""
+        """The definition (columns, keys, options) that this handle knows."""
         return self._inner.definition
 
     @property
     def path(self) -> TablePath:
-        """Its database and name."""
+        """The table's database and name."""
         return self._inner.path
 
     @property
@@ -93,14 +95,14 @@ class Table(Waiting):
         return definition_html(self.definition)
 
     def __len__(self) -> int:
-        """How many rows there are now: `count()`."""
+        """Return the number of rows now: `count()`."""
         return self.count()
 
     def __bool__(self) -> bool:
         return True
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """The rows as they come (Arrow's PyCapsule interface): `polars.DataFrame(table)`, `pyarrow.table(table)`."""
+        """Stream the rows by Arrow's PyCapsule interface, for `polars.DataFrame(table)` and `pyarrow.table(table)`."""
         schema = nullable_schema(self.definition.schema.columns)
         pieces = (pa.RecordBatch.from_arrays(piece.columns, schema=schema) for piece in self.batches())
         return pa.RecordBatchReader.from_batches(schema, pieces).__arrow_c_stream__(requested_schema)
@@ -150,8 +152,9 @@ class Table(Waiting):
         definition: TableDefinition | None = None,
         only_existing: bool = False,
     ) -> StagedWriter:
-        """A writer of rows that become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
-        `only_existing`: of a key that is not there at the commit nothing is written, as with `partial`.
+        """Return a writer whose rows become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
+
+        With `only_existing`, keys that do not exist at the commit are not written, as with `partial`.
         """
 
         async def make() -> AsyncStagedWriter:
@@ -167,11 +170,11 @@ class Table(Waiting):
         return StagedWriter(self._loop.run(make()), self._loop)
 
     def partition(self, name: str) -> Table:
-        """One partition as a table: its name is the values of the partition columns, joined by dots."""
+        """Return one partition as a table. Its name is the values of the partition columns, joined by dots."""
         return Table(self._loop.run(self._inner.partition(name)), self._loop, self._direct)
 
     def only(self, spec: Mapping[str, Any]) -> Table:
-        """The same table, whose reads see only the partitions with these values of partition columns."""
+        """Return the same table limited, for reads, to the partitions with these values of partition columns."""
         return Table(self._inner.only(spec), self._loop)
 
     def scan(
@@ -185,10 +188,9 @@ class Table(Waiting):
         filter: FilterLike = None,
         row_filter: bool = True,
     ) -> Scan:
-        """Read rows and changes as a stream of `ScanBatch`; see `AsyncTable.scan` for the choices.
+        """Read rows and changes as a stream of `ScanBatch`; `AsyncTable.scan` documents the parameters.
 
-        `for batch in table.scan(until="latest"): ...` reads the state and stops; `until=None` follows the
-        changes for ever.
+        `for batch in table.scan(until="latest"): ...` reads the state and stops. `until=None` follows the changes.
         """
         scan = self._inner.scan(columns, start, until, buckets, poll_timeout, as_of, filter, row_filter)
         return Scan(scan, self._loop)
@@ -196,7 +198,7 @@ class Table(Waiting):
     def batches(
         self, columns: Sequence[str] | None = None, filter: FilterLike = None
     ) -> Generator[pa.RecordBatch, None, None]:
-        """The rows that `to_arrow` gives, a few MiB at a time."""
+        """Iterate over the rows of `to_arrow`, a few MiB at a time."""
         pieces = self._inner.batches(columns, filter)
         try:
             while (piece := self._loop.run(_next_piece(pieces))) is not None:
@@ -213,8 +215,10 @@ class Table(Waiting):
         as_of: int | None = None,
         partition: str | None = None,
     ) -> Generator[tuple[pa.RecordBatch, int], None, None]:
-        """One bucket of a PK table as it is now, or at an offset, piece by piece, each with the log offset of that
-        moment."""
+        """Read one bucket of a primary-key table as it is now, or was at an offset, piece by piece.
+
+        Each piece comes with the log offset of that moment.
+        """
         pieces = self._inner.snapshot(bucket, columns, filter, as_of=as_of, partition=partition)
         try:
             while (piece := self._loop.run(_next_piece(pieces))) is not None:
@@ -224,13 +228,13 @@ class Table(Waiting):
 
 
 class StagedWriter(Waiting):
-    """`AsyncStagedWriter`, each call of which waits."""
+    """A staged writer with blocking methods. `AsyncStagedWriter` documents them."""
 
     _inner: AsyncStagedWriter
 
     @property
     def decided(self) -> bool:
-        """The batch is committed already: what is written is counted and dropped."""
+        """Whether the batch is committed already; rows are then counted and dropped."""
         return self._inner.decided
 
     def __enter__(self) -> Self:
@@ -249,7 +253,7 @@ async def _next_piece(pieces: AsyncGenerator[T, None]) -> T | None:
 
 
 class Scan:
-    """An iterator of `ScanBatch`, for one thread; closes itself at its end, or by `close`, or at the end of `with`."""
+    """An iterator of `ScanBatch`, for one thread. It is closed at its end, by `close`, or at the end of `with`."""
 
     def __init__(self, scan: AsyncScan, loop: LoopThread) -> None:
         self._scan = scan
@@ -262,7 +266,7 @@ class Scan:
     def __next__(self) -> ScanBatch:
         if self._ended:
             raise StopIteration
-        # What has arrived is decoded in this thread, while the loop's waits for the next answer.
+        # Arrived batches are decoded in this thread, while the loop's thread waits for the next answer.
         batch = self._scan.take_arrived()
         if batch is None:
             batch = self._loop.run(self._next())
@@ -288,7 +292,7 @@ class Scan:
         return self._scan.partition_positions
 
     def seek(self, positions: Mapping[int, int] | PartitionOffsets) -> None:
-        """Go on from these offsets instead."""
+        """Continue from these offsets."""
 
         async def seek() -> None:
             self._scan.seek(positions)
@@ -296,14 +300,14 @@ class Scan:
         self._loop.run(seek())
 
     def close(self) -> None:
-        """Stop reading ahead. Idempotent; closing the connection has done it too."""
+        """Stop reading ahead. Idempotent. Closing the connection does it, too."""
         if not self._ended:
             self._ended = True
             with suppress(ConnectionClosed):
                 self._loop.run(self._scan.close())
 
     def __del__(self) -> None:
-        # `for batch in table.scan(): ... break` leaves a scan behind that nobody can close.
+        # `for batch in table.scan(): ... break` leaves a scan that is never closed.
         if not self._ended:
             self._loop.start(self._scan.close())
 

@@ -1,4 +1,4 @@
-"""The event loop in a thread, and how a method of the asynchronous client becomes one that waits for it."""
+"""An event loop in a thread, and blocking methods that run asynchronous ones in it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-client", daemon=True)
         self._thread.start()
         self._stopped = False
-        self._lock = threading.RLock()  # what the garbage collector ends comes amid anything, and by this way
-        """What is given to the loop is given before it begins to stop, so that its end is told."""
+        # Reentrant: the garbage collector may close a scan, and so come here, at any point.
+        self._lock = threading.RLock()
+        """Held while a coroutine is given to the loop, so that none is given after the loop has begun to stop."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether this thread may wait for it."""
+        """Return whether this thread may wait for the loop."""
         return (
             not self._stopped and self._pid == os.getpid() and threading.current_thread() is not self._thread
         )
@@ -40,7 +41,7 @@ class LoopThread:
         return self._stopped
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end in the loop and wait; an interrupt (Ctrl-C) of the caller cancels it."""
+        """Run a coroutine in the loop and wait for it. An interrupt (Ctrl-C) of the caller cancels it."""
         if self._pid != os.getpid():
             coroutine.close()
             raise RuntimeError("this connection was made before a fork: make a new one in each process")
@@ -61,7 +62,7 @@ class LoopThread:
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run without waiting; not at all if the loop has stopped or belongs to another process."""
+        """Start a coroutine without waiting. Do nothing if the loop has stopped or belongs to another process."""
         if self._pid != os.getpid():
             coroutine.close()
         else:
@@ -97,7 +98,7 @@ class LoopThread:
 
 
 class Waiting:
-    """What a loop thread does for others: `inner` is the asynchronous object."""
+    """Base of blocking objects: `inner` is the asynchronous object."""
 
     def __init__(self, inner: Any, loop: LoopThread) -> None:
         self._inner = inner
@@ -107,7 +108,7 @@ class Waiting:
 def waits(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """An asynchronous method as one that waits: the same arguments, answer and errors."""
+    """Make an asynchronous method block. Arguments, answer and errors are the same."""
     name = method.__name__
 
     @wraps(method)

@@ -1,4 +1,4 @@
-"""Rows as DataFrames. pandas and polars are imported when they are asked for, and need not be installed."""
+"""Rows as DataFrames. pandas and polars are imported on first use and are optional."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def to_polars(rows: pa.Table) -> pl.DataFrame:
-    """Without a copy where polars has the same type. Raises ClientError if polars is not installed."""
+    """Return a polars DataFrame, without copies of equal types. Raises ClientError if polars is not installed."""
     frame: pl.DataFrame = _library("polars").from_arrow(rows)
     return frame
 
 
 def to_pandas(rows: pa.Table) -> pd.DataFrame:
-    """As pyarrow does it: integers with nulls become floats. Raises ClientError if pandas is not installed."""
+    """Return a pandas DataFrame. Integers with nulls become floats. Raises ClientError if pandas is not installed."""
     _library("pandas")
     return rows.to_pandas()
 
@@ -33,5 +33,5 @@ def _library(name: str) -> Any:
         if error.name != name:
             raise
         raise ClientError(
-            f"{name} is not installed: pip install {name}, or use to_arrow, which needs nothing more"
+            f"{name} is not installed: pip install {name}, or use to_arrow, which does not need it"
         ) from None

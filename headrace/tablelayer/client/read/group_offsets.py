@@ -1,8 +1,8 @@
-"""Offsets kept by the server under a consumer group's name, with Kafka's own OffsetCommit and OffsetFetch.
+"""Committed offsets of a consumer group, by Kafka's own OffsetCommit and OffsetFetch.
 
-They are the same offsets that a Kafka consumer of topic `db.t` with this `group.id` commits: a table scan
-can go on where a Kafka consumer stopped, and the other way round. Only for groups without live members: a
-group that a Kafka consumer is reading with belongs to it, and the server refuses others.
+They are the same offsets that a Kafka consumer of topic `db.t` with this `group.id` commits: a table scan can continue
+where a Kafka consumer stopped, and the reverse. The group must have no live members: the server refuses other clients'
+commits while Kafka consumers are members.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GROUPS_SINCE = 8
 
 
 async def commit_offsets(cluster: Cluster, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-    """Store the next offset to read of each partition."""
+    """Commit the next offset to read of each partition."""
 
     async def attempt(deadline: Deadline) -> None:
         node_id = await find_coordinator(cluster, group, deadline)
@@ -64,7 +64,7 @@ async def commit_offsets(cluster: Cluster, group: str, topic: str, offsets: Mapp
 
 
 async def fetch_offsets(cluster: Cluster, group: str) -> dict[tuple[str, int], int]:
-    """All committed offsets of a group, by (topic, partition)."""
+    """Return all committed offsets of a group, by (topic, partition)."""
 
     async def attempt(deadline: Deadline) -> dict[tuple[str, int], int]:
         node_id = await find_coordinator(cluster, group, deadline)

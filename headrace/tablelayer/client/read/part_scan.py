@@ -1,7 +1,7 @@
-"""Scanning one part of a table: the state of its buckets, if that is wanted, and their log from there on.
+"""Scan one part of a table: optionally the state of its buckets, then their log from there on.
 
-The next answer is asked for while the caller works on the last one. The server blocks while there is nothing new;
-nobody polls in a loop. A bucket whose snapshot is still being read has no position yet.
+The next answer is requested while the caller works on the last one. The server blocks while there is nothing new, so no
+client polls in a loop. A bucket whose snapshot is still being read has no position yet.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _scan_numbers = itertools.count(1)
 class ScanBatch:
     """Some rows of one bucket, in log order.
 
-    `change_types` is uint8[n] of `ChangeType` (+A +I -U +U -D), `offsets` int64[n]. Rows of the state that
-    opens a "full" scan are +I, their offsets -1 and `from_snapshot` true. `timestamp_ms` is when the server
-    appended the batch, -1 for a snapshot.
+    `change_types` is uint8[n] of `ChangeType` (+A +I -U +U -D), `offsets` int64[n]. Rows of the state that opens a
+    "full" scan are +I, their offsets -1 and `from_snapshot` true. `timestamp_ms` is when the server appended the batch,
+    -1 for a snapshot.
     """
 
     bucket: int
@@ -60,19 +60,17 @@ class ScanBatch:
     timestamp_ms: int
     from_snapshot: bool = False
     partition: str = ""
-    """Of a partitioned table the partition's name."""
+    """The partition's name if the table is partitioned."""
 
     @property
     def row_count(self) -> int:
-        """Of `batch`, and of what stands beside it."""
+        """The number of rows of `batch`."""
         return int(self.batch.num_rows)
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """One bucket's place: `offset` is the caller's, `fetch_offset` that of the answers already asked for or
-    arrived.
-    """
+    """One bucket's position: `offset` is the caller's, `fetch_offset` that of the answers requested or arrived."""
 
     bucket: int
     offset: int | None
@@ -96,9 +94,9 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A log batch, of which rows `first` to `last` (exclusive) are wanted, or none; and where its bucket goes on.
+    """A log batch, of which rows `first` to `last` (exclusive) are wanted, or none, and its bucket's next offset.
 
-    It is decoded when it is its turn: the next answer is on its way meanwhile.
+    It is decoded in its turn, while the next answer is on its way.
     """
 
     bucket: int
@@ -110,7 +108,7 @@ class _Arrived:
 
 
 class PartScan:
-    """The stream of one part; see the module. Made by `tablelayer.client.table.scan`, which is for the caller."""
+    """The stream of one part, as the module describes. `tablelayer.client.table.scan` makes it for callers."""
 
     def __init__(
         self,
@@ -126,7 +124,7 @@ class PartScan:
         condition: bytes | None = None,
         row_filter: bool = True,
     ) -> None:
-        """`condition`: a filter as it travels (`model.filters.encode_filter`)."""
+        """Make a scan; `condition` is an encoded filter (`model.filters.encode_filter`)."""
         self._condition = condition
         self._row_filter = condition is not None and row_filter
         self._cluster = cluster
@@ -165,16 +163,16 @@ class PartScan:
                 return list(range(count))
         for bucket in buckets:
             if not 0 <= bucket < count:
-                raise ValueError(f"{self._topic} has buckets 0 to {count - 1}; there is no bucket {bucket}")
+                raise ValueError(f"{self._topic} has no bucket {bucket}: it has buckets 0 to {count - 1}")
         return sorted(set(buckets))
 
     def take_arrived(self) -> ScanBatch | None:
-        """The next batch, if an answer has brought it already. Not while somebody waits for the next one."""
+        """Return the next batch if it has arrived. Do not call it while another call waits for the next one."""
         while self._arrived:
             answer = self._arrived[0]
             state = self._buckets[answer.bucket]
             rows = None
-            if state.generation == answer.generation:  # else the caller has sought elsewhere
+            if state.generation == answer.generation:  # otherwise the caller has called `seek`
                 if answer.batch is not None:
                     try:
                         rows = self._rows(answer.bucket, answer.batch, answer.first, answer.last)
@@ -187,7 +185,7 @@ class PartScan:
         return None
 
     async def close(self) -> None:
-        """Stop reading ahead and give the connection back. Idempotent."""
+        """Stop reading ahead and release the connection. Idempotent."""
         fetches = [fetch for _, fetch in self._fetches.values()]
         self._fetches.clear()
         self._arrived.clear()
@@ -198,24 +196,22 @@ class PartScan:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each bucket, after the batches handed out so far; buckets still in their
-        snapshot are absent.
-        """
+        """The next offset of each bucket, after the returned batches; none for buckets still in their snapshot."""
         return {state.bucket: state.offset for state in self._buckets.values() if state.offset is not None}
 
     @property
     def bucket_count(self) -> int:
-        """Of the part, whichever of its buckets are read."""
+        """The number of the part's buckets, whether they are read or not."""
         return self._definition.bucket_count
 
     @property
     def until(self) -> Mapping[int, int] | None:
-        """Where the scan ends, if that was given as offsets."""
+        """The end of the scan, if it was given as offsets."""
         return self._until if isinstance(self._until, Mapping) else None
 
     @property
     def read_count(self) -> int:
-        """How many of the part's buckets are read."""
+        """The number of buckets that are read."""
         return len(self._wanted)
 
     @property
@@ -224,18 +220,20 @@ class PartScan:
         return bool(self._arrived)
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Go on from these offsets instead; what was read ahead of them is dropped."""
+        """Continue from these offsets; batches that were read ahead are dropped."""
         for bucket, offset in positions.items():
             state = self._buckets.get(bucket)
             if state is None:
-                raise ValueError(f"this scan does not read bucket {bucket}, or has not begun")
+                raise ValueError(
+                    f"cannot seek in bucket {bucket}: this scan does not read it, or has not begun"
+                )
             state.wants_snapshot = False
             state.move(offset)
 
     # -- the stream
 
     async def run(self) -> AsyncGenerator[ScanBatch, None]:
-        """The batches; once. Ends at the end that was given, or `poll_timeout` seconds after the last row."""
+        """Iterate over the batches, once. Ends at the given end, or `poll_timeout` seconds after the last row."""
         await self._begin()
         for state in list(self._buckets.values()):
             if state.wants_snapshot:
@@ -258,9 +256,7 @@ class PartScan:
         elif isinstance(self._until, Mapping):
             until = self._until
         elif self._until is not None:
-            raise ValueError(
-                f"until={self._until!r}: say 'latest', offsets by bucket, or None to go on for ever"
-            )
+            raise ValueError(f"until={self._until!r}: give 'latest', offsets by bucket, or None for no end")
         start = self._start
         snapshot = start == "full" and self._definition.is_primary_key_table
         offsets: Mapping[int, int] = {}
@@ -292,7 +288,7 @@ class PartScan:
             async for rows, log_offset in pieces:
                 taken_at = log_offset
                 if not state.wants_snapshot:
-                    return  # the caller has sought elsewhere
+                    return  # the caller has called `seek`
                 if rows.num_rows:
                     count = rows.num_rows
                     yield ScanBatch(
@@ -308,7 +304,7 @@ class PartScan:
             state.move(taken_at)
 
     async def _next_arrived(self) -> list[_Arrived] | None:
-        """What the next answer brought; None when the poll timeout passed without rows."""
+        """Return the batches of the next answer; None if the poll timeout passed without rows."""
         deadline = None if self._poll_timeout is None else Deadline(self._poll_timeout * 1000)
         patience = Deadline(self._config.delivery_timeout_ms)
         backoff = Backoff(self._config)
@@ -337,7 +333,7 @@ class PartScan:
                 return None
 
     def _collect(self, done: set[asyncio.Task[list[_Arrived]]]) -> tuple[list[_Arrived], Exception | None]:
-        """What ended fetches brought, and a failure of one: what arrived beside it must not be lost."""
+        """Return the batches of ended fetches and a failure of one, so that no arrived batch is lost."""
         arrived: list[_Arrived] = []
         failure: Exception | None = None
         for leader in [leader for leader, (_, task) in self._fetches.items() if task in done]:
@@ -348,14 +344,14 @@ class PartScan:
         return arrived, failure
 
     async def _start_fetches(self, deadline: Deadline) -> None:
-        """One request on its way to every leader of buckets that are not finished and not being asked already."""
+        """Send one request to each leader of buckets that are not finished and not requested already."""
         busy = {bucket for asked, _ in self._fetches.values() for bucket in asked}
         waiting = [
             bucket for bucket, state in self._buckets.items() if not state.fetched and bucket not in busy
         ]
         if not waiting:
             return
-        self._turn += 1  # the server fills an answer in the order of the request: everybody is first in turn
+        self._turn += 1  # the server fills an answer in the order of the request: rotate the buckets
         turn = self._turn % len(waiting)
         for leader, asked in (
             await self._routes.by_leader(waiting[turn:] + waiting[:turn], deadline)
@@ -404,7 +400,7 @@ class PartScan:
                 raise KafkaError(
                     ErrorCode.OFFSET_OUT_OF_RANGE,
                     f"bucket {bucket} of {self._topic} has no offset {offset}: it begins at "
-                    f"{entry.log_start_offset} and ends at {entry.high_watermark}; start again, "
+                    f"{entry.log_start_offset} and ends at {entry.high_watermark}; scan again, "
                     "for example from 'earliest'",
                 )
             error = error_of(
@@ -428,7 +424,7 @@ class PartScan:
         return arrived
 
     async def _learn_schemas(self, records: memoryview) -> None:
-        """Batches may be of a schema that the table has had only since it was opened."""
+        """Fetch the table's schemas if a batch has one that is newer than the opened table."""
         position = 0
         while len(records) - position >= _LOG_OVERHEAD:
             if schema_id_of(records, position) not in self._versions:
@@ -438,7 +434,7 @@ class PartScan:
             position += read_header(records, position).size
 
     def _unpack(self, bucket: int, generation: int, offset: int, records: memoryview) -> list[_Arrived]:
-        """The batches of an answer, without rows before `offset` (a batch comes whole) and at or behind the end."""
+        """Return the batches of an answer, without rows before `offset` (batches are whole) or from the end on."""
         until = self._buckets[bucket].until
         pieces: list[_Arrived] = []
         position = 0
@@ -471,10 +467,10 @@ class PartScan:
         return pieces
 
     def _pass_over(self, bucket: int, header: BatchHeader, error: DecodeError) -> None:
-        """Whatever is wrong with a batch, it will be so the next time too: the scan goes on behind it."""
+        """Skip a batch that cannot be read: another attempt would fail, too."""
         self._cluster.counters.batches_unreadable += 1
         logger.error(
-            "bucket %d of %s: the batch at offsets %d to %d cannot be read, the scan goes on behind it: %s",
+            "bucket %d of %s: the batch at offsets %d to %d cannot be read and is skipped: %s",
             bucket, self._topic, header.base_offset, header.next_offset - 1, error,
         )  # fmt: skip
 
@@ -496,7 +492,7 @@ class PartScan:
         )
 
     def _conformed(self, parsed: ArrowBatch) -> pa.RecordBatch:
-        """A batch of whatever schema as the columns of the one that the scan was opened with."""
+        """Return a batch of any schema version with the columns of the scan's schema."""
         source = self._versions.get(parsed.schema_id)
         conversion = self._versions.conversion(parsed.schema_id, self._definition.schema, self._positions)
         bytes_max = answer_bytes_max(parsed.message)
@@ -514,6 +510,6 @@ def _reorder_batch(batch: pa.RecordBatch, names: Sequence[str] | None) -> pa.Rec
 
 
 def seen(task: asyncio.Future[Any]) -> None:
-    """A scan that is closed, or that has sought elsewhere, does not look at what becomes of it any more."""
+    """Retrieve a task's error: a scan that was closed, or that called `seek`, no longer looks at it."""
     if not task.cancelled():
         task.exception()

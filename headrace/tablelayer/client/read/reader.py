@@ -1,8 +1,7 @@
-"""Reading by key and by number: lookup, prefix lookup, limit, count, offsets, committed positions.
+"""Reads by key and counts: lookup, prefix lookup, limit, count, offsets, committed positions.
 
-All of these are questions that can be asked again, so every failure that may pass is retried until the call's
-deadline. A question goes to the leaders of the buckets concerned, all at once; buckets that fail are asked
-again alone.
+All of these can be repeated, so transient failures are retried until the call's deadline. Requests go to the leaders of
+the buckets concerned, all at once. Failed buckets are asked again alone.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ Moment = int | datetime | Mapping[int, int]
 """A time (milliseconds or datetime), or offsets by bucket."""
 
 AnyMoment = Moment | Mapping[str, Mapping[int, int]]
-"""Of a partitioned table offsets are by partition and bucket."""
+"""A `Moment`; for a partitioned table offsets are by partition and bucket."""
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -76,12 +75,11 @@ _limit_numbers = itertools.count(1)
 EARLIEST = -2
 LATEST = -1
 _ONE_OF_SEVERAL_MS = 2_000
-"""So long a broker has to answer what others can answer too: a lookup takes milliseconds, and a process that is stopped
-answers nothing."""
+"""Timeout of a broker while other replicas can answer too. A lookup takes milliseconds."""
 
 
 def time_ms(time: int | datetime) -> int:
-    """Milliseconds since 1970; a datetime without a time zone is UTC."""
+    """Return milliseconds since 1970; a datetime without a time zone is UTC."""
     if not isinstance(time, datetime):
         return time
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
@@ -96,9 +94,8 @@ class _FoundRows(NamedTuple):
 class LookupResult(_FoundRows):
     """Answers to a batch of keys, in the order of the keys: `found, rows = ...`.
 
-    `found` is bool[n]; row i of `rows` belongs to key i and is all null where `found[i]` is false. `staleness_ms`:
-    every write that was acknowledged by all in-sync replicas (`acks="all"`) more than so long before the answer is in
-    it; 0 from leaders.
+    `found` is bool[n]. Row i of `rows` belongs to key i and is all null where `found[i]` is false. The answer has every
+    write that all in-sync replicas acknowledged (`acks="all"`) more than `staleness_ms` before it; leaders have 0.
     """
 
     staleness_ms: int
@@ -111,10 +108,10 @@ class LookupResult(_FoundRows):
 
 @dataclass(frozen=True, slots=True)
 class Extremes:
-    """Of the rows of a table at one moment of each bucket.
+    """Extremes of a table's rows, at one moment of each bucket.
 
-    `value_counts`: by column, how many values are not null. `rows`: two rows, the least values and the greatest; null
-    where there is no value. NaN is greater than every number.
+    `value_counts` is the number of values that are not null, by column. `rows` has two rows, the least and the greatest
+    values, null where there is no value. NaN is greater than every number.
     """
 
     row_count: int
@@ -122,16 +119,16 @@ class Extremes:
     rows: pa.Table
 
     def minimum(self, column: str) -> Any:
-        """The least value of a column as Python has it; None if there is none."""
+        """Return the least value of a column as a Python value; None if there is none."""
         return python_value(self.rows.column(column)[0])
 
     def maximum(self, column: str) -> Any:
-        """The greatest value of a column; None if there is none."""
+        """Return the greatest value of a column; None if there is none."""
         return python_value(self.rows.column(column)[1])
 
     @classmethod
     def of_all(cls, parts: Sequence[Extremes], schema: pa.Schema) -> Extremes:
-        """Of the rows of all parts; `schema` is that of the answer."""
+        """Return the extremes over all parts; `schema` is that of the answer."""
         batches = [batch for part in parts for batch in part.rows.to_batches()]
         counts = {name: sum(part.value_counts[name] for part in parts) for name in schema.names}
         return cls(
@@ -140,7 +137,7 @@ class Extremes:
 
 
 class _PrefixPlace:
-    """How far a bucket's prefixes are answered; answers have as many rows as there is room for."""
+    """The answered prefixes of one bucket. The size of an answer is limited, so one request may not be enough."""
 
     def __init__(self, prefixes: pa.RecordBatch) -> None:
         self.counts = np.zeros(prefixes.num_rows, np.int64)
@@ -155,7 +152,7 @@ class _PrefixPlace:
         return self._done == len(self.counts)
 
     def add(self, counts: bytes, rows: pa.RecordBatch, cursor: bytes | None) -> bool:
-        """False for an answer that brings nothing."""
+        """Add an answer and return whether it has anything new."""
         found = np.frombuffer(counts, "<i4")
         self.counts[self._done : self._done + len(found)] += found
         self.rows.append(rows)
@@ -169,7 +166,7 @@ class _PrefixPlace:
 
 
 class Reader:
-    """Questions about one table."""
+    """Sends the reads of one table."""
 
     def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
         self._cluster = cluster
@@ -190,10 +187,10 @@ class Reader:
         doing: str,
         changes: bool = False,
     ) -> dict[int, AnswerT]:
-        """Put a question to every bucket through its leader and gather the answers. `changes` as for `retrying`.
+        """Ask every bucket through its leader and gather the answers. `changes` as for `retrying`.
 
-        `send(leader, buckets, deadline)` makes one request; its answers have `.error_code` and
-        `.error_message`. Buckets whose error may pass are asked again; the first that will not is raised.
+        `send(leader, buckets, deadline)` makes one request; its answers have `.error_code` and `.error_message`.
+        Buckets with a transient error are asked again. The first permanent error is raised.
         """
         deadline = Deadline(self._config.delivery_timeout_ms)
         backoff = Backoff(self._config)
@@ -249,8 +246,9 @@ class Reader:
         *,
         doing: str,
     ) -> dict[int, AnswerT]:
-        """As `ask`, of any replica of each bucket: one that cannot answer is followed by the leader, and then by the
-        others. Whoever is not the last to be asked has a part of the time.
+        """Ask as `ask` does, but any replica of each bucket; if it cannot answer, the leader, then the other replicas.
+
+        All replicas but the last one to be asked get only a part of the time.
         """
         deadline = Deadline(self._config.delivery_timeout_ms)
         backoff = Backoff(self._config)
@@ -347,10 +345,10 @@ class Reader:
             raise error
 
     def project(self, columns: Sequence[str] | None) -> tuple[list[int] | None, pa.Schema, list[str] | None]:
-        """(ids for the request, Arrow schema of the answer, names in the order asked for).
+        """Return (column ids for the request, Arrow schema of the answer, names in the caller's order).
 
-        The answer has its columns in the table's order; `reorder` brings them into the caller's. All None:
-        every column.
+        The answer has its columns in the table's order; `reorder` brings them into the caller's. For all columns,
+        `columns`, the ids and the names are None.
         """
         schema = self._definition.schema
         if columns is None:
@@ -358,8 +356,11 @@ class Reader:
         names = several("columns", columns)
         wanted = set(names)
         if not wanted:
-            raise TableError(TableErrorCode.INVALID_PROJECTION, f"no columns of {self._topic} were asked for")
-        schema.select(names)  # names the unknown one
+            raise TableError(
+                TableErrorCode.INVALID_PROJECTION,
+                f"{self._topic}: the list of columns is empty: name at least one",
+            )
+        schema.select(names)  # raises for an unknown name
         chosen = [column for column in schema.columns if column.name in wanted]
         return (
             [column.id for column in chosen],
@@ -431,7 +432,7 @@ class Reader:
                 got += count
                 if count >= left[bucket].num_rows:
                     del left[bucket]
-                else:  # the answer has as many rows as there is room for
+                else:  # the answer was full
                     left[bucket] = left[bucket].slice(count)
                     payloads[bucket] = encode_ipc(left[bucket])
             if left and not got:
@@ -455,9 +456,7 @@ class Reader:
     async def prefix_lookup(
         self, prefixes: pa.Table, columns: Sequence[str] | None
     ) -> tuple[np.ndarray, pa.Table]:
-        """All rows of each bucket key: (for each row the index of its prefix, rows), ordered by prefix, then
-        by key.
-        """
+        """Return all rows of each bucket key, by prefix, then by key: (index of each row's prefix, rows)."""
         ids, _, order = self.project(columns)
         answer_schema = self._answer_schema(ids)
         if prefixes.num_rows == 0:
@@ -520,19 +519,19 @@ class Reader:
 
     def _no_progress(self, doing: str) -> NoReturn:
         raise_for(
-            ErrorCode.UNKNOWN_SERVER_ERROR, "the answers bring nothing", doing=f"{doing} in {self._topic}"
+            ErrorCode.UNKNOWN_SERVER_ERROR, "the answers have no new rows", doing=f"{doing} in {self._topic}"
         )
         raise AssertionError("unreachable")
 
     def _split(self, keys: pa.RecordBatch) -> tuple[list[tuple[int, pa.RecordBatch]], np.ndarray]:
-        """Keys by bucket, and for each key in the order of the parts its position in `keys`."""
+        """Return keys by bucket, and for each key in the order of the parts its position in `keys`."""
         if self._definition.bucket_count == 1:
             return [(0, keys)], np.arange(keys.num_rows)
         buckets = buckets_of(self._definition, keys)
         return split_by_bucket(buckets, keys), np.argsort(buckets, kind="stable")
 
     def answer_schema(self, columns: Sequence[str] | None) -> pa.Schema:
-        """Arrow schema of looked up rows, in the caller's order."""
+        """Return the Arrow schema of looked up rows, in the caller's order."""
         ids, _, order = self.project(columns)
         schema = self._answer_schema(ids)
         return schema if order is None else pa.schema([schema.field(name) for name in order])
@@ -542,13 +541,14 @@ class Reader:
             return self._every_column
         return nullable_schema(self._definition.schema.columns_by_ids(ids))
 
-    # -- numbers and samples
+    # -- counts and samples
 
     async def limit(
         self, count: int, columns: Sequence[str] | None, condition: bytes | None = None
     ) -> pa.Table:
-        """At most `count` rows (of those that match): a PK table's first in key order per bucket, a log table's
-        last.
+        """Return at most `count` rows (that match).
+
+        They are the first rows by key per bucket of a primary-key table, the last rows of a log table.
         """
         ids, _, order = self.project(columns)
         answer_schema = self._answer_schema(ids)
@@ -593,7 +593,7 @@ class Reader:
     async def _first_rows(
         self, bucket: int, ids: list[int] | None, schema: pa.Schema, count: int, condition: bytes | None
     ) -> list[pa.RecordBatch]:
-        """The first rows of a bucket of a primary-key table (that match), more than one answer has."""
+        """Return the first rows (that match) of a primary-key bucket, if they are more than one answer can have."""
         self._must_wait()
         channel = f"limit-{next(_limit_numbers)}"
         pieces = snapshot_pieces(
@@ -612,7 +612,7 @@ class Reader:
         return found
 
     async def count(self, condition: bytes | None = None) -> int:
-        """Rows now (that match): of a PK table its keys, of a log table the rows that are kept."""
+        """Return the number of rows now (that match): keys of a primary-key table, kept rows of a log table."""
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
             request = CountRowsRequest(
@@ -626,7 +626,7 @@ class Reader:
         return sum(answer.count for answer in answers.values())
 
     async def extremes(self, columns: Sequence[str], condition: bytes | None = None) -> Extremes:
-        """Least and greatest values of columns, and how many rows and values there are (that match)."""
+        """Return the least and greatest values of columns and the counts of rows and values (that match)."""
         ids, _, order = self.project(columns)
         assert ids is not None
         assert order is not None
@@ -657,7 +657,7 @@ class Reader:
         return replace(found, rows=found.rows.select(list(dict.fromkeys(order))))
 
     async def offsets(self, at: str | int, buckets: Sequence[int]) -> dict[int, int]:
-        """ "earliest", "latest", or the first offset at or after a time in ms (the end offset if there is none)."""
+        """Return offsets: "earliest", "latest", or the first at or after a time in ms (the end if there is none)."""
         if at == "earliest":
             timestamp = EARLIEST
         elif at == "latest":
@@ -666,22 +666,22 @@ class Reader:
             timestamp = at
         else:
             raise ValueError(
-                f"{at!r} is no place in a log: say 'earliest', 'latest' or a time in milliseconds"
+                f"{at!r} is not a position in a log: give 'earliest', 'latest' or a time in milliseconds"
             )
         found = await self._list_offsets(timestamp, buckets)
         behind = [bucket for bucket, offset in found.items() if offset < 0]
         return found | (await self._list_offsets(LATEST, behind) if behind else {})
 
     async def offsets_as_of(self, moment: Moment, buckets: Sequence[int]) -> dict[int, int]:
-        """The offsets that a table's log had reached at a time, what was written at that time included.
+        """Return the offsets that a table's log had reached at a time, including writes at that time.
 
-        A time is a datetime (naive: UTC) or milliseconds; offsets are taken as they are. Raises TableError
-        (OUTSIDE_RETENTION) for a time before what the log still has.
+        A time is a datetime (naive: UTC) or milliseconds; offsets are returned as they are. Raises TableError
+        OUTSIDE_RETENTION for a time before the log's beginning.
         """
         if isinstance(moment, Mapping):
             missing = [bucket for bucket in buckets if bucket not in moment]
             if missing:
-                raise ValueError(f"the offsets of a moment in {self._topic} lack bucket {missing[0]}")
+                raise ValueError(f"offsets of {self._topic} to read as of: bucket {missing[0]} is missing")
             return {bucket: int(moment[bucket]) for bucket in buckets}
         moment = time_ms(moment)
         found = await self.offsets(moment + 1, buckets)
@@ -723,7 +723,7 @@ async def list_offsets(
     *,
     committed: bool = False,
 ) -> dict[int, OffsetAnswer]:
-    """Kafka's ListOffsets to one leader, for readers of committed records or of all. One attempt."""
+    """Send Kafka's ListOffsets to one leader, once; `committed` is for readers of committed records only."""
     request = ListOffsetsRequest(
         replica_id=-1,
         isolation_level=1 if committed else 0,
@@ -743,7 +743,7 @@ async def list_offsets(
 
 
 async def find_coordinator(cluster: Cluster, group: str, deadline: Deadline) -> int:
-    """The broker that keeps a consumer group's positions; its address is remembered. One attempt."""
+    """Return a consumer group's coordinator and remember its address. One attempt."""
     connection = await cluster.connection(None)
     if connection.version_for(FindCoordinatorRequest) >= 4:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
@@ -759,17 +759,17 @@ async def find_coordinator(cluster: Cluster, group: str, deadline: Deadline) -> 
 
 
 def nullable_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Arrow schema of answers: rows that were not found are null, NOT NULL columns included."""
+    """Return the Arrow schema of answers. All columns are nullable: rows that were not found are null."""
     return pa.schema([pa.field(column.name, column.type.arrow()) for column in columns])
 
 
 def reorder(table: pa.Table, names: Sequence[str] | None) -> pa.Table:
-    """The columns in the caller's order."""
+    """Return the columns in the caller's order."""
     return table if names is None or table.column_names == list(names) else table.select(list(names))
 
 
 def first_row(result: LookupResult) -> dict[str, Any] | None:
-    """The one row of a one-key lookup as a dict; values as `python_value` has them."""
+    """Return the row of a one-key lookup as a dict of `python_value`s; None if it was not found."""
     if not result.found[0]:
         return None
     return {
@@ -779,11 +779,11 @@ def first_row(result: LookupResult) -> dict[str, Any] | None:
 
 
 async def _all(sends: Iterable[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT | BaseException]:
-    """What each gives or raises, run at the same time; one alone without a task of its own."""
+    """Run all at the same time and return what each returns or raises. A single one gets no task."""
     listed = list(sends)
     if len(listed) != 1:
         return await asyncio.gather(*listed, return_exceptions=True)
     try:
         return [await listed[0]]
-    except Exception as error:  # noqa: BLE001 - whoever asked decides
+    except Exception as error:  # noqa: BLE001 - the caller decides
         return [error]

@@ -1,9 +1,9 @@
-"""Reading the state of one bucket of a primary-key table, piece by piece.
+"""Read the state of one bucket of a primary-key table, piece by piece.
 
-All pieces are of one moment, whatever happens between them. A lost answer is asked for again. When the server has
+All pieces are of one moment, whatever happens between them. A lost answer is requested again. When the server has
 forgotten the scan (its lease is over, the server was restarted, the bucket moved), another is opened at the same
-offset, behind the last row that arrived: there is neither gap nor overlap. Only where retention has taken away what
-that needs is the caller told, by SCAN_EXPIRED, to begin again.
+offset, behind the last row that arrived: there is neither a gap nor an overlap. If retention has deleted what that
+needs, SCAN_EXPIRED tells the caller to begin again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLOSE_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class KeyBound:
-    """All keys that begin with one row of the first `column_count` columns of the primary key (Arrow IPC)."""
+    """A bound: the keys that begin with `row`, which has the first `column_count` key columns (Arrow IPC)."""
 
     row: bytes
     column_count: int
@@ -40,7 +40,7 @@ class KeyBound:
 
 
 class BucketState:
-    """One reading of a bucket; see the module."""
+    """One scan of a bucket, as the module describes."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class BucketState:
         limit: int | None = None,
         condition: bytes | None = None,
     ) -> None:
-        """`condition`: a filter as it travels."""
+        """Make a scan; `condition` is an encoded filter."""
         self._condition = condition
         self._cluster = cluster
         self._definition = definition
@@ -74,10 +74,10 @@ class BucketState:
         self._taken_at: int | None = None
         self._lost: TableError | None = None
         self._opening: asyncio.Future[ScanSnapshotResponse] | None = None
-        """The request that opens the scan, while it is under way."""
+        """The request that opens the scan, until it is answered."""
 
     async def next_piece(self, schema: pa.Schema) -> tuple[pa.RecordBatch, int, bool]:
-        """(rows, the offset at which the state was taken, whether there may be more)."""
+        """Return (rows, the offset at which the state was taken, whether there may be more)."""
         config = self._cluster.config
         answer = await retrying(
             self._ask,
@@ -105,7 +105,7 @@ class BucketState:
         return rows, answer.log_offset, answer.has_more
 
     async def _ask(self, deadline: Deadline) -> ScanSnapshotResponse | None:
-        """None when the scan cannot be gone on with."""
+        """Request the next piece; None if the scan cannot be continued."""
         doing = f"read bucket {self._bucket} of {self._definition.path.topic}"
         try:
             answer = await self._send(deadline)
@@ -116,7 +116,7 @@ class BucketState:
             elif error.code is TableErrorCode.OUTSIDE_RETENTION and self._taken_at is not None:
                 self._lost = TableError(
                     TableErrorCode.SCAN_EXPIRED,
-                    f"{doing}: the server has forgotten the scan, begin again: {error}",
+                    f"{doing}: the server no longer has the scan, begin it again: {error}",
                 )
                 return None
             raise
@@ -132,7 +132,7 @@ class BucketState:
         )
         if self._scan_id != OPEN_SCAN:
             return await sending
-        # Whoever is cancelled while a scan is being opened has to learn its id all the same, to close it.
+        # A call that is cancelled while it opens a scan must still learn the scan's id, to close it.
         self._opening = asyncio.ensure_future(sending)
         await asyncio.wait([self._opening])
         opening, self._opening = self._opening, None
@@ -164,7 +164,7 @@ class BucketState:
         return request
 
     async def close(self) -> None:
-        """Let the server forget the scan; if it cannot be told, the lease ends by itself."""
+        """Close the scan on the server. If the server cannot be reached, the lease ends by itself."""
         if self._opening is not None:
             opening, self._opening = self._opening, None
             await asyncio.wait([opening], timeout=_CLOSE_MS / 1000)
@@ -177,7 +177,7 @@ class BucketState:
             table_id=self._routes.table_id, bucket=self._bucket, scan_id=self._scan_id, close=True
         )
         deadline = Deadline(_CLOSE_MS)
-        # A connection that is closed has ended its scans; a table that is gone has none.
+        # A closed connection has ended its scans; a dropped table has none.
         with suppress(ConnectionClosed, ClientError, KafkaError, TableError):
             await self._cluster.send(
                 request,
@@ -197,10 +197,9 @@ async def snapshot_pieces(
     channel: str,
     **asked: Any,
 ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
-    """A bucket's state piece by piece, each with the log offset at which all of it was taken; at least one piece.
+    """Read a bucket's state: at least one piece, each with the log offset at which all of it was taken.
 
-    `asked` as for `BucketState`. Raises TableError: OUTSIDE_RETENTION for an `as_of` that cannot be read,
-    SCAN_EXPIRED (see the module).
+    `asked` as for `BucketState`. Raises TableError OUTSIDE_RETENTION for an unreadable `as_of`, and SCAN_EXPIRED.
     """
     state, more = BucketState(cluster, definition, bucket, ids, channel, **asked), True
     try:

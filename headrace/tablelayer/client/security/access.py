@@ -1,4 +1,4 @@
-"""What the properties of a connection come to: whether it is TLS, and who authenticates by which mechanism."""
+"""The access to a cluster by connection properties: TLS or not, and the SASL mechanism."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How connections are made. `tls` None: in the clear. `begin` makes the client's side of one SASL exchange, and may
-    block for a token; None: nobody authenticates.
+    """The security of connections. `tls` is None for plain text. `begin` makes the client's side of one SASL exchange
+    and may block for a token; it is None without authentication.
     """
 
     protocol: str
@@ -33,7 +33,7 @@ class Access:
 
 
 def access_of(settings: ConnectionSettings) -> Access:
-    """Raises SettingsError, which names the property and no secret, for what makes no sense."""
+    """Return the access that properties describe. Raises SettingsError, which names the property but no secret."""
     given = settings.named()
     protocol = given.get("security.protocol", "PLAINTEXT").strip().upper()
     if protocol not in _PROTOCOLS:
@@ -76,7 +76,7 @@ def _jaas_entry(text: str | None) -> JaasEntry:
         return parse_jaas(text)
     except JaasError as error:
         raise SettingsError(
-            f'sasl.jaas.config is not of the form `CLASS required NAME="VALUE" ...;`: {error}'
+            f'sasl.jaas.config does not have the form `CLASS required NAME="VALUE" ...;`: {error}'
         ) from None
 
 
@@ -94,14 +94,14 @@ def _token_source(given: Mapping[str, str], jaas: Mapping[str, str]) -> TokenSou
     )
     if not client_id or secret is None:
         raise SettingsError(
-            f"{_TOKEN_URL} is asked with sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret: give both, or"
+            f"{_TOKEN_URL} needs sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret: give both, or"
             " clientId and clientSecret in sasl.jaas.config"
         )
     scope = given.get("sasl.oauthbearer.scope", jaas.get("scope"))
     of_tls = {name: value for name, value in jaas.items() if name.startswith("ssl.")}
     if not of_tls:
         return ClientCredentials(url, client_id, secret, scope)
-    tls = Tls(of_tls)  # as in Kafka, the server of tokens has properties of its own
+    tls = Tls(of_tls)  # as in Kafka, the token server has its own properties
     tls.context()
     return ClientCredentials(url, client_id, secret, scope, tls.context)
 

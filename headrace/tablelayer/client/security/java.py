@@ -1,4 +1,4 @@
-"""The same properties for a client in Java (Spark's Kafka source): what librdkafka calls otherwise is renamed."""
+"""Client properties for a Java client (Spark's Kafka source): librdkafka's names become Java's."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OF_LIBRDKAFKA: Final = (
 
 
 def for_java(settings: ConnectionSettings) -> dict[str, str]:
-    """Raises SettingsError for what Java's client cannot do, and for files of PEM that cannot be read."""
+    """Return the properties for Java. Raises SettingsError for what Java cannot do and for unreadable PEM files."""
     given = settings.named()
     if given.get("enable.ssl.certificate.verification", "true").strip().lower() == "false":
         raise SettingsError(
-            "enable.ssl.certificate.verification=false is not for clients in Java: name what is trusted,"
-            " ssl.ca.location"
+            "enable.ssl.certificate.verification=false is not supported by Java clients: name the trusted"
+            " certificates with ssl.ca.location"
         )
     made = {name: value for name, value in given.items() if name not in _OF_LIBRDKAFKA}
     if "security.protocol" in made:

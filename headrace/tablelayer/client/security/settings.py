@@ -1,13 +1,13 @@
-"""Where a cluster is and what it takes to be let in, as one value.
+"""The address of a cluster and the properties to connect with, as one value.
 
-`ConnectionSettings` is what travels, instead of an address, to wherever a connection is opened: other threads, Spark's
-executors, tiering. It is immutable, hashable and picklable, and names no secret in its `repr`, `str` or errors. The
-properties are Kafka's: what the Java client and librdkafka call them. A name that begins like one of security and is
-none is an error, because a misspelt one would leave a connection open that was meant to be secured; all others
-(`acks`, `group.id`, ...) are left to whom they concern, so that a file made for another client can be shared.
+`ConnectionSettings` goes wherever a connection is opened: to other threads, Spark's executors, tiering. It is
+immutable, hashable and picklable, and shows no secret in its `repr`, `str` or errors. The properties have the names of
+Kafka's Java client and librdkafka. An unknown name with a prefix of security properties is an error, because a misspelt
+one could leave a connection unsecured. All others (`acks`, `group.id`, ...) are ignored, so that clients can share a
+file.
 
-What is not given is taken from the environment: HEADRACE_CONFIG names a file of properties, and variables such as
-HEADRACE_CLIENT_SASL_PASSWORD (`sasl.password`) go before what is in it.
+Defaults come from the environment: HEADRACE_CONFIG names a file of properties. Variables such as
+HEADRACE_CLIENT_SASL_PASSWORD (`sasl.password`) override the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _USED: Final = frozenset(
     ssl.enabled.protocols ssl.cipher.suites
     """.split()  # noqa: SIM905
 )
-"""Names that have a meaning here."""
+"""Names that this client uses."""
 
 _OF_OTHERS: Final = frozenset(
     """
@@ -57,14 +57,14 @@ _OF_OTHERS: Final = frozenset(
     ssl.crl.location ssl.ca.certificate.stores ssl.engine.location ssl.engine.id
     """.split()  # noqa: SIM905
 )
-"""Kafka's other names of security: taken in a file that is shared with other clients, without effect here."""
+"""Kafka's other security properties. They are accepted, for files shared with other clients, and ignored."""
 
 _OF_SECURITY: Final = ("security.", "sasl.", "ssl.", "enable.ssl.")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConnectionSettings:
-    """Where a cluster is ("host:port,host:port") and the security properties to connect with, sorted by name."""
+    """The addresses of a cluster ("host:port,host:port") and the security properties, sorted by name."""
 
     bootstrap: str
     properties: tuple[tuple[str, str], ...] = ()
@@ -73,8 +73,9 @@ class ConnectionSettings:
     def make(
         cls, bootstrap: str | ConnectionSettings, properties: Mapping[str, object] | None = None
     ) -> ConnectionSettings:
-        """Settings with these properties, with those of the environment if None. Raises SettingsError for a property of
-        security that Kafka does not know.
+        """Return settings with these properties, or with those of the environment if None.
+
+        Raises SettingsError for a security property that Kafka does not know.
         """
         if isinstance(bootstrap, ConnectionSettings):
             if properties is None:
@@ -84,7 +85,7 @@ class ConnectionSettings:
         return cls(bootstrap, tuple(sorted(_of_security(given).items())))
 
     def named(self) -> dict[str, str]:
-        """The properties by name. What a caller makes of them must not be shown: passwords are among them."""
+        """Return the properties by name. Passwords are among them: do not show them."""
         return dict(self.properties)
 
     def __str__(self) -> str:
@@ -96,7 +97,7 @@ class ConnectionSettings:
 
 
 Bootstrap: TypeAlias = str | ConnectionSettings
-"""Where a cluster is; as text alone, the properties are the environment's."""
+"""The address of a cluster. A text takes the properties of the environment."""
 
 
 def _of_security(properties: Mapping[str, object]) -> dict[str, str]:
@@ -108,13 +109,14 @@ def _of_security(properties: Mapping[str, object]) -> dict[str, str]:
                 continue
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
         elif name.startswith(_OF_SECURITY) and name not in _OF_OTHERS:
-            raise SettingsError(f"{name} is no property of Kafka's clients: is it misspelt?")
+            raise SettingsError(f"{name} is not a property of Kafka's clients: check its spelling")
     return found
 
 
 def environment(file: Path | None = None) -> dict[str, str]:
-    """The properties that the environment gives, with `file` instead of the one it names. Either may be the name of a
-    profile (`profile`). Raises SettingsError for a file that cannot be read.
+    """Return the properties of the environment; `file` replaces the one that it names.
+
+    Either may be the name of a profile (`profile`). Raises SettingsError for a file that cannot be read.
     """
     named = file or os.environ.get(CONFIG_VARIABLE)
     found = read_properties(profile(Path(named))) if named else {}
@@ -125,7 +127,7 @@ def environment(file: Path | None = None) -> dict[str, str]:
 
 
 def profile(path: Path) -> Path:
-    """The file that is meant: `prod`, where there is no such file, is `~/.config/headrace/prod.properties`."""
+    """Return a profile's file: `prod` is `~/.config/headrace/prod.properties` unless a file `prod` exists."""
     if path.name != str(path) or path.exists():
         return path
     kept = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "headrace"
@@ -134,14 +136,16 @@ def profile(path: Path) -> Path:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """The properties of a file as Java writes them. Raises SettingsError if it cannot be read; the error repeats
-    nothing of what is in it."""
+    """Return the properties of a file in Java's format.
+
+    Raises SettingsError if it cannot be read; the error repeats nothing of its content.
+    """
     try:
         text = path.read_text("utf-8")
     except OSError as error:
         raise SettingsError(f"cannot read the properties in {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{path} is no file of properties: it is not UTF-8") from None
+        raise SettingsError(f"{path} is not a properties file: it is not UTF-8") from None
     try:
         return parse_properties(text)
     except PropertiesError as error:

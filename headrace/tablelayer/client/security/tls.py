@@ -1,8 +1,8 @@
-"""The client's half of TLS from Kafka's properties: PEM in files or inline, PKCS12, and Java's own JKS.
+"""The client's side of TLS by Kafka's properties: PEM in files or inline, PKCS12, and Java's JKS.
 
-TLS 1.2 and 1.3 by the standard library. The server's certificate is checked, and its name, unless the properties say
-otherwise with the names that librdkafka and Java have for that. What is trusted is `ssl.ca.location` (or its kin), else
-what the system trusts. Private keys that are given inline, or come out of a PKCS12 store, never reach a disk.
+It supports TLS 1.2 and 1.3, by the standard library. The server's certificate and host name are checked, unless the
+properties of librdkafka or Java turn that off. Trusted certificates are those of `ssl.ca.location` (or its
+equivalents), else the system's. Private keys that are inline, or come from a PKCS12 store, are never written to a disk.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FILES: Final = (
 
 @dataclass(slots=True)
 class Tls:
-    """Makes the context of connections; made anew when one of the files has changed (a renewed certificate)."""
+    """Makes the context of connections, again when a file has changed (a renewed certificate)."""
 
     properties: Mapping[str, str] = field(repr=False)
     _context: ssl.SSLContext | None = field(default=None, repr=False)
     _made_of: tuple[Any, ...] = ()
 
     def context(self) -> ssl.SSLContext:
-        """Raises SettingsError, which names the property, for what cannot be read or is not understood."""
+        """Return the context. Raises SettingsError, which names the property that is wrong or cannot be read."""
         present = tuple(_stamp(self.properties.get(name)) for name in _FILES)
         if self._context is None or present != self._made_of:
             self._context, self._made_of = _make_context(self.properties), present
@@ -61,7 +61,9 @@ def _make_context(given: Mapping[str, str]) -> ssl.SSLContext:
         try:
             context.set_ciphers(ciphers.replace(",", ":"))
         except ssl.SSLError:
-            raise SettingsError(f"ssl.cipher.suites is {ciphers!r}: OpenSSL knows none of these") from None
+            raise SettingsError(
+                f"ssl.cipher.suites is {ciphers!r}: OpenSSL does not know any of these"
+            ) from None
     if _flag(given, "enable.ssl.certificate.verification"):
         algorithm = given.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
         if algorithm not in ("https", "none", ""):
@@ -105,7 +107,7 @@ def _load_ca(context: ssl.SSLContext, name: str, pem: str) -> None:
     try:
         context.load_verify_locations(cadata=pem.replace("\\n", "\n"))
     except (ssl.SSLError, ValueError):
-        raise SettingsError(f"{name} has no certificate in PEM") from None
+        raise SettingsError(f"{name} does not have a certificate in PEM") from None
 
 
 def _load_ca_file(context: ssl.SSLContext, name: str, place: str) -> None:
@@ -115,20 +117,20 @@ def _load_ca_file(context: ssl.SSLContext, name: str, place: str) -> None:
         else:
             context.load_verify_locations(cafile=place)
     except ssl.SSLError:
-        raise SettingsError(f"{name}: {place} has no certificate in PEM") from None
+        raise SettingsError(f"{name}: {place} does not have a certificate in PEM") from None
     except OSError as error:
         raise SettingsError(f"{name}: cannot read {place}: {error.strerror}") from None
 
 
 def _present(context: ssl.SSLContext, given: Mapping[str, str]) -> None:
-    """The client's own certificate, if it has one."""
+    """Load the client's own certificate, if it has one."""
     password = given.get("ssl.key.password") or given.get("ssl.keystore.password")
     chain = given.get("ssl.certificate.pem") or given.get("ssl.keystore.certificate.chain")
     key = given.get("ssl.key.pem") or given.get("ssl.keystore.key")
     if chain or key:
         if not chain or not key:
             raise SettingsError(
-                "a certificate and its key belong together: ssl.keystore.certificate.chain and ssl.keystore.key, or"
+                "a certificate needs its key: set ssl.keystore.certificate.chain and ssl.keystore.key, or"
                 " ssl.certificate.pem and ssl.key.pem"
             )
         _load_inline(context, "ssl.keystore.key", f"{key}\n{chain}".replace("\\n", "\n").encode(), password)
@@ -152,12 +154,12 @@ def _load_chain(
     context: ssl.SSLContext, name: str, place: str, key: str | None, password: str | None
 ) -> None:
     try:
-        # With no password OpenSSL would ask the terminal for one.
+        # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(place, key, (password or "").encode)
     except ssl.SSLError:
         files = place if key is None else f"{place} and {key}"
         raise SettingsError(
-            f"{name}: {files} are no certificate and its key in PEM, or ssl.key.password is not the key's"
+            f"{name}: {files} must have a certificate and its key in PEM, and ssl.key.password must be the key's"
         ) from None
     except OSError as error:
         raise SettingsError(f"{name}: cannot read {key or place}: {error.strerror}") from None
@@ -169,13 +171,13 @@ def _load_inline(context: ssl.SSLContext, name: str, pem: bytes, password: str |
             context.load_cert_chain(place, None, (password or "").encode)
         except ssl.SSLError:
             raise SettingsError(
-                f"{name} is no key with its certificate in PEM, or ssl.key.password is not the key's"
+                f"{name} must have a key with its certificate in PEM, and ssl.key.password must be the key's"
             ) from None
 
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[str]:
-    """A path, for as long as it is used, of a file that is in memory alone: `ssl` loads keys from paths only."""
+    """Give the path of a file in memory while it is used: `ssl` loads keys from paths only."""
     descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -186,7 +188,7 @@ def _memory_file(content: bytes) -> Iterator[str]:
 
 
 def _is_pem(name: str, place: str, kind: str | None) -> bool:
-    """By its type, or by what it begins with. Raises SettingsError."""
+    """Return whether a store is PEM, by its declared type or its first bytes. Raises SettingsError."""
     try:
         with open(place, "rb") as file:
             head = file.read(64)
@@ -198,7 +200,7 @@ def _is_pem(name: str, place: str, kind: str | None) -> bool:
 
 
 def _store(name: str, place: str, password: str | None, key_password: str | None = None) -> Any:
-    """Of PKCS12 or JKS, by what the file begins with, as Java does."""
+    """Open a PKCS12 or JKS store. As in Java, the first bytes of the file decide."""
     from cryptography.hazmat.primitives.serialization import pkcs12  # a tenth of a second to import
 
     data = Path(place).read_bytes()
@@ -210,7 +212,7 @@ def _store(name: str, place: str, password: str | None, key_password: str | None
         raise SettingsError(f"{name}: {place} cannot be opened: {error}") from None
     except ValueError:
         raise SettingsError(
-            f"{name}: {place} is no PKCS12 or JKS store, or its password is another"
+            f"{name}: {place} is not a PKCS12 or JKS store, or its password is wrong"
         ) from None
 
 

@@ -1,8 +1,8 @@
-"""Where OAUTHBEARER's tokens come from: a file, which somebody renews, or OAuth's client credentials grant (RFC 6749,
-4.4). Both block, for a disk or a web server, so they are asked in a thread.
+"""Sources of OAUTHBEARER tokens: a file that another program renews, or OAuth's client credentials grant (RFC 6749,
+4.4). Both block on a disk or a web server, so they run in a thread.
 
-What is in a file is sent to brokers, so it is sent only if it is a token (RFC 6750), and no error shows it: whoever may
-choose the file's name reads no other file by it (CVE-2025-27817).
+The content of a file is sent to brokers, so it is sent only if it is a token (RFC 6750), and no error shows it. A user
+who may choose the file's name cannot read other files by it (CVE-2025-27817).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _ANSWER_SIZE_MAX: Final = 1 << 20
 
 
 class TokenSource(Protocol):
-    """`token` gives one that is valid now. Raises SettingsError, AuthenticationFailed, ConnectionFailed."""
+    """Gives tokens that are valid now. Raises SettingsError, AuthenticationFailed, ConnectionFailed."""
 
     def token(self) -> str:
-        """A token in its compact form."""
+        """Return a token in its compact form."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """Read at each connection."""
+    """A file that is read at each connection."""
 
     path: Path
 
@@ -46,14 +46,14 @@ class TokenFile:
                 return bearer_token(file.read(TOKEN_BYTES_MAX + 1))
         except (OSError, ValueError):
             raise SettingsError(
-                f"sasl.oauthbearer.token.endpoint.url: no token can be read from {self.path}"
+                f"sasl.oauthbearer.token.endpoint.url: {self.path} does not have a token that can be read"
             ) from None
 
 
 @dataclass(slots=True)
 class ClientCredentials:
-    """A token for an id and a secret from a server of tokens; kept while it is fresh. `tls` makes the context of https,
-    otherwise it is the system's.
+    """Gets tokens for an id and a secret from a token server, and keeps one while it is fresh. `tls` makes the context
+    of https; without it the system's is used.
     """
 
     url: str
@@ -72,7 +72,7 @@ class ClientCredentials:
         return self._token
 
     def _ask(self) -> tuple[str, float]:
-        import urllib.error  # with http.client and email: nobody else needs them
+        import urllib.error  # imports http.client and email, which only this source needs
         import urllib.request
 
         form, headers = credentials_request(self.client_id, self.secret, self.scope)
@@ -84,10 +84,10 @@ class ClientCredentials:
         except urllib.error.HTTPError as error:
             error.close()
             raise AuthenticationFailed(
-                f"{self.url} gives client {self.client_id} no token: HTTP {error.code}"
+                f"{self.url} refused a token to client {self.client_id}: HTTP {error.code}"
             ) from None
         except ValueError:
-            raise AuthenticationFailed(f"{self.url} answers with no token of OAuth") from None
+            raise AuthenticationFailed(f"the answer of {self.url} is not an OAuth token") from None
         except OSError as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise ConnectionFailed(f"cannot get a token from {self.url}: {reason}") from None

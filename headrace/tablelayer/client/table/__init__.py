@@ -1,1 +1,1 @@
-"""One table, partitioned or not: write, look up, scan, write in two steps."""
+"""One table, partitioned or not: writes, lookups, scans and staged writes."""

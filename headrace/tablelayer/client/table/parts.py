@@ -1,10 +1,9 @@
-"""The parts of a table: its partitions, or the one that a table without partitions is.
+"""The parts of a table: its partitions, or the single part of a table without partitions.
 
-Every partition is a table of its own on the server. Which there are is asked when a name is met that is not known, and
-before everything that reads all of them. A write makes the partitions that it needs
-(`ClientConfig.dynamic_create_partition`); rows of a partition that is dropped meanwhile go into a new one of that name.
-A partition that is dropped while it is read gives nothing (more). The one part of a table without partitions has the
-name `""`, is always there, and its end is the table's (TABLE_NOT_FOUND).
+Every partition is a table of its own on the server. The partitions are listed before each read of all of them, and when
+an unknown name is used. A write creates the partitions that it needs (`ClientConfig.dynamic_create_partition`). If a
+partition is dropped during a write, the rows go into a new one of that name. A partition that is dropped while it is
+read gives no more rows. The single part of other tables has the name `""` and ends with the table (TABLE_NOT_FOUND).
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ _SNAPSHOT_ATTEMPTS = 3
 _SNAPSHOTS_AT_ONCE = 4
 
 Split = list[tuple[str, pa.Table, np.ndarray | None]]
-"""Rows by part: (name, rows, their positions in what was given; None when they are all of it, in its order)."""
+"""Rows by part: (name, rows, their positions in the given rows; None if they are all rows in order)."""
 
 
 class Part:
-    """One partition, or a table without any: where its rows are written and read."""
+    """One partition, or a table without partitions, with its reader and its writer."""
 
     def __init__(self, cluster: Cluster, definition: TableDefinition, name: str) -> None:
         self._cluster = cluster
@@ -73,15 +72,17 @@ class Part:
         return range(self.definition.bucket_count)
 
     def adopt(self, definition: TableDefinition) -> None:
-        """Go on with this definition of the same part."""
+        """Use this definition of the same part from now on."""
         self.definition = definition
         self.reader = Reader(self._cluster, definition)
 
     async def states(
         self, ids: list[int] | None, schema: pa.Schema, offsets: Mapping[int, int] | None, **asked: Any
     ) -> list[pa.RecordBatch]:
-        """The rows of all buckets of a PK table, as they are now or were at these offsets, in the order of the
-        buckets. A state that expires while it is read is read again."""
+        """Return the rows of all buckets of a primary-key table, now or at these offsets, in the order of the buckets.
+
+        A state that expires while it is read is read again.
+        """
         gate = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
 
         async def one(bucket: int) -> list[pa.RecordBatch]:
@@ -108,7 +109,7 @@ class Part:
 
 
 class Parts:
-    """See the module. `only`: texts of partition columns; reads see the partitions that have them."""
+    """The parts, as the module describes. Reads see the partitions with the texts of `only` in their columns."""
 
     def __init__(
         self,
@@ -124,22 +125,22 @@ class Parts:
         self._known: dict[str, Part] = {}
         self._listing = asyncio.Lock()
 
-    # -- which there are
+    # -- finding parts
 
     async def partitions(self) -> list[Partition]:
-        """Those that reads see, in order of name. TableError NOT_PARTITIONED, TABLE_NOT_FOUND."""
+        """Return the partitions that reads see, by name. TableError NOT_PARTITIONED, TABLE_NOT_FOUND."""
         check_partitioned(self.definition)
         found = {each.name: each for each in await self._list()}
         return [found[name] for name in matching(self.definition, found, self.only)]
 
     async def all(self) -> list[Part]:
-        """Those that reads see, in order of name."""
+        """Return the parts that reads see, by name."""
         if self._whole is not None:
             return [self._whole]
         return [self.opened(each) for each in await self.partitions()]
 
     async def named(self, name: str) -> Part:
-        """TableError NOT_PARTITIONED, PARTITION_NOT_FOUND."""
+        """Return a partition's part. TableError NOT_PARTITIONED, PARTITION_NOT_FOUND."""
         check_partitioned(self.definition)
         part = await self._find(name)
         if part is None:
@@ -147,9 +148,9 @@ class Parts:
         return part
 
     async def one(self, partition: str | None, doing: str) -> Part:
-        """The partition that is named, or the only part there is.
+        """Return the named partition's part, or the single part of a table without partitions.
 
-        TableError PARTITION_NEEDED when none is named of a partitioned table, NOT_PARTITIONED, PARTITION_NOT_FOUND.
+        TableError PARTITION_NEEDED if no partition is named, NOT_PARTITIONED, PARTITION_NOT_FOUND.
         """
         if partition is not None:
             return await self.named(partition)
@@ -158,7 +159,7 @@ class Parts:
         return self._whole
 
     def opened(self, partition: Partition) -> Part:
-        """The part of a partition that is known to be there."""
+        """Return the part of a partition that exists."""
         part = self._known.get(partition.name)
         if part is None or part.table_id != partition.table_id:
             definition = self.definition.of_partition(
@@ -168,7 +169,7 @@ class Parts:
         return part
 
     def adopt(self, definition: TableDefinition) -> None:
-        """Go on with this definition of the same table."""
+        """Use this definition of the same table from now on."""
         self.definition = definition
         if self._whole is not None:
             self._whole.adopt(definition)
@@ -186,9 +187,9 @@ class Parts:
         )
 
     def by_part(self, places: Mapping[Any, Any], what: str) -> dict[str, Mapping[int, int]]:
-        """Offsets by partition and bucket; those of a table without partitions are by bucket.
+        """Return offsets by partition and bucket; those of a table without partitions are given by bucket.
 
-        TableError PARTITION_NEEDED for offsets by bucket of a partitioned table, ValueError for others that are wrong.
+        TableError PARTITION_NEEDED for offsets by bucket of a partitioned table, ValueError for other mistakes.
         """
         if self._whole is not None and not any(isinstance(each, Mapping) for each in places.values()):
             places = {WHOLE: places}
@@ -202,7 +203,9 @@ class Parts:
                 )
             for bucket, offset in offsets.items():
                 if not isinstance(bucket, int) or not isinstance(offset, int):
-                    raise ValueError(f"offsets are by bucket, as {{0: 17}}; {bucket!r}: {offset!r} is none")
+                    raise ValueError(
+                        f"{bucket!r}: {offset!r} is not a bucket with an offset: give for example {{0: 17}}"
+                    )
             found[name] = offsets
         return found
 
@@ -217,7 +220,7 @@ class Parts:
             return found
 
     async def forget(self, part: Part) -> None:
-        """Close a part that is not there any more."""
+        """Close the part of a partition that no longer exists."""
         if self._known.get(part.name) is part:
             del self._known[part.name]
             await part.close()
@@ -254,7 +257,7 @@ class Parts:
     # -- rows
 
     async def split(self, rows: pa.Table) -> Split:
-        """Rows, or keys, by part. DataError for a row without a partition."""
+        """Return rows, or keys, by part. DataError for a row without a partition."""
         if self._whole is not None:
             return [(WHOLE, rows, None)]
         try:
@@ -265,7 +268,7 @@ class Parts:
             ) from None
 
     async def _split_to_write(self, rows: pa.Table) -> Split:
-        """DataError also for a row whose values cannot name a partition."""
+        """Split rows. DataError also for a row whose values cannot name a partition."""
         parts = await self.split(rows)
         keys = self.definition.partition_keys
         for name, _, positions in parts:
@@ -275,7 +278,7 @@ class Parts:
                 problem = value_problem(value)
                 if problem is not None or name.count(".") >= len(keys):
                     row = int(positions[0])
-                    problem = problem or f"{name!r} has a dot in it"
+                    problem = problem or f"{name!r} contains a dot"
                     text = f"{self.definition.path}: row {row}, column '{column}': {problem}"
                     raise DataError(text, column=column, row=row)
         return parts
@@ -287,8 +290,10 @@ class Parts:
         change_type: int | None = None,
         mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
-        """Write rows that conform to `definition`, this table's in any of its schemas. Raises DataError for a row that
-        is too large."""
+        """Write rows that conform to `definition`, this table's in any of its schemas.
+
+        Raises DataError for a row that is too large.
+        """
         check_rows_fit(rows, str(definition.path))
         if self._whole is not None:
             return await self._whole.writer.write(
@@ -330,14 +335,14 @@ class Parts:
             try:
                 return await part.writer.write(rows, definition=theirs, change_type=change_type, mode=mode)
             except (TableError, ConnectionFailed, OutcomeUnknown) as error:
-                # A scan or another write may have found out first that the partition is another one now, and
-                # closed the part under this one. What was written to the old one is gone with it.
+                # A scan or another write may have found out first that the partition was dropped and created
+                # again, and closed this part. Rows that were written to the old partition are gone with it.
                 is_gone = isinstance(error, TableError) and error.code is TableErrorCode.TABLE_NOT_FOUND
                 is_forgotten = self._known.get(name) is not part
                 if not (is_gone or is_forgotten) or attempt == _ATTEMPTS - 1:
                     raise
                 await self.forget(part)
-                await self._list()  # TABLE_NOT_FOUND if it is the table that is gone
+                await self._list()  # TABLE_NOT_FOUND if the table itself was dropped
         raise AssertionError("unreachable")
 
     async def to_stage(
@@ -348,8 +353,9 @@ class Parts:
         *,
         only_existing: bool = False,
     ) -> list[tuple[str, TableDefinition, pa.Table]]:
-        """Rows by part, as (name, the part's definition, rows); partitions that are missing are made, but not to
-        delete from, nor to change only what is there.
+        """Return rows by part: (name, the part's definition, rows).
+
+        Missing partitions are created, except for deletes and for changes of existing rows only.
         """
         made = change_type != DELETE and not only_existing
         found = []
@@ -359,30 +365,30 @@ class Parts:
                 found.append((name, self._of_partition(definition, name, part), theirs))
         return found
 
-    # -- questions
+    # -- reads
 
     async def ask(
         self, name: str, question: Callable[[Part], Awaitable[T]], *, making: bool = False
     ) -> T | None:
-        """What a part says; None of one that is not there, or that reads do not see. `making` it if need be."""
+        """Ask a part. None if it does not exist or reads do not see it. With `making`, create it if needed."""
         part = await (self._find_or_make(name) if making else self._find(name))
         if part is None or (part is not self._whole and not matching(self.definition, [name], self.only)):
             return None
         return await self.ask_part(part, question)
 
     async def ask_part(self, part: Part, question: Callable[[Part], Awaitable[T]]) -> T | None:
-        """What it says; None if it is dropped meanwhile."""
+        """Ask a part; None if it is dropped meanwhile."""
         try:
             return await question(part)
         except TableError as error:
             if part is self._whole or error.code is not TableErrorCode.TABLE_NOT_FOUND:
                 raise
             await self.forget(part)
-            await self._list()  # TABLE_NOT_FOUND if it is the table that is gone
+            await self._list()  # TABLE_NOT_FOUND if the table itself was dropped
             return None
 
     async def ask_all(self, question: Callable[[Part], Awaitable[T]]) -> dict[str, T]:
-        """What every part says, by name, in the order of the names, without those that are dropped meanwhile."""
+        """Ask every part and return the answers by name, sorted, without parts that are dropped meanwhile."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(part: Part) -> T | None:

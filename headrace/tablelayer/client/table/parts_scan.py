@@ -1,9 +1,9 @@
-"""Scanning all partitions of a table: one scan per partition, their batches as they come.
+"""Scan all partitions of a table: one scan per partition, batches in the order of their arrival.
 
-Each batch says which partition it is of. While a scan without an end goes on, new partitions are looked for
-(`ClientConfig.partition_discovery_ms`) and read from their beginning, so that no row is missed; a partition that was
-dropped ends, whatever of it had been read. A name that is dropped and added again is a new partition. Positions move
-only when a batch is handed out: what was read ahead is read again by whoever goes on from them.
+Each batch names its partition. A scan without an end looks for new partitions (`ClientConfig.partition_discovery_ms`)
+and reads them from their beginning, so that no row is missed. A dropped partition ends, however much of it was read. A
+name that is dropped and added again is a new partition. Positions move only when a batch is returned: batches that were
+read ahead are read again by a scan that continues from them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 from headrace.tablelayer.model.table.partitions import Partition
 
 _READ_AT_ONCE = 8
-"""Partitions of a scan with an end that are read at the same time; one without an end waits for all of them."""
+"""Partitions read at the same time by a scan with an end. A scan without an end reads all of them."""
 
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    """The scan of one partition. `ahead`: batches that were read and not handed out yet."""
+    """The scan of one partition; `ahead` is the number of batches read but not yet returned."""
 
     name: str
     table_id: UUID
@@ -43,7 +43,7 @@ class _Child:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A batch of a partition and its positions behind it; without a batch the partition's end."""
+    """A batch of a partition and the positions after it, or without a batch the partition's end."""
 
     child: _Child
     batch: ScanBatch | None = None
@@ -52,7 +52,7 @@ class _Arrived:
 
 
 class PartsScan:
-    """The stream of all partitions; see the module. Made by `tablelayer.client.table.scan`, which is for the caller."""
+    """The stream of all partitions, made by `tablelayer.client.table.scan` for callers."""
 
     def __init__(
         self,
@@ -85,17 +85,17 @@ class PartsScan:
         self._children: dict[str, _Child] = {}
         self._queue: asyncio.Queue[_Arrived] = asyncio.Queue(_READ_AT_ONCE)
         self._gate = None if until is None else asyncio.Semaphore(_READ_AT_ONCE)
-        Reader(cluster, parts.definition).project(columns)  # a column that is unknown is told at once
+        Reader(cluster, parts.definition).project(columns)  # raises for an unknown column at once
 
     has_arrived = False
-    """Whether `take_arrived` may have something; here batches come with `run` alone."""
+    """Whether `take_arrived` may have a batch. Here only `run` gives batches."""
 
     def take_arrived(self) -> ScanBatch | None:
         return None
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
-        """The next offset of each bucket of each partition; a partition whose state is still being read is absent."""
+        """The next offset of each bucket by partition, without partitions whose state is still being read."""
         found = {}
         for name, child in self._children.items():
             positions = child.positions if child.ahead else child.scan.positions or child.positions
@@ -104,11 +104,13 @@ class PartsScan:
         return found
 
     def seek(self, positions: Mapping[str, Mapping[int, int]]) -> None:
-        """Go on from these offsets instead; what was read ahead of them is dropped. Raises ValueError."""
+        """Continue from these offsets; batches that were read ahead are dropped. Raises ValueError."""
         wanted: dict[str, Mapping[int, int]] = {}
         for name, offsets in positions.items():
             if name not in self._children:
-                raise ValueError(f"this scan does not read partition {name}, or has not begun")
+                raise ValueError(
+                    f"cannot seek in partition {name}: this scan does not read it, or has not begun"
+                )
             known = self._children[name]
             wanted[name] = {**known.positions, **offsets}
             if len(wanted[name]) < known.scan.read_count:
@@ -153,12 +155,12 @@ class PartsScan:
                 continue
             child = arrived.child
             if self._children.get(child.name) is not child:
-                continue  # dropped, or the caller has sought elsewhere
+                continue  # dropped, or the caller has called `seek`
             if arrived.failure is not None:
                 if not _is_gone(arrived.failure):
                     raise arrived.failure
                 child.ended = True
-                await self._discover(first=False)  # TABLE_NOT_FOUND if it is the table that is gone
+                await self._discover(first=False)  # TABLE_NOT_FOUND if the table itself was dropped
             elif arrived.batch is None:
                 child.ended = True
                 child.positions = arrived.positions
@@ -169,7 +171,7 @@ class PartsScan:
                 yield replace(arrived.batch, partition=child.name)
 
     async def _discover(self, *, first: bool) -> None:
-        """Begin to read partitions that are new; forget those that are gone."""
+        """Begin to read new partitions; stop reading dropped ones."""
         found = {each.name: each for each in await self._parts.partitions()}
         for name, child in list(self._children.items()):
             now = found.get(name)
@@ -204,7 +206,7 @@ class PartsScan:
         return range(partition.bucket_count) if self._buckets is None else self._buckets
 
     async def _start_of(self, partition: Partition, *, first: bool) -> Any:
-        """ "full", or an offset for every bucket."""
+        """Return "full", or an offset for every bucket."""
         start = self._from
         if start == "full" and self._parts.definition.is_primary_key_table:
             return start
@@ -230,7 +232,7 @@ class PartsScan:
         if self._to is None or isinstance(self._to, Mapping):
             return None if self._to is None else self._to[partition.name]
         if self._to != "latest":
-            raise ValueError(f"until={self._to!r}: say 'latest', offsets by partition and bucket, or None")
+            raise ValueError(f"until={self._to!r}: give 'latest', offsets by partition and bucket, or None")
         reader = Reader(self._cluster, self._definition_of(partition))
         return await reader.offsets("latest", self._buckets_of(partition))
 
@@ -251,7 +253,7 @@ class PartsScan:
                     child.ahead += 1
                     await self._queue.put(_Arrived(child, batch, child.scan.positions))
                 await self._queue.put(_Arrived(child, None, child.scan.positions))
-        except Exception as error:  # noqa: BLE001 - told to the caller
+        except Exception as error:  # noqa: BLE001 - raised to the caller
             await self._queue.put(_Arrived(child, failure=error))
         finally:
             await child.scan.close()

@@ -1,10 +1,10 @@
-"""Scanning: a table's state and its changes, as a stream of Arrow batches.
+"""Scan a table: its state and its changes, as a stream of Arrow batches.
 
-A scan goes through the buckets of a table, of all its partitions, from a start to an end (or for ever). "full" is the
+A scan reads the buckets of a table, of all its partitions, from a start to an end (or without an end). "full" gives the
 state first and then the changes from exactly where the state was taken (semantics R14): no gap, no overlap.
 
-Positions are plain `{bucket: offset}` of the next row to read, of a partitioned table `{partition: {bucket: offset}}`;
-keep them anywhere, or commit them under a consumer group's name.
+Positions are plain `{bucket: offset}` of the next row to read, for a partitioned table `{partition: {bucket: offset}}`.
+Keep them anywhere, or commit them under a consumer group's name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Until = str | Mapping[int, int] | PartitionOffsets | None
 
 
 def check_as_of(as_of: object, start: Start, definition: TableDefinition) -> None:
-    """Whether a scan can begin at an earlier moment. Raises ValueError."""
+    """Raise ValueError if a scan cannot begin at an earlier moment."""
     if as_of is not None and (start != "full" or not definition.is_primary_key_table):
         raise ValueError("as_of is for scans of primary-key tables that start with the state (start='full')")
 
@@ -48,7 +48,7 @@ class AsyncScan:
         condition: bytes | None = None,
         row_filter: bool = True,
     ) -> None:
-        """`condition`: a filter as it travels (`model.filters.encode_filter`)."""
+        """Make a scan; `condition` is an encoded filter (`model.filters.encode_filter`)."""
         definition = parts.definition
         check_as_of(as_of, start, definition)
         self._parts = parts
@@ -80,9 +80,9 @@ class AsyncScan:
         return self
 
     async def __anext__(self) -> ScanBatch:
-        """The next batch. Cancelling the wait for it (`asyncio.timeout`) loses nothing: it comes with the next call."""
+        """Return the next batch. Cancelling the wait (`asyncio.timeout`) loses nothing: the next call returns it."""
         if self._next is None and self._source.has_arrived:
-            await asyncio.sleep(0)  # others have their turn between two batches, and nothing is taken yet
+            await asyncio.sleep(0)  # lets other tasks run between two batches; nothing is taken yet
             batch = self.take_arrived()
             if batch is not None:
                 return batch
@@ -99,7 +99,7 @@ class AsyncScan:
         return batch
 
     def take_arrived(self) -> ScanBatch | None:
-        """The next batch, if an answer has brought it already. Not while somebody waits for the next one."""
+        """Return the next batch if it has arrived. Do not call it while another call waits for the next one."""
         return self._source.take_arrived()
 
     async def __aenter__(self) -> AsyncScan:
@@ -109,7 +109,7 @@ class AsyncScan:
         await self.close()
 
     async def close(self) -> None:
-        """Stop reading ahead and give the connection back. Idempotent."""
+        """Stop reading ahead and release the connection. Idempotent."""
         waiting, self._next = self._next, None
         if waiting is not None:
             waiting.cancel()
@@ -120,8 +120,9 @@ class AsyncScan:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each bucket, after the batches handed out so far; buckets still in their
-        snapshot are absent. TableError PARTITION_NEEDED when a partitioned table is scanned as a whole.
+        """The next offset of each bucket, after the batches returned so far; none for buckets still in their snapshot.
+
+        TableError PARTITION_NEEDED if a partitioned table is scanned as a whole.
         """
         if isinstance(self._source, PartsScan):
             raise self._parts.needs_partition("positions", "use `partition_positions`")
@@ -129,15 +130,16 @@ class AsyncScan:
 
     @property
     def partition_positions(self) -> dict[str, dict[int, int]]:
-        """The next offset of each bucket of each partition, without partitions whose state is still being read; of a
-        table without partitions `{"": positions}`.
+        """The next offset of each bucket by partition, without partitions whose state is still being read.
+
+        For a table without partitions it is `{"": positions}`.
         """
         if isinstance(self._source, PartsScan):
             return self._source.positions
         return {WHOLE: self._source.positions}
 
     def seek(self, positions: Mapping[int, int] | PartitionOffsets) -> None:
-        """Go on from these offsets instead; what was read ahead of them is dropped."""
+        """Continue from these offsets; batches that were read ahead are dropped."""
         places = self._parts.by_part(positions, "seek")
         if isinstance(self._source, PartsScan):
             self._source.seek(places)

@@ -1,10 +1,10 @@
-"""Writing exactly once from an engine that repeats its tasks: stage rows, then commit a whole batch.
+"""Write exactly once from an engine that repeats its tasks: stage rows, then commit a whole batch.
 
-A task makes a `StagedWriter` under a fresh attempt name and writes; its `finish` gives a small receipt. Whoever
-drives the tasks collects the receipts of the attempts that count and commits them, under the writer's lasting name
-and the batch's number. Committing again, after a lost answer or a restart of anything, has no further effect; see
-`tablelayer.server.staged.commits` for what the server promises. A partitioned table is written as a whole: partitions
-that rows need are made when the rows are staged (one of a run that does not count may stay empty), the decision is one.
+A task makes a `StagedWriter` under a fresh attempt name and writes; its `finish` returns a small receipt. The driver of
+the tasks collects the receipts of the attempts that count and commits them under the writer's lasting name and the
+batch's number. Committing again, after a lost answer or a restart, has no further effect.
+`tablelayer.server.staged.commits` documents the server's promises. A partitioned table has one commit for all
+partitions. Missing partitions are created when rows are staged; one of an attempt that does not count may stay empty.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 
 _REQUEST_SIZE = 8 << 20
 _COMMIT_TIMEOUT_MS = 3_600_000
-"""A commit writes everything that was staged: of a large batch that is minutes. Asking again does not hurt."""
+"""A commit writes everything that was staged, which takes minutes for a large batch. It can be repeated."""
 _CHANNEL = "stage"
 _HELD_BYTES_MAX = 64 << 20
-"""Over all buckets and partitions; then everything held is sent, in batches as large as they are."""
+"""Limit of held bytes over all buckets and partitions. At it, everything is sent, in small batches too."""
 
 Place = tuple[UUID, int]
 """A bucket of a partition; the partition is zero for a bucket of the table itself."""
@@ -50,7 +50,7 @@ ITSELF = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one attempt has staged: chunks by place, and how many rows. Small and picklable."""
+    """The chunks by place and the number of rows that one attempt has staged. Small and picklable."""
 
     attempt: str
     chunks: Mapping[Place, int] = field(default_factory=dict)
@@ -58,10 +58,9 @@ class Receipt:
 
 
 class AsyncStagedWriter:
-    """One run of one task. Not for several tasks at once.
+    """Stages the rows of one run of one task. Not for several tasks at once.
 
-    Holds about `batch_size_bytes` per bucket, and no more than 64 MiB; while one request is on its way the next is put
-    together.
+    Holds about `batch_size_bytes` per bucket, and no more than 64 MiB. One request is prepared while another is sent.
     """
 
     def __init__(
@@ -93,11 +92,13 @@ class AsyncStagedWriter:
         self._row_count = 0
         self._change_type: int | None = None
         self.decided = False
-        """The batch is committed already: rows need not be staged any more, and are not."""
+        """Whether the batch is committed already; rows are then no longer staged."""
 
     async def write(self, rows: pa.Table, *, change_type: int | None = None) -> None:
-        """Stage conformed rows, as `Writer.write` takes them. Raises TableError, KafkaError, ConnectionFailed,
-        OutcomeUnknown, and DataError for a row that is too large."""
+        """Stage conformed rows, as `Writer.write` takes them.
+
+        Raises TableError, KafkaError, ConnectionFailed, OutcomeUnknown, and DataError for a row that is too large.
+        """
         self._row_count += rows.num_rows
         if not self.decided:
             check_rows_fit(rows, str(self._definition.path))
@@ -111,7 +112,7 @@ class AsyncStagedWriter:
     async def _write(
         self, definition: TableDefinition, partition: UUID, rows: pa.Table, change_type: int | None
     ) -> None:
-        """Rows of the table, or of one partition with this definition."""
+        """Stage rows of the table, or of one partition with this definition."""
         if partition not in self._routes:
             self._routes[partition] = TableRoutes(self._cluster, definition)
             self._spreads[partition] = Spread(definition.bucket_count, self._config.batch_size_bytes)
@@ -121,7 +122,7 @@ class AsyncStagedWriter:
                 await self._send(full)
 
     async def finish(self) -> Receipt:
-        """Stage what is left and wait for all of it."""
+        """Stage the held rows, wait for all requests and return the receipt."""
         if not self.decided:
             rest = await asyncio.to_thread(self._encode, list(self._held))
             await self._send(rest)
@@ -222,7 +223,7 @@ class AsyncStagedWriter:
         )
 
     async def close(self) -> None:
-        """Give up what is on its way."""
+        """Cancel the request that is on its way."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -237,7 +238,7 @@ async def commit_staged(
     receipts: Sequence[Receipt],
     single: bool,
 ) -> None:
-    """Write what these attempts have staged, once; returns when it is visible."""
+    """Write the rows that these attempts have staged, once. Returns when they are visible."""
     request = CommitStagedRequest(
         table_id=TableRoutes(cluster, definition).table_id,
         writer=writer,
@@ -262,7 +263,7 @@ async def commit_staged(
 async def abort_staged(
     cluster: Cluster, definition: TableDefinition, *, writer: str, batch_id: int, receipts: Sequence[Receipt]
 ) -> None:
-    """Drop what these attempts have staged."""
+    """Drop the rows that these attempts have staged."""
     request = AbortStagedRequest(
         table_id=TableRoutes(cluster, definition).table_id,
         writer=writer,

@@ -1,7 +1,7 @@
-"""One table, asynchronously: write, look up, scan. `tablelayer.client.blocking.Table` is the same without `await`.
+"""The asynchronous table: write, look up, scan. `tablelayer.client.blocking.Table` is the blocking one.
 
-A table is its partitions, or the one part that a table without partitions is (`tablelayer.client.table.parts`): rows
-go to their parts, questions to all that may have an answer.
+A table is its partitions, or a single part without partitions (`tablelayer.client.table.parts`). Rows go to their
+parts, reads to all parts that may have an answer.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FEW_KEYS: Final = 8
-"""As many are sooner made ready for a request than handed over to a thread."""
+"""Number of keys up to which preparing a request is faster than handing it to a thread."""
 _snapshot_numbers = itertools.count(1)
 _UPSERT = int(ChangeType.UPDATE_AFTER)
 
 
 class AsyncTable:
-    """A table as it was when it was opened (or at the last `refresh`). Get one with `await connection.table("db.t")`.
+    """A table as it was when it was opened, or at the last `refresh`. `await connection.table("db.t")` opens one.
 
-    Rows are given as pa.Table, RecordBatch, list of dicts, or a pandas or polars DataFrame; they must fit the
-    schema (DataError names the column that does not). Safe to use from many tasks at once.
+    Rows are a pa.Table, RecordBatch, list of dicts, or a pandas or polars DataFrame. They must fit the schema:
+    DataError names the column that does not. Safe to use from many tasks at once.
     """
 
     def __init__(self, cluster: Cluster, definition: TableDefinition, parts: Parts | None = None) -> None:
@@ -77,7 +77,7 @@ class AsyncTable:
 
     @property
     def path(self) -> TablePath:
-        """Its database and name."""
+        """The table's database and name."""
         return self.definition.path
 
     @property
@@ -88,8 +88,8 @@ class AsyncTable:
     async def refresh(self) -> TableDefinition:
         """Read the table's definition again, so that later calls see the columns it has now.
 
-        Not needed after an ALTER: this handle goes on with the columns it knows. Writes and lookups that name a
-        column it does not know look by themselves. Scans under way keep their columns.
+        This is not needed after an ALTER: this handle continues with the columns it knows. Writes and lookups that name
+        an unknown column refresh by themselves. Running scans keep their columns.
         """
         deadline = Deadline(self._cluster.config.delivery_timeout_ms)
         definition = await retrying(
@@ -102,13 +102,13 @@ class AsyncTable:
         return definition
 
     def adopt(self, definition: TableDefinition) -> None:
-        """Go on with this definition of the same table."""
+        """Use this definition of the same table from now on."""
         self.definition = definition
         self._reader = Reader(self._cluster, definition)
         self._parts.adopt(definition)
 
     async def _with_fresh_schema(self, work: Callable[[], Awaitable[T]]) -> T:
-        """`work`, which sends no writes; once more if it fails and the table has another schema by now."""
+        """Run `work`, which sends no writes; run it again if it fails and the table's schema has changed."""
         try:
             return await work()
         except (TableError, DataError) as error:
@@ -125,7 +125,7 @@ class AsyncTable:
         return await work()
 
     async def close(self) -> None:
-        """Stop this table's writers; writes that are waiting fail."""
+        """Stop this table's writers. Waiting writes fail."""
         await self._parts.close()
 
     # -- writing
@@ -133,19 +133,19 @@ class AsyncTable:
     async def append(self, data: Data) -> WriteResult:
         """Append rows to a log table.
 
-        A column that is not given has its default, or null. Returns when every row is acknowledged; then each row is
-        in the log exactly once. `result.end_offsets` tells readers how far to read to see them.
+        A missing column gets its default, or null. Returns when every row is acknowledged; then each row is in the log
+        exactly once. `result.end_offsets` tells readers how far to read to see them.
         """
         self._must_be(log_table=True, doing="append")
         rows, definition = await self._whole_rows(data)
         return await self._parts.write(rows, definition)
 
     async def upsert(self, data: Data, *, overwrite: bool = False) -> WriteResult:
-        """Insert rows, or replace the rows that have the same primary key; the last of equal keys wins.
+        """Insert rows, or replace the rows with the same primary key. The last of equal keys wins.
 
-        Whole rows: a column that is not given gets its default, or null. To change some columns only, use
-        `partial`. A table with a merge engine merges instead of replacing; an auto-increment column is left out.
-        `overwrite` replaces the rows of a table with the aggregation engine all the same, for example to undo writes.
+        Rows are whole: a missing column gets its default, or null. To change some columns only, use `partial`. A table
+        with a merge engine merges instead of replacing. An auto-increment column is left out. `overwrite` replaces rows
+        even with the aggregation engine, for example to undo writes.
         """
         self._must_be(log_table=False, doing="upsert")
         rows, definition = await self._whole_rows(data)
@@ -154,11 +154,10 @@ class AsyncTable:
     async def delete(
         self, keys: Data, columns: Sequence[str] | None = None, *, overwrite: bool = False
     ) -> WriteResult:
-        """Delete the rows with these primary keys; other columns given are ignored, absent keys are no error.
+        """Delete the rows with these primary keys. Other columns are ignored; absent keys are not an error.
 
-        With `columns` only those become null, and a row goes when nothing but its key is left: the partial update's
-        opposite. What the table says about deletes (`table.delete.behavior`) holds; with `overwrite` a table with
-        the aggregation engine carries them out in any case.
+        With `columns` only those become null, and a row is deleted when only its key is left: the opposite of a partial
+        update. The table's `table.delete.behavior` applies. With `overwrite` the aggregation engine always deletes.
         """
         self._must_be(log_table=False, doing="delete")
         definition = self.definition
@@ -181,13 +180,13 @@ class AsyncTable:
     async def partial(
         self, data: Data, columns: Sequence[str], *, overwrite: bool = False, only_existing: bool = False
     ) -> WriteResult:
-        """Write only these columns, the primary key among them; the others keep their values.
+        """Write only these columns, including the primary key. The others keep their values.
 
-        A null in the data overwrites with null. A new key is inserted with the defaults of the columns left out, or
-        null, so these must be nullable or have one. Writers of disjoint columns do not disturb each other. Tables with
-        the merge engines first_row and versioned take whole rows only. `overwrite` as with `upsert`. With
-        `only_existing` rows are set as `overwrite` does it, and no row is made: of a key that is not there nothing is
-        written, and the columns left out may be NOT NULL.
+        A null in the data overwrites with null. A new key is inserted with defaults, or null, in the other columns, so
+        these must be nullable or have a default. Writers of disjoint columns do not interfere. Tables with the merge
+        engines first_row and versioned take whole rows only. `overwrite` as with `upsert`. With `only_existing`
+        existing rows are set as `overwrite` does, and other keys are not written; the other columns may then be NOT
+        NULL.
         """
         self._must_be(log_table=False, doing="partial update")
 
@@ -210,7 +209,7 @@ class AsyncTable:
         target_columns: tuple[int, ...] | None = None,
         only_existing: bool = False,
     ) -> WriteResult:
-        """Write rows that conform to `definition` already; see `tablelayer.client.write.writer.Writer.write`."""
+        """Write rows that conform to `definition` (`tablelayer.client.write.writer.Writer.write`)."""
         mode = WriteMode(target_columns, overwrite=only_existing, update=only_existing)
         return await self._parts.write(rows, definition, change_type, mode)
 
@@ -224,8 +223,9 @@ class AsyncTable:
         definition: TableDefinition | None = None,
         only_existing: bool = False,
     ) -> AsyncStagedWriter:
-        """A writer of rows that become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
-        `only_existing`: of a key that is not there at the commit nothing is written, as with `partial`.
+        """Return a writer whose rows become part of the table with `commit_staged` (`tablelayer.client.table.staging`).
+
+        With `only_existing`, keys that do not exist at the commit are not written, as with `partial`.
         """
         return AsyncStagedWriter(
             self._cluster,
@@ -241,21 +241,22 @@ class AsyncTable:
     async def commit_staged(
         self, writer: str, batch_id: int, receipts: Sequence[Receipt], *, single: bool = False
     ) -> None:
-        """Write what these attempts have staged, exactly once however often this is called; returns when it is
-        visible. `single`: this writer will have no other batch.
+        """Write the rows that these attempts have staged, exactly once even if it is called again.
+
+        Returns when they are visible. `single` says that this writer will have no other batch.
         """
         await commit_staged(
             self._cluster, self.definition, writer=writer, batch_id=batch_id, receipts=receipts, single=single
         )
 
     async def abort_staged(self, writer: str, batch_id: int, receipts: Sequence[Receipt]) -> None:
-        """Drop what these attempts have staged, unless it is committed."""
+        """Drop the rows that these attempts have staged, unless they are committed."""
         await abort_staged(
             self._cluster, self.definition, writer=writer, batch_id=batch_id, receipts=receipts
         )
 
     def _targets(self, names: Sequence[str]) -> tuple[list[Column], tuple[int, ...] | None]:
-        """The columns of these names in the table's order, and their ids for the request (None: whole rows)."""
+        """Return these columns in the table's order, and their ids for the request (None: whole rows)."""
         schema = self.definition.schema
         wanted = set(names)
         schema.select(list(names))
@@ -278,11 +279,11 @@ class AsyncTable:
             )
         raise TableError(
             TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
-            f"{self.path} is a log table, it has no primary key: {doing} is impossible",
+            f"{self.path} is a log table: {doing} needs a primary key",
         )
 
     async def _whole_rows(self, data: Data) -> tuple[pa.Table, TableDefinition]:
-        """The rows, and the definition they conform to."""
+        """Return the rows, and the definition that they conform to."""
 
         async def prepare() -> tuple[pa.Table, TableDefinition]:
             definition = self.definition
@@ -301,7 +302,7 @@ class AsyncTable:
         if isinstance(keys, (Mapping, str, bytes)) or (
             isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS
         ):
-            return self._conform_keys(keys, columns)  # sooner done than handed over
+            return self._conform_keys(keys, columns)  # faster than handing it to a thread
         return await asyncio.to_thread(self._conform_keys, keys, columns)
 
     def _conform_keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
@@ -329,11 +330,10 @@ class AsyncTable:
     ) -> LookupResult:
         """Look up many primary keys at once: `found, rows = await table.lookup(keys)`.
 
-        `keys` has the primary-key columns (others are ignored), or is a list of bare values when the key is
-        one column. Row i of the answer belongs to key i, and is null where `found[i]` is false. `columns`:
-        only these. With `insert_if_absent` keys that are not there become rows of defaults (null without one, and the
-        next number in an auto-increment column) first: however many callers ask at once, each key is inserted once and
-        all get its row.
+        `keys` has the primary-key columns (others are ignored), or is a list of bare values if the key is one column.
+        Row i of the answer belongs to key i, and is null where `found[i]` is false. `columns` limits the answer to
+        these. With `insert_if_absent`, missing keys first become rows of defaults (null without one, and the next
+        number in an auto-increment column). Each key is inserted once, even for several callers, and all get its row.
         """
         self._must_be(log_table=False, doing="lookup")
 
@@ -377,33 +377,34 @@ class AsyncTable:
     async def lookup_one(
         self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
     ) -> dict[str, Any] | None:
-        """One row as a dict, or None: `await table.lookup_one({"order_key": 7})`, or just `7` for a
-        one-column key. `insert_if_absent` as in `lookup`.
+        """Return one row as a dict, or None: `await table.lookup_one({"order_key": 7})`, or `7` for a one-column key.
+
+        `insert_if_absent` as in `lookup`.
         """
         keys = key if isinstance(key, Mapping) else [key]
         return first_row(await self.lookup(keys, columns, insert_if_absent=insert_if_absent))
 
     async def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows whose primary key begins with these values of the bucket key, in key order.
+        """Return all rows whose primary key begins with these values of the bucket key, in key order.
 
-        Of a partitioned table the partition columns are needed as well.
-        The bucket key must be a prefix of the primary key: `CREATE TABLE t (a .., b .., PRIMARY KEY (a, b)
-        NOT ENFORCED) WITH ('bucket.key' = 'a')`. Several prefixes give their rows one after the other.
+        A partitioned table also needs the partition columns. The bucket key must be a prefix of the primary key:
+        `CREATE TABLE t (a .., b .., PRIMARY KEY (a, b) NOT ENFORCED) WITH ('bucket.key' = 'a')`. The rows of several
+        prefixes follow each other.
         """
         return (await self.prefix_lookup_grouped(prefix, columns))[1]
 
     async def prefix_lookup_grouped(
         self, prefixes: Data, columns: Sequence[str] | None = None
     ) -> tuple[np.ndarray, pa.Table]:
-        """As `prefix_lookup`, and for each row the index of the prefix it answers (int64[n], ascending)."""
+        """Return the rows of `prefix_lookup`, and before them each row's index of its prefix (int64[n], ascending)."""
         self._must_be(log_table=False, doing="prefix lookup")
         if not self.definition.allows_prefix_lookup:
             bucket_key = ", ".join(self.definition.bucket_key)
             primary_key = ", ".join(self.definition.schema.primary_key)
             raise TableError(
                 TableErrorCode.INVALID_KEY,
-                f"{self.path} does not allow prefix lookups: its bucket key ({bucket_key}) must be the "
-                f"beginning of its primary key ({primary_key}), and shorter",
+                f"{self.path} does not allow prefix lookups: its bucket key ({bucket_key}) must be a "
+                f"prefix of its primary key ({primary_key}), and shorter",
             )
 
         async def look() -> tuple[np.ndarray, pa.Table]:
@@ -446,11 +447,11 @@ class AsyncTable:
     # -- partitions
 
     async def partitions(self) -> list[Partition]:
-        """The partitions that there are now, in order of name. TableError NOT_PARTITIONED for other tables."""
+        """Return the partitions that exist now, by name. TableError NOT_PARTITIONED for other tables."""
         return await self._parts.partitions()
 
     async def partition(self, name: str) -> AsyncTable:
-        """One partition as a table: its name is the values of the partition columns, joined by dots.
+        """Return one partition as a table. Its name is the values of the partition columns, joined by dots.
 
         TableError PARTITION_NOT_FOUND, NOT_PARTITIONED.
         """
@@ -459,7 +460,7 @@ class AsyncTable:
         return AsyncTable(self._cluster, part.definition, parts)
 
     def only(self, spec: Mapping[str, Any]) -> AsyncTable:
-        """The same table, whose reads see only the partitions with these values of partition columns.
+        """Return the same table limited, for reads, to the partitions with these values of partition columns.
 
         TableError NOT_PARTITIONED, INVALID_PARTITION.
         """
@@ -467,10 +468,10 @@ class AsyncTable:
         texts = {**self._parts.only, **spec_texts(self.definition, spec)}
         return AsyncTable(self._cluster, self.definition, Parts(self._cluster, self.definition, texts))
 
-    # -- numbers and samples
+    # -- counts and samples
 
     def _condition(self, wanted: FilterLike) -> bytes | None:
-        """A filter as it travels. Raises TableError(INVALID_FILTER)."""
+        """Return an encoded filter. Raises TableError INVALID_FILTER."""
         if wanted is None:
             return None
         schema = self.definition.schema
@@ -479,11 +480,13 @@ class AsyncTable:
     async def limit(
         self, count: int, columns: Sequence[str] | None = None, filter: FilterLike = None
     ) -> pa.Table:
-        """At most `count` rows (of those that match), quickly: a PK table's first in key order of each bucket, a
-        log table's latest; of the first partitions, or of a log table's last.
+        """Return at most `count` rows (that match), quickly.
+
+        They are the first rows by key of each bucket of a primary-key table, the latest of a log table. They come from
+        the first partitions, those of a log table from its last ones.
         """
         if count < 0:
-            raise ValueError(f"a limit of {count} rows makes no sense")
+            raise ValueError(f"the limit is {count}: it must be 0 or more")
 
         async def look() -> pa.Table:
             condition = self._condition(filter)
@@ -503,7 +506,7 @@ class AsyncTable:
         return await self._with_fresh_schema(look)
 
     async def count(self, filter: FilterLike = None, *, as_of: AnyMoment | None = None) -> int:
-        """How many rows there are now (that match), without reading them; or were, reading one column (`to_arrow`)."""
+        """Return the number of rows now (that match), without reading them. With `as_of` one column is read."""
         if as_of is not None:
             schema = self.definition.schema
             column = schema.primary_key[0] if schema.primary_key else schema.names[0]
@@ -516,10 +519,10 @@ class AsyncTable:
         return await self._with_fresh_schema(count)
 
     async def extremes(self, columns: Sequence[str], filter: FilterLike = None) -> Extremes:
-        """The least and greatest values of columns, and how many rows and values there are now (that match).
+        """Return the least and greatest values of columns, and the counts of rows and values now (that match).
 
-        `(await table.extremes(["at"])).maximum("at")`. Of a log table the statistics of its batches answer where they
-        are exact, and the server reads no more than these columns of the others; of a PK table it reads its rows.
+        `(await table.extremes(["at"])).maximum("at")`. For a log table the server uses the statistics of batches where
+        they are exact, and reads only these columns of other batches. For a primary-key table it reads the rows.
         """
 
         async def look() -> Extremes:
@@ -535,25 +538,27 @@ class AsyncTable:
     async def offsets(
         self, at: str | int, buckets: Sequence[int] | None = None, *, partition: str | None = None
     ) -> dict[int, int]:
-        """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
-        milliseconds; of a partitioned table those of one partition (else TableError PARTITION_NEEDED).
+        """Return offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in milliseconds.
+
+        A partitioned table needs the `partition` (else TableError PARTITION_NEEDED).
         """
         part = await self._parts.one(partition, "offsets")
         return await part.reader.offsets(at, part.buckets if buckets is None else buckets)
 
     async def offsets_as_of(self, moment: Moment, *, partition: str | None = None) -> dict[int, int]:
-        """The offsets that the log had reached at a time (milliseconds or datetime), what was written at that time
-        included: what `as_of` means. TableError (OUTSIDE_RETENTION) for a time before what the log still has.
+        """Return the log's end offsets at a time (milliseconds or datetime), including writes at that time.
+
+        They are what `as_of` reads. TableError OUTSIDE_RETENTION for a time before the log's beginning.
         """
         part = await self._parts.one(partition, "offsets_as_of")
         return await part.reader.offsets_as_of(moment, part.buckets)
 
     async def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
-        """`offsets` of every partition; of a table without partitions `{"": offsets}`."""
+        """Return `offsets` of every partition, or `{"": offsets}` for a table without partitions."""
         return await self._parts.ask_all(lambda part: part.reader.offsets(at, part.buckets))
 
     async def partition_offsets_as_of(self, moment: Moment) -> dict[str, dict[int, int]]:
-        """`offsets_as_of` of every partition; of a table without partitions `{"": offsets}`."""
+        """Return `offsets_as_of` of every partition, or `{"": offsets}` for a table without partitions."""
         return await self._parts.ask_all(lambda part: part.reader.offsets_as_of(moment, part.buckets))
 
     # -- scans
@@ -571,25 +576,24 @@ class AsyncTable:
     ) -> AsyncScan:
         """Read rows and changes as a stream of `ScanBatch`.
 
-        - `start`: "full" (the state, then every change after it; a log table from its beginning), "earliest",
-          "latest", a time in milliseconds, or offsets by bucket.
-        - `until`: "latest" (what was there when the scan began), offsets by bucket (exclusive), or None: for
-          ever.
+        - `start`: "full" (the state, then every change after it; a log table from its beginning), "earliest", "latest",
+          a time in milliseconds, or offsets by bucket.
+        - `until`: "latest" (the end when the scan began), offsets by bucket (exclusive), or None for no end.
         - `columns`: the server reads and sends only these. `buckets`: only these, of every partition.
-        - `poll_timeout`: seconds without a row after which the iteration ends; None waits for ever.
-        - `as_of`: the state of a PK table is that of an earlier moment (a time in milliseconds, a datetime, or offsets
-          by bucket), and the changes follow from there.
-        - `filter`: only rows for which this holds, dropped in the server, which skips whole batches by their
-          statistics: a condition in SQL ("price > 10 AND name LIKE 'a%'"), or a `pyarrow.compute.Expression`. Its
-          columns need not be among `columns`. Null is not true, as in SQL. Of a changelog each image is judged by
-          itself: a row that stops matching shows as a -U alone (and not at all with 'table.changelog.image' = 'WAL').
-          With `row_filter` false the server only skips batches, and the caller drops rows.
+        - `poll_timeout`: seconds without a row after which the iteration ends; None waits without limit.
+        - `as_of`: the state of a primary-key table is that of an earlier moment (a time in milliseconds, a datetime, or
+          offsets by bucket), and the changes follow from there.
+        - `filter`: a condition in SQL ("price > 10 AND name LIKE 'a%'"), or a `pyarrow.compute.Expression`. The server
+          drops the other rows, and skips whole batches by their statistics. The filter's columns need not be among
+          `columns`. Null is not true, as in SQL. Each image of a changelog is judged by itself: a row that stops
+          matching shows as a -U alone (and not at all with 'table.changelog.image' = 'WAL'). With `row_filter` false
+          the server only skips batches, and the caller drops rows.
 
-        All partitions are read, new ones included: one that is added while the scan goes on is read from its beginning;
-        one that is dropped ends. Offsets for `start`, `until` and `as_of` are by partition and bucket then; partitions
-        that `start` does not name are read from their beginning (a PK table's with their state), and not at all when
-        `until` names others; those that `as_of` does not name, or that came later, were empty then, and their rows come
-        as changes. Of each partition rows come in log order.
+        All partitions are read. One that is added during the scan is read from its beginning; one that is dropped ends.
+        `start`, `until` and `as_of` then have offsets by partition and bucket. A partition that `start` does not name
+        is read from its beginning (a primary-key table's with its state), but not at all if `until` names others. A
+        partition that `as_of` does not name, or that came later, was empty then: its rows come as changes. The rows of
+        each partition come in log order.
         """
         return AsyncScan(
             self._cluster,
@@ -613,12 +617,11 @@ class AsyncTable:
         as_of: int | None = None,
         partition: str | None = None,
     ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
-        """One bucket of a PK table (of one partition) as it is now, or at an offset, piece by piece, each with the
-        offset of that moment.
+        """Read one bucket of a primary-key table (of one partition) as it is now, or was at an offset, piece by piece.
 
-        There is at least one piece, perhaps an empty one. Close the iteration (`aclosing`) if it ends early. Lost
-        connections and restarts of the server do not show, unless retention has meanwhile taken what that moment needs:
-        then it ends with TableError(SCAN_EXPIRED).
+        Each piece comes with the offset of that moment. There is at least one piece, perhaps an empty one. Close the
+        iteration (`aclosing`) if it ends early. Lost connections and restarts of the server do not show, unless
+        retention has deleted what that moment needs: then it ends with TableError SCAN_EXPIRED.
         """
         self._must_be(log_table=False, doing="snapshot")
         part = await self._parts.one(partition, "a snapshot")
@@ -642,12 +645,11 @@ class AsyncTable:
         *,
         as_of: AnyMoment | None = None,
     ) -> pa.Table:
-        """The whole table (the rows that match) as it is now, or was: a PK table's rows, or all rows that a log table
-        keeps.
+        """Return the whole table (the rows that match) as it is now, or was: all rows that it keeps.
 
-        `as_of`: a time (milliseconds or datetime; what was written then is included), or offsets by bucket; of a
-        partitioned table by partition and bucket, and then of these partitions alone. TableError (OUTSIDE_RETENTION)
-        when log and snapshots do not reach back so far.
+        `as_of` is a time (milliseconds or datetime; writes at that time are included), or offsets by bucket. For a
+        partitioned table offsets are by partition and bucket, and only these partitions are read. TableError
+        OUTSIDE_RETENTION if log and snapshots do not reach back to it.
         """
         ids, schema, order = self._reader.project(columns)
         condition = self._condition(filter)
@@ -673,11 +675,10 @@ class AsyncTable:
     async def batches(
         self, columns: Sequence[str] | None = None, filter: FilterLike = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """The rows that `to_arrow` gives, a few MiB at a time, so that a table may be larger than memory: bucket by
-        bucket, each as it is when its first row comes.
+        """Iterate over the rows of `to_arrow`, a few MiB at a time, so that a table may be larger than memory.
 
-        Close the iteration (`aclosing`) if it ends early. TableError (SCAN_EXPIRED) when retention has meanwhile taken
-        what an interrupted reading of a bucket would go on from.
+        The table is read bucket by bucket, each as it is when its first row comes. Close the iteration (`aclosing`) if
+        it ends early. TableError SCAN_EXPIRED if an interrupted read cannot continue because of retention.
         """
         ids, schema, order = self._reader.project(columns)
         condition = self._condition(filter)
@@ -710,7 +711,7 @@ class AsyncTable:
     async def _read_parts(
         self, as_of: AnyMoment | None, read: Callable[[Part, Moment | None], Awaitable[pa.Table]]
     ) -> list[pa.Table]:
-        """What every part has now or had at a time, or those that offsets are given for, in the order of names."""
+        """Read every part now or at a time, or the parts that offsets are given for, in the order of names."""
         if not isinstance(as_of, Mapping):
             return list((await self._parts.ask_all(lambda part: read(part, as_of))).values())
         offsets = self._parts.by_part(as_of, "reading at offsets")
@@ -751,15 +752,15 @@ class AsyncTable:
         as_of: AnyMoment | None = None,
         filter: FilterLike = None,
     ) -> pa.Table:
-        """The rows of a PK table between two keys, in key order; at most `limit` of them.
+        """Return the rows of a primary-key table between two keys, in key order; at most `limit` of them.
 
-        A bound is a dict of the first columns of the primary key (or of all), or the bare value of the first; it stands
-        for all keys that begin so: `range_scan({"customer": 7}, {"customer": 7}, include_upper=True)` are all of
-        customer 7. Only the rows in between are read. `as_of` and `filter` as for `to_arrow`.
+        A bound is a dict of the first columns of the primary key (or of all), or the bare value of the first. It stands
+        for all keys that begin with it: `range_scan({"customer": 7}, {"customer": 7}, include_upper=True)` returns all
+        of customer 7. Only the rows in between are read. `as_of` and `filter` as for `to_arrow`.
         """
         self._must_be(log_table=False, doing="range scan")
         if limit is not None and limit < 0:
-            raise ValueError(f"a limit of {limit} rows makes no sense")
+            raise ValueError(f"the limit is {limit}: it must be 0 or more")
         primary_key = self.definition.schema.primary_key
         is_sorted = not self.definition.is_partitioned and self.definition.bucket_count == 1
         columns = None if columns is None else several("columns", columns)
@@ -792,7 +793,7 @@ class AsyncTable:
         columns = key_columns[: len(given)]
         if {column.name for column in columns} != set(given):
             raise DataError(
-                f"{self.path}: a bound has the first columns of the primary key "
+                f"{self.path}: a bound must have the first columns of the primary key "
                 f"({', '.join(column.name for column in key_columns)}), not {', '.join(given)}"
             )
         rows = await self._keys([given], columns)
@@ -802,14 +803,12 @@ class AsyncTable:
     # -- committed positions
 
     async def commit(self, group: str, positions: Mapping[int, int] | PartitionOffsets) -> None:
-        """Keep positions (`scan.positions`, or `scan.partition_positions`) on the server under a consumer group's
-        name, as Kafka's consumers do.
-        """
+        """Commit positions (`scan.positions`, `scan.partition_positions`) for a consumer group, as in Kafka."""
         for name, offsets in self._parts.by_part(positions, "commit").items():
             await commit_offsets(self._cluster, group, self._topic_of(name), offsets)
 
     async def partition_committed(self, group: str) -> dict[str, dict[int, int]]:
-        """`committed` of every partition that there is; of a table without partitions `{"": positions}`."""
+        """Return `committed` of every partition, or `{"": positions}` for a table without partitions."""
         topics = {part.topic: part.name for part in await self._parts.all()}
         found: dict[str, dict[int, int]] = {}
         for (topic, bucket), offset in sorted((await fetch_offsets(self._cluster, group)).items()):
@@ -818,7 +817,7 @@ class AsyncTable:
         return found
 
     async def committed(self, group: str, *, partition: str | None = None) -> dict[int, int]:
-        """The positions kept under this name (of one partition); buckets without one are absent."""
+        """Return the positions committed by this group (of one partition), without buckets that have none."""
         part = await self._parts.one(partition, "committed positions")
         return (await self.partition_committed(group)).get(part.name, {})
 

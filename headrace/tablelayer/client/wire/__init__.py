@@ -1,1 +1,1 @@
-"""Connections to the brokers: frames, routing, deadlines, and what may be tried again."""
+"""Connections to the brokers: frames, routing, deadlines and retries."""

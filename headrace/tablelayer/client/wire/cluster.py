@@ -1,9 +1,9 @@
-"""The brokers as the client sees them: addresses, who leads what, and the connections to them.
+"""The brokers as the client sees them: addresses, leaders of partitions, and connections.
 
-Routing knowledge comes from Kafka's own Metadata request for topic `db.t` (bucket i is partition i) and is a
-cache: it is dropped when an answer or a lost connection says it is stale, and asked for again at the next
-use. A connection belongs to a broker and a *channel*; requests that the server may hold back (scans, writes)
-have channels of their own, because a broker answers the requests of one connection in order.
+Routes come from Kafka's own Metadata request for topic `db.t` (bucket i is partition i) and are a cache. They are
+dropped when an answer or a lost connection says that they are stale, and loaded again at the next use. A connection
+belongs to a broker and a *channel*. Requests that the server may hold back (scans, writes) have channels of their own,
+because a broker answers the requests of one connection in order.
 
 All methods belong to one event loop.
 """
@@ -42,27 +42,26 @@ ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 CONTROL = "control"
 DEFAULT_PORT = 9092
 AVOIDED_SECONDS = 5.0
-"""After a broker did not answer, others are asked where there are others."""
+"""Time for which other brokers are preferred to one that did not answer."""
 METADATA_PATIENCE_MS = 2_000
-"""So long a broker has to say who leads a topic, if there are others to ask; twice as long after each that did not."""
-GONE = "it says nothing, and does not belong to the cluster any more, as another broker says"
+"""Timeout of a Metadata request if there are other brokers to ask. It doubles after each that did not answer."""
+GONE = "it does not answer, and another broker says that it no longer belongs to the cluster"
 TURNED_AWAY_MAX = 3
-"""Connections in a row on which nothing was answered but what everybody may ask: no accident any more."""
+"""Connections in a row that were closed at the first request before a missing SASL configuration is suspected."""
 
 
 class NotAtOnce(BaseException):
-    """What was to be done without waiting cannot be. As with a cancellation, nobody on the way takes it for an answer
-    or an error of the server's."""
+    """A read cannot be done without waiting. A BaseException, so that it is not taken for an error of the server."""
 
 
 @dataclass(slots=True)
 class TopicRoutes:
-    """Who leads each partition of a topic: broker ids by partition; -1 while there is no leader."""
+    """The leaders of a topic's partitions: broker ids by partition, -1 while there is no leader."""
 
     leaders: dict[int, int]
     loaded_at: float
     in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Brokers that have all that is acknowledged, by partition; the leader is one of them."""
+    """The in-sync replicas by partition, including the leader."""
     told_by: Address | None = None
 
 
@@ -74,7 +73,7 @@ class _Slot:
     opening_since: float = 0.0
 
     def silent_seconds(self, now: float) -> float | None:
-        """None while nobody waits for anything."""
+        """Return the seconds without an answer; None if nothing is awaited."""
         if self.opening is not None:
             return now - self.opening_since
         connection = self.connection
@@ -84,7 +83,7 @@ class _Slot:
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """`"host:port,host:port"` as addresses; the port defaults to 9092. Raises SettingsError for anything else."""
+    """Parse `"host:port,host:port"`. The port defaults to 9092. Raises SettingsError for anything else."""
     addresses = []
     for part in text.split(","):
         part = part.strip()
@@ -94,20 +93,20 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         host = host.strip("[]")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise SettingsError(
-                f"{part!r} is not a server address: write host:port, for example 127.0.0.1:9092"
+                f"{part!r} is not a server address: give host:port, for example 127.0.0.1:9092"
             )
         addresses.append((host, int(port)))
     return addresses
 
 
 class Cluster:
-    """Connections and routes. `close` ends them all."""
+    """Connections to the brokers and routes to partitions. `close` ends all connections."""
 
     waits = True
-    """Whether there is an event loop to wait in."""
+    """Whether requests may wait in an event loop."""
 
     def __init__(self, bootstrap: Bootstrap, config: ClientConfig) -> None:
-        """ValueError for an address that is none, SettingsError for properties that make no sense."""
+        """Raises SettingsError for a malformed address or wrong properties."""
         settings = ConnectionSettings.make(bootstrap)
         self.config = config
         self.counters = Counters()
@@ -117,18 +116,19 @@ class Cluster:
         self._brokers: dict[int, tuple[str, int]] = {}
         self._racks: dict[int, str] = {}
         self._numbers: dict[Address, int] = {}
-        """Of all brokers that were ever named."""
+        """Broker ids of all addresses that were ever seen."""
         self._gone_until: dict[Address, float] = {}
-        """They do not belong to the cluster, somebody said, and until then are not connected to."""
+        """Time until which a broker that left the cluster, as another one said, is not connected to."""
         self._watch = Watch(self._waited_for, self._gone, self._give_up)
         self._avoided: dict[Address, float] = {}
-        """Until then others are asked first: no connection was to be had there, or what it said was not so. One that is
-        cut off from the others goes on saying what it has known."""
+        """Time until which other brokers are preferred: no connection could be made there, or its metadata was wrong. A
+        broker that is cut off from the others keeps answering with old metadata.
+        """
         self._told_by: Address | None = None
-        """Whose metadata came last."""
+        """The broker that the last metadata came from."""
         self._asked_last: Address | None = None
         self._silent: dict[int, float] = {}
-        """Until when other brokers than these are asked."""
+        """Time until which other brokers are asked before these."""
         self._spread = random.randrange(1 << 16)
         self._controller: int | None = None
         self._routes: dict[str, TopicRoutes] = {}
@@ -137,9 +137,7 @@ class Cluster:
         self._closed = False
 
     async def connect(self) -> None:
-        """Make the first connection, once round the bootstrap addresses. Raises ConnectionFailed at once if
-        none answers.
-        """
+        """Connect, with one attempt per bootstrap address. Raises ConnectionFailed if none answers."""
         await self._any_connection()
 
     def close(self) -> None:
@@ -152,16 +150,16 @@ class Cluster:
                 slot.connection.close()
 
     async def connection(self, node_id: int | None, channel: str = CONTROL) -> BrokerConnection:
-        """An open connection to a broker (None: any of them), made if there is none.
+        """Return an open connection to a broker (None: any broker), and make it if needed.
 
-        Raises ConnectionFailed; one attempt, the caller decides about more.
+        One attempt: raises ConnectionFailed.
         """
         self._watch.begin()
         if node_id is None:
             return await self._any_connection(channel)
         address = self._brokers.get(node_id)
         if address is None:
-            raise ConnectionFailed(f"broker {node_id} is not known (any more)")
+            raise ConnectionFailed(f"broker {node_id} is unknown, or no longer in the cluster")
         return await self._open(address, channel)
 
     async def _any_connection(self, channel: str = CONTROL) -> BrokerConnection:
@@ -228,10 +226,10 @@ class Cluster:
             if opening.cancelled() or (opening.done() and opening.exception() is not None):
                 self._avoided[address] = monotonic() + AVOIDED_SECONDS
 
-    # -- brokers that say nothing
+    # -- brokers that do not answer
 
     def _doubts(self) -> dict[Address, float]:
-        """Who is asked last what any broker can answer: the greater the later."""
+        """Return the brokers to ask last for what any broker can answer; a greater number is asked later."""
         now = monotonic()
         found = {address: until for address, until in self._avoided.items() if until > now}
         silent = (each for each, seconds in self._waited_for().items() if seconds >= SILENCE_SECONDS)
@@ -246,7 +244,7 @@ class Cluster:
         return found
 
     async def _gone(self, silent: set[Address]) -> set[Address]:
-        """Those that another broker does not count among the cluster's. Others are asked in turn."""
+        """Return the silent brokers that another broker no longer counts to the cluster. Others are asked in turn."""
         doubtful = {address for address in silent if address in self._numbers}
         known = dict.fromkeys([*self._addresses, *self._numbers])
         others = [address for address in known if address not in silent]
@@ -261,11 +259,11 @@ class Cluster:
                 answer = await connection.request(
                     MetadataRequest(topics=[]), MetadataResponse, timeout_ms=self.config.request_timeout_ms
                 )
-        except (ClientError, RuntimeError, TimeoutError):  # another is asked the next time
+        except (ClientError, RuntimeError, TimeoutError):  # another broker is asked the next time
             return set()
         alive = {broker.node_id for broker in answer.brokers}
         if self._numbers.get(other, -1) not in alive:
-            return set()  # who does not even know itself
+            return set()  # it does not even count itself to the cluster
         return {address for address in doubtful if self._numbers[address] not in alive}
 
     def _give_up(self, address: Address) -> None:
@@ -282,19 +280,18 @@ class Cluster:
 
     @property
     def has_several(self) -> bool:
-        """Whether several brokers were ever named: one that says nothing may be the only one that is there. From any
-        thread."""
+        """Whether several brokers were ever seen: a silent one may otherwise be the only one. From any thread."""
         return len({*self._numbers.values()}) > 1
 
     @property
     def connection_count(self) -> int:
-        """Connections that are open now."""
+        """The number of connections that are open now."""
         return sum(
             slot.connection is not None and not slot.connection.is_closed for slot in self._slots.values()
         )
 
     def release(self, channel: str) -> None:
-        """Close the connections of a channel that is not used any more."""
+        """Close the connections of a channel that is no longer used."""
         for key in [key for key in self._slots if key[1] == channel]:
             slot = self._slots.pop(key)
             if slot.connection is not None:
@@ -310,9 +307,9 @@ class Cluster:
         deadline: Deadline,
         extra_wait_ms: int = 0,
     ) -> ResponseT:
-        """One attempt at a request. Raises what `BrokerConnection.request` raises.
+        """Send a request once. Raises the errors of `BrokerConnection.request`.
 
-        `extra_wait_ms` is how long the server was allowed to hold the answer back, on top of its ordinary patience.
+        `extra_wait_ms` is the time that the server may hold the answer back, in addition to its usual timeout.
         """
         connection = await self.connection(node_id, channel)
         timeout_ms = min(self.config.request_timeout_ms + extra_wait_ms, max(deadline.remaining_ms, 1))
@@ -322,8 +319,8 @@ class Cluster:
             self._turned_away += not connection.has_answered and not connection.is_given_up
             if self._turned_away >= TURNED_AWAY_MAX and self._access.begin is None:
                 raise AuthenticationFailed(
-                    f"{connection.host}:{connection.port} closes the connection at the first request: does it want its"
-                    f" clients to authenticate? security.protocol is {self._access.protocol}"
+                    f"{connection.host}:{connection.port} closes the connection at the first request: if it"
+                    f" requires authentication, configure it (security.protocol is {self._access.protocol})"
                 ) from error
             raise
         self._turned_away = 0
@@ -343,11 +340,10 @@ class Cluster:
         to_controller: bool = False,
         deadline: Deadline | None = None,
     ) -> ResponseT:
-        """A request that any broker (or one named, or the controller) can answer, with retries; a top-level error code
-        is raised.
+        """Send a request that any broker (or one named, or the controller) can answer, with retries.
 
-        `doing` says in the error's text what was attempted, for example "create table db.t"; `repeatable` and
-        `changes` are those of `retrying`.
+        A top-level error code is raised. `doing` describes the attempt in the error's text, for example "create table
+        db.t". `repeatable` and `changes` are those of `retrying`.
         """
 
         async def attempt(deadline: Deadline) -> ResponseT:
@@ -370,7 +366,7 @@ class Cluster:
         )
 
     async def controller(self, deadline: Deadline) -> int | None:
-        """The broker that does what one alone does for all; None if nobody has said who that is. One attempt."""
+        """Return the cluster's controller; None if no broker has named one. One attempt."""
         if self._controller is None:
             answer = await self.metadata([], deadline)
             self._controller = answer.controller_id if answer.controller_id >= 0 else None
@@ -380,9 +376,9 @@ class Cluster:
         self._controller = None
 
     async def routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
-        """Leaders of a topic's partitions, from the cache or the cluster; one refresh at a time per topic.
+        """Return the leaders of a topic's partitions, from the cache or the cluster; one refresh at a time per topic.
 
-        Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or ConnectionFailed; one attempt.
+        One attempt: raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or ConnectionFailed.
         """
         routes = self.known_routes(topic)
         if routes is not None:
@@ -395,14 +391,14 @@ class Cluster:
         return await asyncio.shield(task)
 
     def known_routes(self, topic: str) -> TopicRoutes | None:
-        """What is known, and not too old. From any thread."""
+        """Return the cached routes unless they are too old. From any thread."""
         routes = self._routes.get(topic)
         if routes is None or (monotonic() - routes.loaded_at) * 1000 >= self.config.metadata_max_age_ms:
             return None
         return routes
 
     def connected(self, node_id: int) -> BrokerConnection | None:
-        """The open connection to a broker, if there is one. From any thread."""
+        """Return the open connection to a broker, if there is one. From any thread."""
         address = self._brokers.get(node_id)
         slot = None if address is None else self._slots.get((address, CONTROL))
         connection = None if slot is None else slot.connection
@@ -411,7 +407,7 @@ class Cluster:
     def _refreshed(self, topic: str, task: asyncio.Task[TopicRoutes]) -> None:
         self._refreshing.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # every waiter may have been cancelled meanwhile; nobody is left to be told
+            task.exception()  # all waiting calls may have been cancelled meanwhile
 
     async def _load_routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
         answer = await self.metadata([topic], deadline)
@@ -428,8 +424,9 @@ class Cluster:
     async def metadata(
         self, topics: Sequence[str] | None, deadline: Deadline, *, with_operations: bool = False
     ) -> MetadataResponse:
-        """Kafka's metadata for topics (None: all), what may be done to them included or not (KIP-430); remembers the
-        brokers' addresses. One attempt.
+        """Fetch Kafka's metadata for topics (None: all) and remember the brokers' addresses. One attempt.
+
+        `with_operations` includes the operations that the client may do on each topic (KIP-430).
         """
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(
@@ -437,7 +434,7 @@ class Cluster:
             allow_auto_topic_creation=False,
             include_topic_authorized_operations=with_operations,
         )
-        if topics is None:  # that may take as long as it likes
+        if topics is None:  # a large answer may take long
             answer = await self.send(request, MetadataResponse, deadline=deadline)
         else:
             answer = await self._quickly(request, deadline)
@@ -449,7 +446,7 @@ class Cluster:
         return answer
 
     async def _quickly(self, request: MetadataRequest, deadline: Deadline) -> MetadataResponse:
-        """Of the next broker if one does not answer, all within the time of one attempt."""
+        """Fetch metadata, from the next broker if one does not answer, all within the time of one attempt."""
         one_attempt = Deadline(min(self.config.request_timeout_ms, max(deadline.remaining_ms, 1)))
         patience_ms = METADATA_PATIENCE_MS
         while len(self._addresses) > 1 and patience_ms < one_attempt.remaining_ms:
@@ -461,19 +458,19 @@ class Cluster:
         return await self.send(request, MetadataResponse, deadline=one_attempt)
 
     def remember(self, node_id: int, host: str, port: int) -> int:
-        """Note a broker's address from an answer other than metadata; gives its id back."""
+        """Remember a broker's address from an answer other than metadata, and return its id."""
         self._brokers[node_id] = (host, port)
         self._numbers[host, port] = node_id
         return node_id
 
     def forget_routes(self, topic: str) -> None:
-        """Ask again at the next use, somebody else if there is one: it was not so."""
+        """Drop stale routes. The next use asks again, preferably another broker."""
         routes = self._routes.pop(topic, None)
         if routes is not None and routes.told_by is not None:
             self._avoided[routes.told_by] = monotonic() + AVOIDED_SECONDS
 
     async def leader(self, topic: str, partition: int, deadline: Deadline) -> int:
-        """The broker that leads a partition. One attempt; raises retriable KafkaErrors while there is none."""
+        """Return a partition's leader. One attempt; raises retriable KafkaErrors while there is none."""
         routes = await self.routes(topic, deadline)
         leader = routes.leaders.get(partition)
         if leader is None:
@@ -482,18 +479,19 @@ class Cluster:
         if leader < 0:
             self.forget_routes(topic)
             raise KafkaError(
-                ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} of {topic} has no leader just now"
+                ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} of {topic} has no leader now"
             )
         return leader
 
     def avoid(self, node_id: int) -> None:
-        """It did not answer: for a while others are asked first, where others can answer."""
+        """For a while, prefer other brokers to this one, which did not answer."""
         self._silent[node_id] = monotonic() + AVOIDED_SECONDS
 
     async def replicas(self, topic: str, partition: int, deadline: Deadline) -> tuple[list[int], int]:
-        """Who may be asked for what any replica can answer, and the leader, -1 while there is none. In their order: one
-        on the client's rack or else any, always the same for a partition; then the leader; then the others. Those that
-        did not answer lately come last. One attempt; raises as `routes`.
+        """Return the replicas to ask for what any replica can answer, and the leader, -1 while there is none.
+
+        The order is: one on the client's rack or else any one, always the same for a partition; then the leader; then
+        the others. Replicas that did not answer lately come last. One attempt; raises as `routes`.
         """
         routes = await self.routes(topic, deadline)
         leader = routes.leaders.get(partition)
@@ -508,7 +506,7 @@ class Cluster:
         if not found:
             self.forget_routes(topic)
             raise KafkaError(
-                ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} of {topic} has no replica just now"
+                ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} of {topic} has no replica now"
             )
         now = monotonic()
         return sorted(found, key=lambda node: self._silent.get(node, 0.0) > now), leader
@@ -516,7 +514,7 @@ class Cluster:
     async def by_leader(
         self, topic: str, partitions: Sequence[int], deadline: Deadline
     ) -> dict[int, list[int]]:
-        """The given partitions grouped by the broker that leads them."""
+        """Return these partitions grouped by their leaders."""
         groups: dict[int, list[int]] = {}
         for partition in partitions:
             groups.setdefault(await self.leader(topic, partition, deadline), []).append(partition)

@@ -1,15 +1,14 @@
 """One connection to one broker: frames, correlation ids, pipelining, version negotiation.
 
-The protocol object owns the socket's bytes. Small frames are cut out of a scratch buffer; a frame larger than what
-has arrived gets a buffer of its own size and the rest of it is received straight into place, so the records of a scan
-are copied by nobody. Answers are matched by correlation id. Every wait has a deadline: when one passes, the
-connection is closed, because what is behind a late answer on the same connection would be late too.
+The protocol object owns the socket's bytes. Small frames are cut out of a scratch buffer. A frame larger than what has
+arrived gets a buffer of its own size, and the rest is received straight into it, so the records of a scan are not
+copied. Answers are matched by correlation id. Every wait has a deadline. When one passes, the connection is closed,
+because the answers behind a late one on the same connection would be late too.
 
-Where `Access` says so the stream is TLS and the client authenticates before anything else is asked, and again before
-its session ends (KIP-368): requests that come meanwhile wait until it is known anew.
+If `Access` says so, the stream is TLS and the client authenticates before any other request, and again before its
+session ends (KIP-368). Requests wait meanwhile.
 
-A connection is for one event loop and is never reused after it has failed; `tablelayer.client.wire.cluster` makes
-a new one.
+A connection is for one event loop and is not used after a failure; `tablelayer.client.wire.cluster` makes a new one.
 """
 
 from __future__ import annotations
@@ -54,15 +53,16 @@ _FIRST_TABLE_KEY = 10_000
 _NEWEST_BY_NAME = {
     8: 9,
     9: 9,
-}  # OffsetCommit and OffsetFetch 10 know topics by id, positions know them by name
+}  # OffsetCommit and OffsetFetch 10 name topics by id, committed positions by name
 _OPEN = Access("PLAINTEXT")
 _SESSION_USED = (0.85, 0.95)
-"""After which part of its session's lifetime a client authenticates again: Kafka's, at random, so that clients which
-have come together do not come together again."""
+"""Part of a session's lifetime after which a client authenticates again. It is random, as in Kafka, so that clients
+which connected at the same time do not authenticate again at the same time.
+"""
 
 
 class _Frames(asyncio.BufferedProtocol):
-    """Cuts the byte stream into frames and hands each to `on_frame`; tells `on_lost` once when the stream ends."""
+    """Cuts the byte stream into frames and gives each to `on_frame`. Calls `on_lost` once when it ends."""
 
     def __init__(
         self, on_frame: Callable[[memoryview], None], on_lost: Callable[[Exception | None], None]
@@ -120,9 +120,7 @@ class _Frames(asyncio.BufferedProtocol):
             if not 4 <= size <= MAX_FRAME_SIZE:
                 assert self._transport is not None
                 self._on_lost(
-                    DecodeError(
-                        f"an answer of {size} bytes was announced; 4 to {MAX_FRAME_SIZE} are possible"
-                    )
+                    DecodeError(f"the size of an answer is {size} bytes: it must be 4 to {MAX_FRAME_SIZE}")
                 )
                 self._transport.abort()
                 return
@@ -143,7 +141,7 @@ class _Frames(asyncio.BufferedProtocol):
 
 
 class BrokerConnection:
-    """A negotiated connection. Make one with `BrokerConnection.open`."""
+    """A negotiated connection, made by `BrokerConnection.open`."""
 
     def __init__(
         self, host: str, port: int, client_id: str, counters: Counters, access: Access = _OPEN
@@ -154,11 +152,11 @@ class BrokerConnection:
         self._session_ends_at: float | None = None
         self._throttled_until = 0.0
         self.has_answered = False
-        """Whether anything has been answered but what everybody may ask."""
+        """Whether any request has been answered that an unauthenticated client may not send."""
         self.is_given_up = False
-        """By us, because others say that the broker is gone."""
+        """Whether this client closed it because another broker says that the broker left the cluster."""
         self._heard_at = 0.0
-        """When the last answer came, or since when the first request waits."""
+        """The time of the last answer, or the time since when the first request waits."""
         self.host = host
         self.port = port
         self._client_id = client_id
@@ -182,11 +180,11 @@ class BrokerConnection:
         access: Access = _OPEN,
         is_told: bool = False,
     ) -> BrokerConnection:
-        """Connect, learn which requests and versions the broker offers, and authenticate. `is_told` when a server named
-        the address, and not the user.
+        """Connect, learn which requests and versions the broker offers, and authenticate.
 
-        Raises ConnectionFailed when nobody answers there, or what answers is not a broker; AuthenticationFailed when
-        one side does not accept the other; SettingsError for files of TLS that cannot be used.
+        `is_told` says that a server named the address, not the user. Raises ConnectionFailed if no server answers, or
+        the server is not a broker; AuthenticationFailed if one side does not accept the other; SettingsError for TLS
+        files that cannot be used.
         """
         self = cls(host, port, client_id, counters or Counters(), access)
         loop = asyncio.get_running_loop()
@@ -203,26 +201,26 @@ class BrokerConnection:
             ) from None
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationFailed(
-                f"the certificate of {host}:{port} is not accepted: {error.verify_message}. ssl.ca.location"
-                " names what is trusted"
+                f"the certificate of {host}:{port} is not trusted ({error.verify_message}): name the trusted"
+                " certificates with ssl.ca.location"
             ) from None
         except ssl.SSLError as error:
             raise AuthenticationFailed(
-                f"no TLS with {host}:{port}: {_reason(error)}. Is it a listener with TLS? Does it want a"
-                " certificate?"
+                f"no TLS with {host}:{port}: {_reason(error)}. Check that the listener has TLS, and"
+                " whether it requires a client certificate"
             ) from None
         except OSError as error:
             if isinstance(error, ConnectionResetError) and context is not None:
                 raise ConnectionFailed(
-                    f"{host}:{port} broke off the connection in the handshake of TLS: is it a listener with TLS?"
+                    f"{host}:{port} closed the connection in the TLS handshake: check that it is a TLS listener"
                 ) from None
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else error.strerror or str(error)
             hint = (
-                "The server tells its clients to go there (advertised.listeners): does that lead to it from here, and"
-                " is it running?"
+                "The server advertises this address (advertised.listeners): check that it can be reached from"
+                " here and that the server is running"
                 if is_told
-                else "Is the server running there?"
+                else "Check that the server is running"
             )
             raise ConnectionFailed(f"cannot connect to {host}:{port}: {reason}. {hint}") from None
         self._transport, self._frames = transport, frames
@@ -236,14 +234,12 @@ class BrokerConnection:
                 cause = error.__cause__
                 if isinstance(
                     cause, ssl.SSLError
-                ):  # TLS 1.3 tells of a missing certificate after the handshake
+                ):  # TLS 1.3 reports a missing certificate after the handshake
                     raise AuthenticationFailed(
-                        f"{host}:{port} broke off TLS: {_reason(cause)}. It may want a certificate of its clients"
+                        f"{host}:{port} closed TLS: {_reason(cause)}. It may require a client certificate"
                     ) from None
                 hint = (
-                    "wants TLS: security.protocol"
-                    if context is None
-                    else "wants a certificate of its clients"
+                    "requires TLS: security.protocol" if context is None else "requires a client certificate"
                 )
                 raise ConnectionFailed(
                     f"{host}:{port} does not answer like a Kafka broker, or {hint}: {error}"
@@ -265,7 +261,7 @@ class BrokerConnection:
         self._ranges = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
 
     async def _authenticate(self, timeout_ms: int) -> None:
-        """One SASL exchange, if the settings name a mechanism. Raises AuthenticationFailed."""
+        """Carry out one SASL exchange if the settings name a mechanism. Raises AuthenticationFailed."""
         if self._access.begin is None:
             return
         loop = asyncio.get_running_loop()
@@ -276,7 +272,7 @@ class BrokerConnection:
         if handshake.error_code != ErrorCode.NONE:
             offered = ", ".join(handshake.mechanisms) or "none"
             raise AuthenticationFailed(
-                f"{self.host}:{self.port} does not authenticate by {client.mechanism}; what it offers: {offered}"
+                f"{self.host}:{self.port} does not support {client.mechanism}: use one that it offers: {offered}"
             )
         try:
             said: bytes | None = client.first()
@@ -289,10 +285,10 @@ class BrokerConnection:
                     raise self._refused(client, answer)
                 said = await asyncio.to_thread(
                     client.answer, answer.auth_bytes
-                )  # a password's hash takes a while
+                )  # hashing a password takes long
         except SaslError as error:
             raise AuthenticationFailed(
-                f"{self.host}:{self.port} fails the authentication by {client.mechanism}: {error}"
+                f"{self.host}:{self.port} failed the authentication by {client.mechanism}: {error}"
             ) from None
         lifetime_s = answer.session_lifetime_ms / 1000
         self._session_ends_at = (
@@ -302,11 +298,11 @@ class BrokerConnection:
     def _refused(self, client: SaslClient, answer: SaslAuthenticateResponse) -> ClientError:
         code = ErrorCode(answer.error_code)
         why = answer.error_message or code.name
-        text = f"{self.host}:{self.port} refuses user {client.user} by {client.mechanism}: {why}"
+        text = f"{self.host}:{self.port} refused user {client.user} by {client.mechanism}: {why}"
         return ConnectionFailed(text) if code.retriable else AuthenticationFailed(text)
 
     async def _still_known(self, timeout_ms: int) -> None:
-        """Authenticate again where the session ends soon, or wait for who does."""
+        """Authenticate again if the session ends soon, or wait until another request has done it."""
         if self._session_ends_at is None:
             return
         now = asyncio.get_running_loop().time
@@ -317,7 +313,11 @@ class BrokerConnection:
                 try:
                     await self._authenticate(timeout_ms)
                 except BaseException as error:
-                    self._fail(error if isinstance(error, Exception) else ConnectionFailed("cut short"))
+                    self._fail(
+                        error
+                        if isinstance(error, Exception)
+                        else ConnectionFailed("the authentication was cancelled")
+                    )
                     if isinstance(error, OutcomeUnknown):
                         raise ConnectionFailed(
                             f"{self.host}:{self.port} was lost while authenticating again: {error}"
@@ -326,8 +326,8 @@ class BrokerConnection:
 
     @staticmethod
     def _decode_api_versions(frame: memoryview, version: int) -> ApiVersionsResponse:
-        # The error code is the first field in every version; a broker that does not know ours answers in
-        # version 0.
+        # The error code is the first field in every version. A broker that does not know our version answers
+        # in version 0.
         body = frame[4:]
         if int.from_bytes(body[:2], "big") == ErrorCode.UNSUPPORTED_VERSION:
             version = 0
@@ -342,44 +342,44 @@ class BrokerConnection:
         return len(self._waiting)
 
     def silent_seconds(self, now: float) -> float:
-        """For how long nothing has come though somebody waits, or waited and went; 0 if nobody did."""
+        """Return the seconds since the last answer while requests wait, cancelled ones included; 0 without any."""
         return now - self._heard_at if self._waiting else 0.0
 
     def offers(self, request: type[ApiMessage]) -> bool:
-        """Whether the broker offers this request in a version that both sides speak."""
+        """Return whether the broker offers this request in a version that both sides support."""
         theirs = self._ranges.get(request.API_KEY)
         return theirs is not None and max(theirs[0], request.MIN_VERSION) <= min(
             theirs[1], request.MAX_VERSION
         )
 
     def version_for(self, request: type[ApiMessage]) -> int:
-        """The highest version both sides speak. Raises UnsupportedRequest, saying which side lacks what."""
+        """Return the highest version that both sides support. Raises UnsupportedRequest, with both ranges."""
         theirs = self._ranges.get(request.API_KEY)
         if theirs is None:
             if request.API_KEY >= _FIRST_TABLE_KEY:
                 raise UnsupportedRequest(
                     f"{self.host}:{self.port} is a Kafka broker without tables: "
-                    f"it does not know {request.__name__}"
+                    f"it does not support {request.__name__}"
                 )
             raise UnsupportedRequest(f"{self.host}:{self.port} does not offer {request.__name__}")
         newest = _NEWEST_BY_NAME.get(request.API_KEY, request.MAX_VERSION)
         lowest, highest = max(theirs[0], request.MIN_VERSION), min(theirs[1], newest)
         if lowest > highest:
             raise UnsupportedRequest(
-                f"{self.host}:{self.port} speaks {request.__name__} {theirs[0]} to {theirs[1]}, "
+                f"{self.host}:{self.port} supports {request.__name__} {theirs[0]} to {theirs[1]}, "
                 f"this client {request.MIN_VERSION} to {newest}"
             )
         return highest
 
     async def request(self, message: ApiMessage, response: type[ResponseT], *, timeout_ms: int) -> ResponseT:
-        """Send a request and wait for its answer; any number may be in flight.
+        """Send a request and wait for its answer. Any number may be in flight.
 
-        Raises UnsupportedRequest (nothing sent), ConnectionFailed (nothing sent), OutcomeUnknown (sent; the connection
-        is closed): ConnectionLost, RequestTimeout, or itself for an answer that makes no sense.
+        Raises UnsupportedRequest and ConnectionFailed if nothing was sent. Raises OutcomeUnknown if it was sent, and
+        closes the connection: ConnectionLost, RequestTimeout, or OutcomeUnknown itself for a malformed answer.
         """
         now = asyncio.get_running_loop().time
         if now() < self._throttled_until:
-            # The server does not read until then: the wait for an answer begins when it can come.
+            # The server does not read before that time, so the timeout of the answer begins then.
             await asyncio.sleep(min(self._throttled_until - now(), timeout_ms / 1000))
         await self._still_known(timeout_ms)
         answer = await self._ask(message, response, timeout_ms)
@@ -398,7 +398,7 @@ class BrokerConnection:
         except DecodeError as error:
             self._fail(error)
             raise OutcomeUnknown(
-                f"{self.host}:{self.port} answered {type(message).__name__} with what makes no sense: {error}"
+                f"{self.host}:{self.port} answered {type(message).__name__} with a malformed message: {error}"
             ) from error
 
     async def _exchange(self, message: ApiMessage, version: int, timeout_ms: int) -> memoryview:
@@ -422,7 +422,7 @@ class BrokerConnection:
             self._heard_at = loop.time()
         self._waiting[correlation_id] = future
         self._transport.writelines([size.to_bytes(4, "big"), *parts])
-        # A cancelled wait leaves its future here, cancelled, so that the late answer is recognised and
+        # A cancelled wait leaves its cancelled future here, so that the late answer is recognised and
         # dropped.
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -434,7 +434,7 @@ class BrokerConnection:
             future.cancel()
             error = RequestTimeout(
                 f"{self.host}:{self.port} did not answer {kind.__name__} within {timeout_ms} ms; "
-                "if it changes something, whether it was carried out is not known"
+                "a change may or may not have been carried out"
             )
             self._fail(error)
             raise error from None
@@ -446,7 +446,7 @@ class BrokerConnection:
         self._heard_at = asyncio.get_running_loop().time()
         future = self._waiting.pop(correlation_id, None)
         if future is None:
-            self._fail(DecodeError(f"answer {correlation_id} came, which belongs to no request"))
+            self._fail(DecodeError(f"answer {correlation_id} does not belong to any request"))
         elif not future.done():
             future.set_result(frame)
 
@@ -464,7 +464,7 @@ class BrokerConnection:
         unwelcome = (
             self._ranges and not self.has_answered and not self.is_given_up and self._access.begin is None
         )
-        hint = ", the first on it: does the server want its clients to authenticate?" if unwelcome else ""
+        hint = ", the first on it: check whether the server requires authentication" if unwelcome else ""
         reason = f": {error}" if isinstance(error, DecodeError) else ""
         for future in waiting.values():
             if not future.done():
@@ -473,18 +473,18 @@ class BrokerConnection:
                 )
                 lost.__cause__ = error
                 future.set_exception(lost)
-                future.exception()  # nobody may wait for it any more
+                future.exception()  # the request may have been cancelled
 
     def give_up(self, why: str) -> None:
-        """As if the broker had ended it: waiting requests fail with ConnectionLost."""
+        """Fail as if the broker had closed the connection: waiting requests raise ConnectionLost."""
         self.is_given_up = True
-        self._fail(ConnectionLost(f"the connection to {self.host}:{self.port} was given up: {why}"))
+        self._fail(ConnectionLost(f"the connection to {self.host}:{self.port} was abandoned: {why}"))
 
     def close(self) -> None:
-        """Close at once. Waiting requests fail with ConnectionLost."""
+        """Close at once. Waiting requests raise ConnectionLost."""
         self._fail(ConnectionFailed(f"the connection to {self.host}:{self.port} was closed"))
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """OpenSSL's word for what went wrong, as a person writes it."""
+    """Return OpenSSL's reason in readable words."""
     return (error.reason or "it failed").replace("_", " ").lower()

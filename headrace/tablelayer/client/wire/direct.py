@@ -1,14 +1,14 @@
-"""Small reads in the caller's own thread: a request and its answer on a connection that nobody else uses meanwhile.
+"""Small reads in the caller's own thread, on a connection that no other thread uses meanwhile.
 
-The blocking client hands a call over to the thread of its event loop and waits to be woken, and the loop goes round
-five times for a request: most of what a lookup takes. So a read that is small is tried here first, by the same code:
-its coroutine is run to its end without a loop (`at_once`), since `DirectCluster` has an answer before it returns.
+The blocking client hands a call to the thread of its event loop and waits for it, and the loop runs five times for a
+request. That takes most of a lookup's time. So a small read is first tried here, with the same code: its coroutine is
+run to its end without a loop (`at_once`), because `DirectCluster` returns only with an answer.
 
-Whatever would have to wait for something else raises NotAtOnce, and the call is made anew in the loop, which knows
-all about retries, routes and errors: a leader that is not known, a connection that is not there yet or has ended, an
-answer that does not come or makes no sense, a pause before another attempt. So only what changes nothing comes here.
+Any other wait raises NotAtOnce, and the call is repeated in the loop, which handles retries, routes and errors.
+Examples are an unknown leader, a connection that is missing or closed, an answer that is late or malformed, and a pause
+before another attempt. So only requests that change nothing are sent here.
 
-Connections with TLS or authentication are the loop's alone. May be used from any thread.
+Connections with TLS or authentication are used by the loop only. May be used from any thread.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
 _READS: Final = (LookupRequest, PrefixLookupRequest, LimitScanRequest)
 _LINES_MAX: Final = 8
-"""Connections of one client beside those of its loop: as many threads read at the same time, others by the loop."""
+"""Connections of one client besides those of its loop. Further threads read through the loop."""
 _PAUSE_SECONDS: Final = 1.0
-"""After a connection could not be made, or was lost, the loop alone is asked for so long."""
+"""Time for which only the loop is used after a connection failed or was lost."""
 _SCRATCH_SIZE: Final = 64 << 10
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that does not wait. Raises NotAtOnce if it does, and what it raises."""
+    """Return the result of a coroutine that does not wait. Raises its errors, and NotAtOnce if it waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -59,10 +59,10 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class _Line:
-    """A connection to the broker of one of the loop's connections, whose versions hold for it too."""
+    """A connection to the same broker as one of the loop's connections, with the same request versions."""
 
     def __init__(self, beside: BrokerConnection, connect_timeout_ms: int) -> None:
-        """Raises OSError."""
+        """Connect. Raises OSError."""
         self.beside = beside
         self._socket = socket.create_connection((beside.host, beside.port), connect_timeout_ms / 1000)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -72,7 +72,7 @@ class _Line:
     def exchange(
         self, message: ApiMessage, response: type[ResponseT], client_id: str, timeout_ms: int
     ) -> tuple[ResponseT, int, int]:
-        """(answer, bytes sent, bytes received). Raises OSError, DecodeError."""
+        """Send a request; return (answer, bytes sent, bytes received). Raises OSError, DecodeError."""
         kind = type(message)
         version = self.beside.version_for(kind)
         self._next_correlation_id = correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
@@ -85,7 +85,7 @@ class _Line:
         frame = self._receive()
         found, offset = decode_response_header(frame, response.header_version(version))
         if found != correlation_id:
-            raise DecodeError(f"answer {found} came to request {correlation_id}")
+            raise DecodeError(f"request {correlation_id} got answer {found}")
         return response.decode(frame[offset:], version), len(body), len(frame)
 
     def _receive(self) -> memoryview:
@@ -95,7 +95,7 @@ class _Line:
             filled += self._more(scratch[filled:])
         size = int.from_bytes(scratch[:4], "big", signed=True)
         if not 4 <= size <= MAX_FRAME_SIZE or filled > size + 4:
-            raise DecodeError(f"an answer of {size} bytes was announced, and {filled} came")
+            raise DecodeError(f"the size of an answer is {size} bytes, but {filled} came")
         frame = bytearray(size)
         frame[: filled - 4] = scratch[4:filled]
         rest = memoryview(frame)[filled - 4 :]
@@ -110,8 +110,8 @@ class _Line:
         return count
 
     def end(self) -> None:
-        """Whoever waits for an answer is told."""
-        with suppress(OSError):  # it has ended already
+        """End the connection: a thread that waits for an answer gets an error."""
+        with suppress(OSError):  # it is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class _Line:
 
 
 class DirectCluster(Cluster):
-    """The cluster that `behind` knows, whose small reads are answered before `send` returns."""
+    """A cluster for small reads without a loop; `behind` is the loop's cluster, which has the routes."""
 
     waits = False
 
@@ -136,7 +136,7 @@ class DirectCluster(Cluster):
 
     @property
     def is_possible(self) -> bool:
-        """Whether nobody has to be authenticated, nor anything encrypted."""
+        """Whether connections have neither authentication nor TLS."""
         return self._access.tls is None and self._access.begin is None
 
     @property
@@ -144,7 +144,7 @@ class DirectCluster(Cluster):
         return len(self._lines)
 
     def close(self) -> None:
-        """End what is under way: those who wait go on in the loop, which says what has happened."""
+        """End all requests. Waiting threads continue in the loop, which raises the error."""
         with self._lock:
             self._closed = True
             for line in self._lines:
@@ -179,7 +179,7 @@ class DirectCluster(Cluster):
     ) -> dict[int, list[int]]:
         groups = await super().by_leader(topic, partitions, deadline)
         if len(groups) > 1:
-            raise NotAtOnce  # they are asked at the same time
+            raise NotAtOnce  # the loop asks several leaders at the same time
         return groups
 
     async def send(
@@ -196,7 +196,7 @@ class DirectCluster(Cluster):
             raise NotAtOnce
         line = self._take(self._behind.connected(node_id))
         timeout_ms = min(self.config.request_timeout_ms, max(deadline.remaining_ms, 1))
-        if self._behind.has_several:  # the loop finds out whether another leads by now
+        if self._behind.has_several:  # the loop finds out whether the leader has changed
             timeout_ms = min(timeout_ms, int(SILENCE_SECONDS * 1000))
         began = perf_counter()
         try:

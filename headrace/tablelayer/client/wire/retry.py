@@ -1,7 +1,7 @@
-"""Deadlines, pauses between attempts, and the rule for what may be tried again.
+"""Deadlines, pauses between attempts, and the rule for retries.
 
-Every call of the client has one deadline for all of its attempts. Between attempts it waits a pause that doubles and
-is spread at random. A request whose outcome is unknown is tried again only if a second execution does no harm.
+Every call of the client has one deadline for all of its attempts. Pauses between attempts double and are spread at
+random. A request whose outcome is unknown is retried only if a second execution is harmless.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _NOT_AUTHORIZED = frozenset(
         ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
     }
 )
-#: A topic that was just created may be unknown to a broker for a moment; one that does not exist stays
+#: A topic that was just created may be unknown to a broker for a moment. One that does not exist stays
 #: unknown.
 UNKNOWN_TOPIC_PATIENCE_MS = 5_000
 
 
 class Deadline:
-    """A point in the event loop's time, or where there is none in the system's."""
+    """A point in the event loop's time, or in the system's without a loop."""
 
     __slots__ = ("_at", "_now", "_started")
 
@@ -60,7 +60,7 @@ class Deadline:
 
     @property
     def remaining_ms(self) -> int:
-        """Whole milliseconds left; never below 0."""
+        """The whole milliseconds that are left, at least 0."""
         return max(0, int((self._at - self._now()) * 1000))
 
     @property
@@ -89,7 +89,7 @@ class Backoff:
 
 
 def error_of(code: int, message: str | None, *, doing: str) -> TableError | KafkaError | None:
-    """The exception for an error code of an answer: a table's own code, or Kafka's. None for 0."""
+    """Return the exception for an error code: TableError, or KafkaError for Kafka's codes. None for 0."""
     if code == ErrorCode.NONE:
         return None
     if code >= TableErrorCode.DATABASE_NOT_FOUND:
@@ -108,7 +108,7 @@ def error_of(code: int, message: str | None, *, doing: str) -> TableError | Kafk
     if known in _NOT_AUTHORIZED:
         reason = message or ""
         if reason.lower().startswith("not authorized"):
-            _, _, reason = reason.partition(": ")  # it is said already
+            _, _, reason = reason.partition(": ")  # the message says it already
         more = f": {reason}" if reason and not reason.endswith("authorization failed") else ""
         return KafkaError(known, f"not authorized to {doing}{more}")
     return KafkaError(known, f"{doing}: {message}" if message else f"could not {doing}")
@@ -122,14 +122,14 @@ def raise_for(code: int, message: str | None, *, doing: str) -> None:
 
 
 def is_stale_route(error: BaseException) -> bool:
-    """Whether the error says that we asked the wrong broker, or one that is not what it was."""
+    """Return whether the error means that the route is stale: a wrong broker, or one that was lost."""
     if isinstance(error, KafkaError):
         return error.code in _STALE_ROUTE_CODES
     return isinstance(error, (ConnectionFailed, OutcomeUnknown))
 
 
 def may_retry(error: BaseException, *, repeatable: bool, elapsed_ms: int) -> bool:
-    """Whether another attempt is both useful and harmless."""
+    """Return whether another attempt is both useful and harmless."""
     if isinstance(error, (ConnectionLost, RequestTimeout)):
         return repeatable
     if isinstance(error, ConnectionFailed):
@@ -144,19 +144,21 @@ def may_retry(error: BaseException, *, repeatable: bool, elapsed_ms: int) -> boo
 
 
 def leaves_unknown(error: BaseException) -> bool:
-    """Whether a request that failed so may have been carried out."""
+    """Return whether a request that failed with this error may have been carried out."""
     if isinstance(error, KafkaError):
         return error.code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
     return isinstance(error, OutcomeUnknown)
 
 
 def at_last(error: Exception, unknown: Exception | None) -> Exception:
-    """What a call raises when it gives up with `error`. `unknown`: that of an earlier attempt which may have been
-    carried out; then the call's outcome is not known either."""
+    """Return the error of a call that gives up with `error`.
+
+    `unknown` is the error of an earlier attempt that may have been carried out: then the call's outcome is unknown.
+    """
     if unknown is None or isinstance(error, OutcomeUnknown):
         return error
     return OutcomeUnknown(
-        f"{error}; before that a request was sent whose outcome is not known, so it may or may not have been carried"
+        f"{error}; an earlier attempt's outcome is unknown, so the request may or may not have been carried"
         f" out: {unknown}"
     )
 
@@ -171,10 +173,10 @@ async def retrying(
     on_stale_route: Callable[[], None] | None = None,
     counters: Counters | None = None,
 ) -> T:
-    """Run `attempt` until it succeeds, fails for good, or the deadline passes; then its last error is raised.
+    """Run `attempt` until it succeeds, fails permanently, or the deadline passes. Raises its last error.
 
     With `repeatable=False` a lost connection or a missing answer ends the call: its outcome is unknown. `changes` says
-    that an attempt has an effect: then an unknown outcome of an earlier one is not forgotten for an error of the last.
+    that an attempt has an effect: an earlier attempt with an unknown outcome then makes the call's outcome unknown.
     """
     backoff = Backoff(config)
     unknown: Exception | None = None
@@ -199,14 +201,14 @@ async def retrying(
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all, run at the same time. When one fails the others are cancelled and waited for, and its error
-    is raised; so nothing is left behind, whoever fails or is cancelled.
+    """Run all at the same time and return the results. If one fails, cancel the others, wait for them and raise its
+    error. So no task is left running after a failure or a cancellation.
     """
     tasks = [asyncio.create_task(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            if not task.cancelling():  # a second time would cut short what it does to clean up
+            if not task.cancelling():  # a second cancellation would interrupt its clean-up
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

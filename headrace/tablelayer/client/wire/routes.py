@@ -1,7 +1,8 @@
-"""Who leads a table's buckets. Kafka's routing, and the word for a table that is not there any more.
+"""Routes to a table's buckets: Kafka's routes, and the error for a table that was dropped.
 
-Kafka's Metadata says "unknown topic" for a topic that was created a moment ago and for one that is gone. The first
-passes, the second does not: the table's description tells them apart, so that nobody waits for a dropped table.
+Kafka's Metadata says "unknown topic" both for a topic that was created a moment ago and for one that was deleted. The
+first is transient, the second is not. The table's description tells them apart, so that calls do not wait for dropped
+tables.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 
 
 class TableRoutes:
-    """Routing for one table. `table_id` is what every request about it carries."""
+    """Routes to one table. Every request about the table carries `table_id`."""
 
     def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
-        """ValueError for a definition that no server has given an id."""
+        """Raises ValueError for a definition without an id."""
         if definition.table_id is None:
             raise ValueError(
                 f"the definition of {definition.path} has no table id: get it with describe_table"
@@ -31,11 +32,11 @@ class TableRoutes:
         self._path = definition.path
 
     async def leader(self, bucket: int, deadline: Deadline) -> int:
-        """The broker that leads a bucket. One attempt; TableError TABLE_NOT_FOUND if the table is gone."""
+        """Return a bucket's leader. One attempt; TableError TABLE_NOT_FOUND if the table was dropped."""
         return next(iter(await self.by_leader([bucket], deadline)))
 
     async def by_leader(self, buckets: Sequence[int], deadline: Deadline) -> dict[int, list[int]]:
-        """The buckets grouped by the broker that leads them. As `leader`."""
+        """Return the buckets grouped by their leaders. Errors as `leader`."""
         try:
             return await self._cluster.by_leader(self._path.topic, buckets, deadline)
         except KafkaError as error:
@@ -44,7 +45,7 @@ class TableRoutes:
             raise
 
     async def replicas(self, bucket: int, deadline: Deadline) -> tuple[list[int], int]:
-        """Who may be asked for what any replica can answer (`Cluster.replicas`). As `leader`."""
+        """Return the replicas to ask for what any replica can answer (`Cluster.replicas`). Errors as `leader`."""
         try:
             return await self._cluster.replicas(self._path.topic, bucket, deadline)
         except KafkaError as error:
@@ -56,17 +57,17 @@ class TableRoutes:
         await self.describe(deadline)
 
     async def describe(self, deadline: Deadline) -> TableDefinition:
-        """The table as it is now. One attempt; TableError TABLE_NOT_FOUND if it is gone, or is another one."""
+        """Return the table's current definition. One attempt; TableError TABLE_NOT_FOUND if it was dropped."""
         request = DescribeTableRequest(database=self._path.database, table=self._path.table)
         answer = await self._cluster.send(request, DescribeTableResponse, deadline=deadline)
         raise_for(answer.error_code, answer.error_message, doing=f"find table {self._path}")
         if answer.table_id != self.table_id:
             raise TableError(
                 TableErrorCode.TABLE_NOT_FOUND,
-                f"table {self._path} was dropped and created anew since it was opened: open it again",
+                f"table {self._path} was dropped and created again after it was opened: open it again",
             )
         return TableDefinition.from_json(answer.definition).with_id(answer.table_id)
 
     def forget(self) -> None:
-        """Ask again at the next use."""
+        """Drop the routes; the next use asks again."""
         self._cluster.forget_routes(self._path.topic)

@@ -1,13 +1,13 @@
-"""What a client does about a broker that says nothing.
+"""Detection of brokers that do not answer.
 
-A process that is stopped and a machine that is cut off end no connection: who asked them would wait for the whole
-timeout of a request, though another broker has led for long. So of a broker from which nothing has come for
-`SILENCE_SECONDS` though somebody waits, another one is asked whether it still belongs to the cluster, as long as the
-silence lasts. If it does not, its connections are given up, as those of a killed process end by themselves: who waits
-asks anew who leads, and tries again.
+A stopped process or a disconnected machine ends no connection. Its clients would wait for the whole timeout of a
+request, although another broker has become the leader. So if nothing has come from a broker for `SILENCE_SECONDS` while
+a request waits, another broker is asked whether it still belongs to the cluster, repeatedly until it answers. If it
+does not belong to the cluster, its connections are closed, as those of a killed process are: waiting requests look up
+the leader again and retry.
 
-It is only ever another broker's word, and of who is known by number: an address that stands for several, or for one
-under another name, is not given up. A single broker is waited for.
+The decision is always another broker's, and only about brokers whose ids are known. An address that stands for several
+brokers, or for one under another name, is not given up. A single broker is waited for.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 SILENCE_SECONDS: Final = 1.0
-"""Until others are asked. Lookups and writes take milliseconds; a scan may be held back for half a second."""
+"""Silence before other brokers are asked. Lookups and writes take milliseconds, a held scan half a second."""
 LOOK_SECONDS: Final = 0.5
-"""From look to look while somebody waits: so much later than the cluster a client misses a broker."""
+"""Interval of the checks while requests wait. A client detects a failed broker later by this time."""
 
 Address = tuple[str, int]
 
 
 class Watch:
-    """Looks after those that somebody waits for, while there are any. Of one event loop.
+    """Watches the brokers that requests wait for, while there are any. For one event loop.
 
-    `waited_for()`: the addresses of brokers that somebody waits for, and for how long nothing has come from each.
-    `gone(addresses)`: those of them that do not belong to the cluster any more, by somebody else's word.
+    `waited_for()` returns the addresses of these brokers and the seconds since each last answered. `gone(addresses)`
+    returns those that no longer belong to the cluster, as another broker says.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Watch:
         self._asking: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Somebody is about to wait."""
+        """Begin to watch: a request is about to wait."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 

@@ -1,1 +1,1 @@
-"""Rows in, acknowledged offsets out: each row applied exactly once."""
+"""Writes: each row is applied exactly once, and its offset is returned."""

@@ -1,8 +1,6 @@
-"""Arrow arrays in the type of a column: Arrow's safe casts, and the conversions in which those are too strict or not
-strict enough.
+"""Casts of Arrow arrays to a column's type: Arrow's safe casts, and conversions where those are too strict or too lax.
 
-A value keeps its meaning or is refused, and what becomes of it is the same whatever stands beside it. Raises Arrow's
-errors.
+A value keeps its meaning or is refused. Its conversion does not depend on its neighbours. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ ARROW_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What making and casting arrays raises for values that do not fit."""
+"""Errors of making and casting arrays for values that do not fit."""
 
 ACCEPTED = {
     "boolean": {"boolean"},
@@ -35,15 +33,15 @@ ACCEPTED = {
     "time": {"time", "text"},
     "timestamp": {"timestamp", "text", "date"},
 }
-"""Families of given values that may become a family of columns, if `convert` agrees."""
+"""The families of values that `convert` tries for each family of columns."""
 
 _FAR_YEAR = r"^([+-][0-9]{4,9}|1677|2262)-"
-"""Years that Arrow's parser does not read: signed ones, and the first and the last of nanoseconds."""
+"""Years that Arrow's parser does not read: signed ones, and the first and last year of nanoseconds."""
 _WITH_ZONE = r"[T ][0-9:.]+ *(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
 
 def family(arrow_type: pa.DataType) -> str:
-    """What kind of values an Arrow type has: a key of `ACCEPTED`, "null" or "other"."""
+    """Return the family of an Arrow type: a key of `ACCEPTED`, "null" or "other"."""
     types = pa.types
     tests = (
         ("null", types.is_null),
@@ -72,7 +70,7 @@ def family(arrow_type: pa.DataType) -> str:
 
 
 def convert(array: Any, target: pa.DataType) -> Any:
-    """An array (chunked or not) of an accepted family in the type `target`."""
+    """Convert an array (chunked or not) of an accepted family to the type `target`."""
     given, wanted = family(array.type), family(target)
     if wanted == "decimal" and given == "float":
         return _exact_decimal(array, target)
@@ -93,7 +91,7 @@ def convert(array: Any, target: pa.DataType) -> Any:
 
 
 def first_unfit(array: Any, target: pa.DataType) -> int | None:
-    """By halving: the first row that cannot be converted."""
+    """Return the first row that cannot be converted, found by bisection."""
     if len(array) == 0:
         return None
     low, high = 0, len(array)
@@ -124,7 +122,7 @@ def _float(array: Any, target: pa.DataType) -> Any:
     if given == "float":
         infinite = pc.and_kleene(infinite, pc.is_finite(array))
     if given in ("float", "decimal") and pc.any(infinite).as_py():
-        raise pa.ArrowInvalid(f"it is out of the range of {target}")
+        raise pa.ArrowInvalid(f"it is out of range of {target}")
     return converted
 
 
@@ -139,7 +137,7 @@ def _exact_decimal(array: Any, target: pa.DataType) -> Any:
 
 
 def _date(array: Any, target: pa.DataType) -> Any:
-    """Midnights, of a zoned timestamp those of its zone."""
+    """Convert timestamps at midnight, in their own zone, to dates."""
     local = array if array.type.tz is None else pc.local_timestamp(array)
     dates = local.cast(target)
     if not pc.all(pc.equal(dates.cast(local.type), local)).as_py() and array.null_count < len(array):
@@ -148,7 +146,7 @@ def _date(array: Any, target: pa.DataType) -> Any:
 
 
 def _by_mask(array: Any, mask: Any, target: pa.DataType, of_those: Any, of_others: Any) -> Any:
-    """`of_those(array, target)` where the mask holds, `of_others` elsewhere."""
+    """Return `of_those(array, target)` where the mask is true, `of_others` elsewhere."""
     if not pc.any(mask).as_py():
         return of_others(array, target)
     mask = mask.fill_null(False)
@@ -180,7 +178,7 @@ def _instants_of_utc(texts: Any, target: pa.DataType) -> Any:
 
 
 def _far_moments(texts: Any, target: pa.DataType) -> Any:
-    """Signed years, of up to nine digits, as the Kafka face writes and reads them (ISO 8601's expanded form)."""
+    """Parse signed years of up to nine digits, as the Kafka view has them (ISO 8601's expanded form)."""
     ticks: list[int | None] = []
     zoned = pa.types.is_timestamp(target) and target.tz is not None
     unit = 86_400 * 10**9 if pa.types.is_date(target) else _NANOS[target.unit]
@@ -195,7 +193,7 @@ def _far_moments(texts: Any, target: pa.DataType) -> Any:
         if has_zone and not zoned:
             raise pa.ArrowInvalid("expected no zone offset")
         if nanos % unit:
-            raise pa.ArrowInvalid("it has more digits than the column keeps")
+            raise pa.ArrowInvalid("it has more decimal digits than the column")
         ticks.append(nanos // unit)
     try:
         return pa.array(ticks, pa.int32() if pa.types.is_date(target) else pa.int64()).cast(target)

@@ -1,19 +1,19 @@
-"""Turning what people have into what the table takes: one pa.Table with the schema's columns, types and order.
+"""Convert rows of any accepted kind to one pa.Table with the schema's columns, types and order.
 
 Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a pandas DataFrame, and anything with
 `__arrow_c_stream__` (polars, DuckDB relations). Rules, each with an error that names the column:
 
-- an unknown column is refused; a column that is not given has its default, or is null; a NOT NULL one must be
-  there unless it has a default, and have no null;
-- a value keeps its meaning or is refused: integers may widen or narrow if they fit, text may become a date,
-  time, timestamp or decimal, a float becomes a decimal only if it stands for exactly that decimal; numbers
-  never become text, nor text numbers, nor booleans either;
-- what is inside of an ARRAY, MAP or ROW is treated in the same way: a ROW is a mapping of its fields, or a tuple of
-  all of them in order, an ARRAY a sequence, a MAP a mapping or a sequence of pairs;
-- a timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; without one, TIMESTAMP (naive values
-  given for TIMESTAMP_LTZ are taken as UTC).
+- An unknown column is refused. A missing column has its default, or is null. A NOT NULL one must be given unless it has
+  a default, and must not have a null.
+- A value keeps its meaning or is refused. Integers may widen, or narrow if they fit. Text may become a date, time,
+  timestamp or decimal. A float becomes a decimal only if it is exactly that decimal. Numbers never become text, and
+  text never becomes a number or a boolean.
+- The same rules apply inside an ARRAY, MAP or ROW. A ROW is a mapping of its fields or a tuple of all of them in order,
+  an ARRAY is a sequence, a MAP is a mapping or a sequence of pairs.
+- A timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; one without fits TIMESTAMP. Naive values for
+  TIMESTAMP_LTZ are UTC.
 
-Whole columns at a time; single rows are looked at only to find the first offender after a column has been refused.
+Whole columns are converted at a time. Single rows are looked at only to find the first bad one.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from headrace.tablelayer.model.rows.nested import (
 from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import Field, TypeKind, from_arrow
 
-#: What the write and lookup calls take.
+#: The rows that write and lookup calls accept.
 Data = Any
 
 
 def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: bool = True) -> pa.Table:
-    """`data` as a table with exactly `columns` in that order and their Arrow types.
+    """Convert `data` to a table with exactly `columns`, in that order and with their Arrow types.
 
     With `fill_missing=False` (keys, partial updates) every column must be given. Raises DataError.
     """
@@ -98,8 +98,10 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
 
 
 def bare_keys(values: Sequence[Any], column: Column) -> pa.Table | None:
-    """A few values as a table of one column that is a key, sooner than `conform` has it; None for what it should look
-    at more closely, and for what it has to refuse."""
+    """Return a few values as a table of one key column, faster than `conform`.
+
+    None for values that `conform` has to convert or refuse.
+    """
     if not values or column.type.is_nested or has_rules(column.type):
         return None
     try:
@@ -110,7 +112,7 @@ def bare_keys(values: Sequence[Any], column: Column) -> pa.Table | None:
 
 
 def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
-    """The data as an Arrow table or, if it was mappings, a list of them. Raises DataError for anything else."""
+    """Return the data as an Arrow table, or mappings as a list. Raises DataError for anything else."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -137,8 +139,9 @@ def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
 
 
 def _object_columns(data: Data, columns: Sequence[Column]) -> dict[str, list[Any]]:
-    """The columns of a pandas DataFrame that are Python objects, which Arrow would have to guess about: a dict is a MAP
-    or a ROW, and what is beside a value would say what it is. A float that is NaN is pandas' null.
+    """Return the columns of a pandas DataFrame that are Python objects, of which Arrow would have to guess the types.
+
+    A dict, for example, may be a MAP or a ROW. A float that is NaN is pandas' null.
     """
     if not (hasattr(data, "iloc") and hasattr(data, "dtypes")):
         return {}
@@ -183,7 +186,7 @@ def _check_inside(array: Any, column: Column, table: str) -> None:
 
 
 def _nested_from_values(values: list[Any], column: Column, table: str) -> pa.Array:
-    """Python values as an array of an ARRAY, MAP or ROW, its parts one after the other."""
+    """Convert Python values to an array of an ARRAY, MAP or ROW, one part after the other."""
     data_type, arrow_type = column.type, column.type.arrow()
     valid = np.array([value is not None for value in values], np.bool_)
     if data_type.kind is TypeKind.ROW:
@@ -212,7 +215,7 @@ def _nested_from_values(values: list[Any], column: Column, table: str) -> pa.Arr
 
 
 def _part(field: Field, inside: list[Any], of: Any, values: list[Any], column: Column, table: str) -> Any:
-    """The array of one part of nested values; `of` says which of `values` each is in."""
+    """Return the array of one part of nested values; `of` has the index in `values` of each."""
     between = "." if column.type.kind is TypeKind.ROW else ":"
     part = Column(0, f"{column.name}{between}{field.name}", field.type)
     try:
@@ -241,7 +244,7 @@ def _fields_of(value: Any, names: list[str], column: Column, table: str, row: in
 
 
 def _entries_of(value: Any, column: Column, table: str, row: int) -> Sequence[Any]:
-    """The elements of one ARRAY, or the pairs of one MAP."""
+    """Return the elements of one ARRAY, or the pairs of one MAP."""
     if value is None:
         return ()
     if column.type.kind is TypeKind.MAP:
@@ -281,7 +284,7 @@ def _unfit(column: Column, table: str, row: int | None, value: Any, reason: str)
 
 
 def _cast(array: Any, column: Column, table: str) -> Any:
-    """A chunked array in the column's type; raises DataError, its cause the Arrow error, if a value does not fit."""
+    """Cast a chunked array to the column's type. Raises DataError, from the Arrow error, for a misfit."""
     target = column.type.arrow()
     if array.type == target:
         return array
@@ -299,7 +302,7 @@ def _cast(array: Any, column: Column, table: str) -> Any:
         )
     if given == wanted == "timestamp" and array.type.tz is not None and target.tz is None:
         raise DataError(
-            f"{table}: column '{column.name}' is {column.type}, without a time zone, but the values have one "
+            f"{table}: column '{column.name}' is {column.type}, which has no time zone, but the values have one "
             f"({array.type.tz}): convert them, or declare the column TIMESTAMP_LTZ",
             column=column.name,
         )
@@ -313,7 +316,7 @@ def _cast(array: Any, column: Column, table: str) -> Any:
 
 def _cast_nested(array: pa.Array, column: Column, table: str) -> pa.Array:
     def leaf(values: pa.Array, target: pa.DataType) -> pa.Array:
-        inside = Column(0, f"what is inside of {column.name}", from_arrow(target))
+        inside = Column(0, f"inside of {column.name}", from_arrow(target))
         return _combined(_cast(pa.chunked_array([values]), inside, table))
 
     try:
@@ -327,7 +330,7 @@ def _cast_nested(array: pa.Array, column: Column, table: str) -> pa.Array:
 
 
 def _without_dictionary(array: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Categories as values. Arrow cannot cast dictionaries of views, which polars makes, in one go."""
+    """Return categories as values. Arrow cannot cast dictionaries of views, which polars makes, directly."""
     value_type = array.type.value_type
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(value_type, value_type)
     chunks = [chunk.dictionary.cast(plain).take(chunk.indices) for chunk in array.chunks]

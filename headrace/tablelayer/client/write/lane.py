@@ -1,15 +1,15 @@
-"""The order of one bucket's writes: sequence numbers, what is in flight, what must go again. Pure: no I/O, no clock.
+"""The order of one bucket's writes: sequence numbers, batches in flight and retries. Pure: no I/O, no clock.
 
-A batch gets its sequence when it is sent for the first time and keeps it for every repetition, so that the
-server, which remembers a writer's last five batches per bucket, recognises it. Invariants:
+A batch gets its sequence when it is first sent and keeps it for every repetition. So the server, which remembers a
+writer's last five batches per bucket, recognises it. Invariants:
 
-- batches of one writer identity leave in sequence order, and none is sent for the first time while the oldest
-  unanswered one is `max_in_flight` before it;
-- after any failure nothing new leaves until everything in flight has been answered or given up; then what
-  must go again goes first and in its old order;
-- a batch that was *rejected* leaves a gap in the sequence. Those behind it were refused too (they did not
-  follow on), so they are stamped anew with a fresh identity, whose sequence starts at 0;
-- two identities are never in flight at the same time.
+- Batches of one writer identity are sent in sequence order. None is sent for the first time while the oldest unanswered
+  one is `max_in_flight` before it.
+- After any failure, no new batch is sent until every batch in flight is answered or abandoned. Then the batches to
+  repeat go first, in their old order.
+- A *rejected* batch leaves a gap in the sequence. The batches behind it were refused too, because of the gap. They are
+  stamped with a fresh identity, whose sequence starts at 0.
+- Two identities are never in flight at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.tablelayer.model.messages.write import WRITE_MODE_MERGE, WRITE_MOD
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes retries recognisable: a producer id and epoch given out by the server."""
+    """A writer's identity, by which the server recognises retries: a producer id and epoch from the server."""
 
     producer_id: int
     producer_epoch: int
@@ -34,8 +34,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class WriteMode:
-    """What a request says about all of its rows: the columns they have (None: all), whether they replace what is
-    there, past the table's merge engine, and whether they are only for rows that are there."""
+    """The options of a write that hold for all of its rows.
+
+    They are the columns that the rows have (None: all), whether the rows replace existing ones instead of being merged
+    by the table's merge engine, and whether they only change existing rows.
+    """
 
     target_columns: tuple[int, ...] | None = None
     overwrite: bool = False
@@ -43,7 +46,7 @@ class WriteMode:
 
     @property
     def number(self) -> int:
-        """As it travels."""
+        """The mode as requests carry it."""
         if self.update:
             return WRITE_MODE_UPDATE
         return WRITE_MODE_OVERWRITE if self.overwrite else WRITE_MODE_MERGE
@@ -54,10 +57,9 @@ WHOLE_ROWS = WriteMode()
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One encoded batch for one bucket, and the promise of its end offset.
+    """One encoded batch for one bucket, and the future of its end offset.
 
-    `sequence_count` is how many sequence numbers it uses up. `unknown` becomes true when an attempt ended
-    without an answer, and stays true.
+    `sequence_count` is the number of sequence numbers that it uses. `unknown`: an attempt ended without an answer.
     """
 
     bucket: int
@@ -78,7 +80,7 @@ class Batch:
         return max(1, self.row_count)
 
     def stamp(self, identity: Identity, sequence: int) -> None:
-        """Write the identity into the batch's header and bring the checksum up to date."""
+        """Write the identity into the batch's header and update the checksum."""
         self.identity, self.sequence = identity, sequence
         PRODUCER.pack_into(
             self.data, PRODUCER_ID_POSITION, identity.producer_id, identity.producer_epoch, sequence
@@ -87,12 +89,12 @@ class Batch:
 
 
 class Verdict(Enum):
-    """What an answer, or its absence, means for a batch."""
+    """The meaning of an answer, or of its absence, for a batch."""
 
     REJECTED = "not applied, and never will be"
-    AGAIN = "not applied now; the same batch may be later"
-    UNKNOWN = "nobody knows; the same batch must go again"
-    OUT_OF_ORDER = "not applied, because what should come before it is missing"
+    AGAIN = "not applied now; the same batch can be sent again"
+    UNKNOWN = "unknown; the same batch must be sent again"
+    OUT_OF_ORDER = "not applied, because an earlier batch is missing"
 
 
 @dataclass(slots=True, eq=False)
@@ -112,11 +114,11 @@ class Lane:
     failures: int = 0
 
     def give_identity(self, identity: Identity) -> None:
-        """A fresh identity: its sequence starts at 0."""
+        """Use a fresh identity, whose sequence starts at 0."""
         self.identity, self.next_sequence, self.needs_identity = identity, 0, False
 
     def next_to_send(self, now: float) -> Batch | None:
-        """The batch that may leave now, still in the queue; None if none may. It may need an identity first."""
+        """Return the batch that may be sent now, still queued; None if none may. It may need an identity first."""
         while self.queue and self.queue[0].done.done():
             self._drop_head()
         if (
@@ -129,7 +131,7 @@ class Lane:
         head = self.queue[0]
         if not self.in_flight:
             return head
-        # A batch whose answer fails to come while later ones do must stay in what the server remembers.
+        # An unanswered batch must stay among the batches that the server remembers.
         if head.identity is None and self.stamped_count - self.in_flight[0].number >= self.max_in_flight:
             return None
         if self.needs_identity or self.in_flight[-1].identity != (head.identity or self.identity):
@@ -142,16 +144,16 @@ class Lane:
             self.abandon(batch)
 
     def abandon(self, batch: Batch) -> None:
-        """A batch that has a sequence will not be sent (any more): what follows needs another identity."""
+        """Note that a batch with a sequence will not be sent again: later batches need another identity."""
         if batch.identity == self.identity:
             self.needs_identity = True
 
     def sent(self) -> Batch:
-        """Take the head of the queue into flight, stamped. The lane must have an identity."""
+        """Move the head of the queue to the batches in flight, stamped. The lane must have an identity."""
         batch = self.queue.popleft()
         if batch.identity is None:
             if self.identity is None or self.needs_identity:
-                raise RuntimeError(f"bucket {self.bucket}: a batch was to leave without an identity")
+                raise RuntimeError(f"bucket {self.bucket}: a batch cannot be sent without an identity")
             batch.stamp(self.identity, self.next_sequence)
             batch.number = self.stamped_count
             self.stamped_count += 1
@@ -167,7 +169,7 @@ class Lane:
         self._settle()
 
     def failed(self, batch: Batch, verdict: Verdict) -> None:
-        """Take note of a failure. A REJECTED batch leaves the lane; the others go again once the lane is quiet."""
+        """Note a failure. A REJECTED batch leaves the lane; others are sent again when none is in flight."""
         position = self.in_flight.index(batch)
         self.recovering = True
         if verdict is Verdict.REJECTED:
@@ -180,13 +182,13 @@ class Lane:
                 if not any(earlier.again for earlier in itertools.islice(self.in_flight, position)):
                     self._restamp_from(
                         position
-                    )  # nothing of ours is missing before it: the server forgot this writer
+                    )  # no earlier batch is missing: the server has forgotten this writer
             else:
                 batch.unknown = batch.unknown or verdict is Verdict.UNKNOWN
         self._settle()
 
     def _restamp_from(self, position: int) -> None:
-        # They carry the old identity until they are answered: `in_flight` is compared by it. `sequence` -1
+        # They keep the old identity until they are answered: `in_flight` is compared by it. `sequence` -1
         # marks them.
         for index in range(position, len(self.in_flight)):
             self.in_flight[index].sequence = -1

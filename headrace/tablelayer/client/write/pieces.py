@@ -1,8 +1,7 @@
-"""Rows in pieces that there is room for in a request.
+"""Cut rows into pieces that fit into a request.
 
-A request of more than `socket.request.max.bytes` closes the connection, as with Kafka, and would be tried again
-until the deadline: so rows are cut by what they really take, and one that no request has room for is refused before
-anything is sent.
+A request of more than `socket.request.max.bytes` closes the connection, as with Kafka, and would be retried until the
+deadline. So rows are cut by their real size. A row that does not fit is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from headrace.tablelayer.client.errors import DataError
 from headrace.tablelayer.model.batches.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX
 
 PIECE_BYTES_MAX: Final = BYTES_PER_MESSAGE_MAX - (1 << 20)
-"""Arrow's bytes of a piece: what a server takes in one message, without the frame around it."""
+"""Maximum size of a piece in Arrow: a server's limit for one message, without its frame."""
 
 _FILLED: Final = 0.75
 
@@ -31,7 +30,7 @@ def check_rows_fit(rows: pa.Table, table: str) -> None:
             sizes = {name: column.nbytes for name, column in zip(row.column_names, row.columns, strict=True)}
             largest = max(sizes, key=lambda name: sizes[name])
             raise DataError(
-                f"{table}: row {start} takes {row.nbytes} bytes, and {PIECE_BYTES_MAX} is the most; "
+                f"{table}: row {start} has {row.nbytes} bytes, but at most {PIECE_BYTES_MAX} are allowed; "
                 f"column '{largest}' has {sizes[largest]} of them",
                 column=largest,
                 row=start,
@@ -43,8 +42,10 @@ def check_rows_fit(rows: pa.Table, table: str) -> None:
 
 
 def slabs(rows: pa.Table, count: int) -> Iterator[pa.RecordBatch]:
-    """The rows in their order, at most `count` at a time and, but for the last, at least `_FILLED` of that. What lies
-    together is not copied: to join two chunks so that a slab is quite full costs more than the slab saves."""
+    """Return the rows in order, at most `count` at a time and, except for the last, at least `_FILLED` of that.
+
+    Adjacent rows are not copied: joining two chunks to fill a slab costs more than the fuller slab saves.
+    """
     waiting: list[pa.RecordBatch] = []
     wanted = count
     for chunk in rows.to_batches():
@@ -62,7 +63,7 @@ def slabs(rows: pa.Table, count: int) -> Iterator[pa.RecordBatch]:
 
 
 def pieces(rows: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows in their order, about so many bytes at a time, if they are of about the same size."""
+    """Return the rows in order, about `size_bytes` at a time if the rows have about the same size."""
     if not rows.num_rows:
         return
     row_size = max(1, rows.nbytes // rows.num_rows)

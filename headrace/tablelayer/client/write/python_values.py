@@ -1,12 +1,12 @@
-"""Python values as an array of a column's type: exact, and each value by itself.
+"""Convert Python values to an array of a column's type: exactly, and each value independently of the others.
 
-`pa.array` infers one type for all of a list, so that what it makes of a value depends on those beside it, and given a
-type it cuts what does not fit. Here values are sorted by what they are, each sort becomes an array of its own Arrow
+`pa.array` infers one type for a whole list, so that the result for a value depends on its neighbours. With a type it
+truncates values that do not fit. Here values are grouped by their sort, each group becomes an array of its own Arrow
 type, and that is converted as Arrow data is (`casts`).
 
-Nulls are None, pandas' NaT and NA, and numpy's NaT. Numbers of numpy count as Python's, pandas' Timestamp with all its
-nanoseconds, a `pa.Scalar` as what it holds. A datetime with a zone is an instant, and one without a zone is UTC where
-an instant is wanted; a datetime is a date only at midnight (of its own zone); a time of day has no zone.
+Nulls are None, pandas' NaT and NA, and numpy's NaT. Numpy's numbers count as Python's, pandas' Timestamp keeps all its
+nanoseconds, and a `pa.Scalar` counts as its value. A datetime with a zone is an instant; one without a zone is UTC in a
+column of instants. A datetime is a date only at midnight (of its own zone). A time of day has no zone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import pyarrow as pa
 from headrace.tablelayer.client.write.casts import ACCEPTED, ARROW_ERRORS, convert, family
 
 _INTEGER_DIGITS_MAX = 76
-"""Of a whole number in a Decimal that is looked at."""
+"""Maximum number of digits of a whole number in a Decimal."""
 _NULL = "null"
 _Sort = Hashable
-"""What a value is: one of the words of `_MAKERS`, or ("datetime64", unit), or ("arrow", type)."""
+"""The sort of a value: one of the words of `_MAKERS`, or ("datetime64", unit), or ("arrow", type)."""
 
 
 class MisfitError(ValueError):
@@ -40,7 +40,7 @@ class MisfitError(ValueError):
 
 
 def array_of(values: Sequence[Any], target: pa.DataType) -> pa.Array:
-    """The values in the Arrow type of a column that is not nested. MisfitError names the first that does not fit."""
+    """Convert values to the Arrow type of a column that is not nested. MisfitError names the first misfit."""
     sorts = {kind: _sort_of_kind(kind) for kind in set(map(type, values))}
     distinct = set(sorts.values())
     if None not in distinct and len(distinct - {_NULL}) <= 1:
@@ -67,7 +67,7 @@ def array_of(values: Sequence[Any], target: pa.DataType) -> pa.Array:
 
 @cache
 def _sort_of_kind(kind: type) -> _Sort | None:
-    """What all values of a class are; None if it depends on the value."""
+    """Return the sort of all values of a class; None if it depends on the value."""
     if kind is type(None) or (
         kind.__module__.startswith("pandas.") and kind.__name__ in ("NaTType", "NAType")
     ):
@@ -126,7 +126,7 @@ def _of_sort(sort: _Sort, values: Sequence[Any], target: pa.DataType) -> pa.Arra
         _made(make, values[low:high], target)
     except ARROW_ERRORS as error:
         raise MisfitError(low, str(error)) from error
-    raise AssertionError(f"values of the sort {sort} fit one by one, and not together")
+    raise AssertionError(f"values of the sort {sort} fit one by one, but not together")
 
 
 _Maker = Callable[[Sequence[Any], pa.DataType], pa.Array]
@@ -171,7 +171,7 @@ def _decimal(values: Sequence[Any], target: pa.DataType) -> pa.Array:
         found = texts.cast(target)
         for value, finite in zip(found, given, strict=True):
             if finite and value.as_py() in (float("inf"), -float("inf")):
-                raise OverflowError(f"it is out of the range of {target}")
+                raise OverflowError(f"it is out of range of {target}")
         return found
     for value in values:
         if value is not None and not value.is_finite():
@@ -211,7 +211,7 @@ def _datetime(values: Sequence[Any], target: pa.DataType) -> pa.Array:
 
 
 def _nanoseconds(values: Sequence[Any], target: pa.DataType) -> pa.Array:
-    """pandas' Timestamps, of which `value` is nanoseconds since 1970, in UTC if there is a zone."""
+    """Convert pandas' Timestamps. Their `value` is nanoseconds since 1970, in UTC if they have a zone."""
     zoned = pa.types.is_timestamp(target) and target.tz is not None
     if not zoned:
         _refuse_zone(values)
@@ -221,7 +221,7 @@ def _nanoseconds(values: Sequence[Any], target: pa.DataType) -> pa.Array:
 
 def _refuse_zone(values: Sequence[Any]) -> None:
     if any(value is not None and value.tzinfo is not None for value in values):
-        raise ValueError("it has a time zone, and the column has none")
+        raise ValueError("it has a time zone, but the column has none")
 
 
 def _date(values: Sequence[Any], target: pa.DataType) -> pa.Array:
@@ -243,13 +243,13 @@ def _arrow(values: Sequence[Any], target: pa.DataType) -> pa.Array:
     kind = next(value.type for value in values if value is not None)
     array = pa.array(values, kind)
     if family(kind) == family(target) == "timestamp" and kind.tz is not None and target.tz is None:
-        raise ValueError("it has a time zone, and the column has none")
+        raise ValueError("it has a time zone, but the column has none")
     return array
 
 
 def _other(values: Sequence[Any], target: pa.DataType) -> pa.Array:
     kind = next(type(value) for value in values if value is not None)
-    raise TypeError(f"a {kind.__name__} is no value of a column")
+    raise TypeError(f"a {kind.__name__} cannot be a value of a column")
 
 
 _MAKERS: dict[_Sort, _Maker] = {

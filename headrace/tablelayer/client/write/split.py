@@ -1,4 +1,4 @@
-"""Which bucket a row is written to, and rows gathered by bucket. Whole batches, never row by row."""
+"""The buckets and partitions of rows, and rows grouped by them. Whole batches, never row by row."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headrace.tablelayer.model.table.partitions import partition_names_of_rows
 
 
 def buckets_of(definition: TableDefinition, rows: pa.RecordBatch) -> np.ndarray:
-    """The bucket of each row, int32[n], by the hash of the bucket key, whose columns `rows` must have."""
+    """Return the bucket of each row, int32[n], by the hash of the bucket key. `rows` must have its columns."""
     if definition.bucket_count == 1:
         return np.zeros(rows.num_rows, np.int32)
-    from headrace.tablelayer.model.table.buckets import bucket_of  # numba: only who needs a hash waits for it
+    from headrace.tablelayer.model.table.buckets import bucket_of  # it imports numba, which only hashes need
 
     return bucket_of(definition, rows)
 
 
 def split_by_bucket(buckets: np.ndarray, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-    """The rows of each bucket, in their order, as (bucket, rows); `buckets` is int32[n]. One gather for all."""
+    """Return (bucket, rows in order) for each bucket; `buckets` is int32[n]. One gather for all."""
     first = int(buckets[0]) if len(buckets) else 0
     if (buckets == first).all():
         return [(first, batch)] if batch.num_rows else []
@@ -37,9 +37,9 @@ def split_by_bucket(buckets: np.ndarray, batch: pa.RecordBatch) -> list[tuple[in
 
 
 def split_by_partition(definition: TableDefinition, rows: pa.Table) -> list[tuple[str, pa.Table, np.ndarray]]:
-    """The rows of each partition in their order, as (its name, rows, their positions in `rows`). One gather for all.
+    """Return (name, rows in order, their positions in `rows`) for each partition. One gather for all.
 
-    Names are what the values say; whether they can name a partition is not looked at. Raises RowError for a null.
+    Names consist of the values; it is not checked whether those can name a partition. Raises RowError for a null.
     """
     if not rows.num_rows:
         return []
@@ -57,9 +57,9 @@ def split_by_partition(definition: TableDefinition, rows: pa.Table) -> list[tupl
 
 
 class Spread:
-    """Buckets for a log table without a bucket key: one bucket until a batch is full, then the next.
+    """Chooses buckets for a log table without a bucket key: one bucket until a batch is full, then the next.
 
-    Small writes so make big batches' neighbours, and in the long run every bucket gets the same.
+    So small writes make large batches, and in the long run every bucket gets the same number of bytes.
     """
 
     def __init__(self, bucket_count: int, batch_size_bytes: int) -> None:

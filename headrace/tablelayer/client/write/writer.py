@@ -1,15 +1,15 @@
-"""Writing to a table: rows in, acknowledged end offsets out, each row applied exactly once.
+"""Write to a table: rows in, acknowledged end offsets out, each row applied exactly once.
 
-Rows are split by bucket and cut to batches in a worker thread, compressed there too, and queued in the lane
-of their bucket (`tablelayer.client.write.lane`). One sender per table takes at most one batch per lane into a
-request and sends it to the leader without waiting for the answers before it. Retries repeat the same bytes,
-so the server applies each batch once however often it arrives. A call that fails says how many of its rows
-had been written, and why: with the server's own error where that is what was in the way until the deadline. Rows that
-wait for long because of an error are told of in the log `headrace.client`, as Kafka's producers do.
+Rows are split by bucket, cut to batches and compressed in a worker thread, and queued in the lane of their bucket
+(`tablelayer.client.write.lane`). One sender per table takes at most one batch per lane into a request. It sends the
+request to the leader without waiting for earlier answers. Retries repeat the same bytes, so the server applies each
+batch once however often it arrives. A call that fails says how many of its rows were written, and why: it has the
+server's own error if that prevented the write until the deadline. If rows wait for long because of an error, the log
+`headrace.client` has a warning, as with Kafka's producers.
 
-Bounds: five requests in flight per leader, `buffer_size_bytes` of encoded data waiting (a writer further
-ahead waits), one deadline per batch. Other tasks may write to the same table at the same time; per bucket,
-batches are applied in the order in which they were queued.
+Limits: five requests in flight per leader, `buffer_size_bytes` of encoded data waiting (a writer further ahead waits),
+one deadline per batch. Other tasks may write to the same table at the same time. The batches of a bucket are applied in
+the order in which they were queued.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _REQUEST_SIZE = 8 << 20
 _SLAB_SIZE = 32 << 20
 _WRITE_CHANNEL = "write"
 _SERVER_SHARE = 0.9
-"""Of the time that is left the server may use so much: then it can still say what is in the way."""
+"""The server's share of the remaining time, so that its answer with an error can still arrive."""
 _WARN_AFTER_SECONDS = 2.0
-"""A restart of the server and a new leader are passed by sooner."""
+"""Time before a warning: restarts of the server and changes of leaders take less."""
 _WARN_EVERY_SECONDS = 10.0
 _LOST_WRITER = frozenset(
     {
@@ -72,15 +72,15 @@ _LOST_WRITER = frozenset(
         ErrorCode.INVALID_PRODUCER_EPOCH,
     }
 )
-#: The answer to these is "no answer in time": applied here, but perhaps not where it must be.
+#: Errors after which the outcome is unknown: the leader has the batch, but perhaps not enough replicas.
 _UNDECIDED = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a write did: rows given, and for each bucket written to the offset after its last changelog row.
+    """The result of a write: the number of rows, and for each bucket the offset after its last changelog row.
 
-    A reader of the changelog that has reached `end_offsets` has seen the write. Of a partitioned table they are in
+    A reader of the changelog that has reached `end_offsets` has seen the write. A partitioned table has them in
     `partition_end_offsets`, by partition.
     """
 
@@ -90,11 +90,11 @@ class WriteResult:
 
 
 CHANGE_COLUMN = "\0change"
-"""A uint8 column that conformed rows may end with: each row's change type, where they are not all the same."""
+"""A uint8 column at the end of conformed rows, with the change type of each row, if they differ."""
 
 
 def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type: int | None) -> memoryview:
-    """Conformed rows as a write batch. `change_type` is that of every row, None for a log table's."""
+    """Encode conformed rows as a write batch. `change_type` is that of every row, None for a log table."""
     change_types = None if change_type is None else np.full(rows.num_rows, change_type, np.uint8)
     if rows.schema.names[-1] == CHANGE_COLUMN:
         change_types = rows.column(CHANGE_COLUMN).to_numpy()
@@ -109,7 +109,7 @@ def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type:
 
 
 class Writer:
-    """All writes of one connection to one table."""
+    """Sends all writes of one connection to one table."""
 
     def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
         self._cluster = cluster
@@ -127,7 +127,7 @@ class Writer:
         self._requests: set[asyncio.Task[None]] = set()
         self._in_flight_by_leader: dict[int, int] = {}
         self._failing: dict[int, tuple[float, float]] = {}
-        """By bucket, since when its writes fail, and when that was last told."""
+        """The time since when a bucket's writes fail, and the time of the last warning, by bucket."""
         self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
 
     async def write(
@@ -138,12 +138,11 @@ class Writer:
         change_type: int | None = None,
         mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
-        """Write rows that conform to `definition` (this table's, in any of its schemas), and wait until all of them
-        are acknowledged.
+        """Write rows that conform to `definition` (this table's, in any of its schemas), and wait for acknowledgement.
 
-        `change_type` is None for a log table, else that of every row, unless they end with CHANGE_COLUMN.
-        Raises TableError or KafkaError (refused, at once or until the deadline passed), OutcomeUnknown (some rows may
-        or may not be written), ConnectionFailed (the server was not reached within the deadline).
+        `change_type` is None for a log table, else that of every row, unless the rows end with CHANGE_COLUMN. Raises
+        TableError or KafkaError (refused, at once or until the deadline passed), OutcomeUnknown (some rows may or may
+        not be written), ConnectionFailed (the server was not reached within the deadline).
         """
         batches: list[Batch] = []
         try:
@@ -169,7 +168,7 @@ class Writer:
                 await asyncio.wait([batch.done for batch in batches])
         except BaseException:
             for batch in batches:
-                batch.done.cancel()  # what is in flight may still be applied; what is not will not be sent
+                batch.done.cancel()  # batches in flight may still be applied; others will not be sent
             self._wake.set()
             raise
         return self._result(batches, rows.num_rows)
@@ -182,7 +181,7 @@ class Writer:
                 batch.row_count for batch, error in zip(batches, failures, strict=True) if error is None
             )
             failure.add_note(
-                f"{written} of {row_count} rows were written to {self._topic} before or beside the failure"
+                f"{written} of {row_count} rows were written to {self._topic} before the failure or in parallel"
             )
             raise failure
         end_offsets: dict[int, int] = {}
@@ -191,7 +190,7 @@ class Writer:
         return WriteResult(row_count, end_offsets)
 
     async def close(self) -> None:
-        """Stop sending. Waiting writes fail with ConnectionFailed, those that were sent with OutcomeUnknown."""
+        """Stop sending. Unsent writes raise ConnectionFailed, sent ones OutcomeUnknown."""
         for lane in self._lanes.values():
             for batch in lane.queue:
                 self._finish(batch, _given_up(batch, ConnectionFailed("the connection was closed")))
@@ -200,7 +199,7 @@ class Writer:
                     batch,
                     OutcomeUnknown(
                         f"the connection was closed while {batch.row_count} rows for bucket {batch.bucket} of"
-                        f" {self._topic} were under way: they may or may not be written"
+                        f" {self._topic} were in flight: they may or may not be written"
                     ),
                 )
         tasks = [*self._requests, *([self._sender] if self._sender else [])]
@@ -262,7 +261,7 @@ class Writer:
             return
         if isinstance(result, Exception):
             batch.done.set_exception(result)
-            batch.done.exception()  # seen: a cancelled caller does not come to look at it
+            batch.done.exception()  # mark it as retrieved: a cancelled caller does not do it
         else:
             batch.done.set_result(result)
 
@@ -272,7 +271,7 @@ class Writer:
         except Exception as error:
             for lane in self._lanes.values():
                 for batch in [*lane.queue, *lane.in_flight]:
-                    self._finish(batch, error)  # a defect of ours: nobody may wait for ever because of it
+                    self._finish(batch, error)  # a bug must not leave callers waiting
             raise
 
     async def _send_queued(self) -> None:
@@ -283,8 +282,8 @@ class Writer:
             asked = self._now()
             try:
                 ready = await self._ready_by_leader()
-            except Exception as error:  # noqa: BLE001 - told to the batches that wait
-                # No route or no identity just now: everything waits, unless waiting is useless.
+            except Exception as error:  # noqa: BLE001 - passed to the waiting batches
+                # There is no route or no identity now: all batches wait, unless waiting is useless.
                 if is_stale_route(error):
                     self._routes.forget()
                 self._blame(error)
@@ -300,10 +299,10 @@ class Writer:
                 self._launch(leader, mode, [lane.sent() for lane in lanes])
 
     async def _wait_for_change(self, asked: float) -> None:
-        """Until something is answered or queued, a pause ends, or a deadline passes.
+        """Wait until an answer arrives, a batch is queued, a pause ends, or a deadline passes.
 
-        `asked`: when the lanes were asked last, or before. A pause that has ended since is over at once: nothing else
-        would wake us for it.
+        `asked` is the time when the lanes were last asked, or earlier. A pause that has ended since then ends the wait
+        at once, because nothing else would wake the sender for it.
         """
         moments = [b.deadline_at for lane in self._lanes.values() for b in lane.queue if not b.done.done()]
         moments += [
@@ -330,7 +329,7 @@ class Writer:
             return RequestTimeout(
                 f"{where} were sent but not acknowledged {within}: they may or may not be written{last}"
             )
-        text = f"{where} could not be written {within}, and were not{last}"
+        text = f"{where} were not written {within}{last}"
         if isinstance(batch.last_error, KafkaError):
             return KafkaError(batch.last_error.code, text)
         if isinstance(batch.last_error, TableError):
@@ -338,7 +337,7 @@ class Writer:
         return ConnectionFailed(text)
 
     def _blame(self, error: Exception) -> None:
-        """Remember why nothing leaves; end what waits if trying again is useless."""
+        """Remember why nothing can be sent; fail the queued batches if retries are useless."""
         hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
         for lane in self._lanes.values():
             for batch in lane.queue:
@@ -347,7 +346,7 @@ class Writer:
                 batch.last_error = error
 
     async def _ready_by_leader(self) -> dict[tuple[int, WriteMode], list[Lane]]:
-        """Lanes whose head may leave, by leader and mode; identities are fetched for those without one."""
+        """Return the lanes whose head may be sent, by leader and mode, and fetch identities where needed."""
         ready: dict[tuple[int, WriteMode], list[Lane]] = {}
         sizes: dict[int, int] = {}
         deadline = Deadline(self._config.request_timeout_ms)
@@ -365,7 +364,7 @@ class Writer:
             if any(key[0] == leader and key[1] != head.mode for key in ready):
                 continue
             if lane.next_to_send(self._now()) is not head:
-                continue  # something failed or was cancelled while we were waiting
+                continue  # something failed or was cancelled during the wait
             sizes[leader] = sizes.get(leader, 0) + len(head.data)
             ready.setdefault((leader, head.mode), []).append(lane)
         return {
@@ -383,7 +382,7 @@ class Writer:
             deadline=deadline,
         )
         if answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-            # Kafka gives one to whom WRITE is granted on any topic (KIP-679): on this table it is not.
+            # Kafka gives an id to a principal with WRITE on any topic (KIP-679): so WRITE on this one is missing.
             raise not_granted(PRIVILEGES[OPERATIONS["INSERT"]], str(self._definition.path.whole))
         error = error_of(answer.error_code, None, doing="get a producer id")
         if error is not None:
@@ -408,7 +407,7 @@ class Writer:
     async def _exchange(self, leader: int, mode: WriteMode, batches: list[Batch]) -> None:
         try:
             answers = await self._send(leader, mode, batches)
-        except Exception as failure:  # noqa: BLE001 - told to the batches
+        except Exception as failure:  # noqa: BLE001 - passed to the batches
             if is_stale_route(failure):
                 self._routes.forget()
             if isinstance(failure, OutcomeUnknown):
@@ -463,21 +462,21 @@ class Writer:
             lane.not_before = self._now() + base * random.uniform(0.5, 1.5) / 1000
 
     def _warn(self, batch: Batch, error: Exception) -> None:
-        """Say why rows wait, when they have done so for a while."""
+        """Log a warning if writes to a bucket have failed for a while."""
         now = self._now()
         since, told = self._failing.setdefault(batch.bucket, (now, -math.inf))
         if now - since < _WARN_AFTER_SECONDS or now - told < _WARN_EVERY_SECONDS:
             return
         self._failing[batch.bucket] = since, now
         logger.warning(
-            "writes to bucket %d of %s have failed for %.0f s and are tried again, this one for %.0f s more: %s",
+            "writes to bucket %d of %s have failed for %.0f s; this one is retried for another %.0f s: %s",
             batch.bucket, self._topic, now - since, max(0.0, batch.deadline_at - now), error,
         )  # fmt: skip
 
     async def _send(
         self, leader: int, mode: WriteMode, batches: list[Batch]
     ) -> dict[int, tuple[int, str | None, int]]:
-        """One request; answers by bucket as (error code, message, end offset)."""
+        """Send one request and return its answers by bucket: (error code, message, end offset)."""
         acks, deadline = self._config.required_acks, Deadline(self._config.request_timeout_ms)
         patience_ms = (min(batch.deadline_at for batch in batches) - self._now()) * 1000
         timeout_ms = max(1, int(_SERVER_SHARE * min(self._config.request_timeout_ms, patience_ms)))
@@ -522,10 +521,10 @@ def _verdict(error: TableError | KafkaError) -> Verdict:
 
 
 def _given_up(batch: Batch, error: Exception) -> Exception:
-    """What becomes of a batch that will not be sent again because of `error`."""
+    """Return the error of a batch that will not be sent again because of `error`."""
     return at_last(_copy(error), batch.last_error if batch.unknown else None)
 
 
 def _copy(error: Exception) -> Exception:
-    """One exception per batch, so that notes and tracebacks do not pile up on a shared object."""
+    """Copy an error for one batch, so that notes and tracebacks do not add up on a shared object."""
     return copy.copy(error)

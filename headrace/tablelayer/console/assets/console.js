@@ -21,14 +21,14 @@ async function overview() {
     page.replaceChildren(
       found.trouble ? failure(new Error(found.trouble)) : "",
       h("div", { class: "cards" },
-        card("partitions that are not served", found.offline.length ? count(found.offline.length) : "none", found.offline.length ? "bad" : "good"),
+        card("offline partitions", found.offline.length ? count(found.offline.length) : "none", found.offline.length ? "bad" : "good"),
         card("brokers", count(found.brokers)), card("topics", count(found.topics)), card("partitions", count(found.partitions)),
         card("records a second", count(last.records_per_second)), card("in logs", size(last.bytes)),
         card("refused records", count(found.refused), found.refused ? "bad" : null)),
       h("div", { class: "plots" },
         plot("Records written a second", of("records_per_second"), count, clock), plot("Bytes of logs", of("bytes"), size, clock),
         plot("CPU, % of one core", of("cpu_percent"), count, clock), plot("Memory of servers", of("memory_bytes"), size, clock)),
-      found.offline.length ? h("section", {}, h("h2", {}, "Partitions that are not served"),
+      found.offline.length ? h("section", {}, h("h2", {}, "Offline partitions"),
         grid([["topic", (each) => topicLink(each.topic)], ["partition", (each) => each.partition, "number"]], found.offline, "Offline partitions")) : "",
       h("section", {}, h("h2", {}, "Busiest topics"), grid([["topic", (each) => topicLink(each.topic)],
         ["records a second", (each) => count(each.records_per_second), "number"]], found.busiest, "Busiest topics")));
@@ -129,7 +129,7 @@ function browser(at, found) {
       const answer = await ask(`${at}/records${query(wanted)}`);
       records = answer.records; next = answer.next;
       more.disabled = answer.complete || !partition.value || kind === "newest";
-      more.title = partition.value ? "" : "choose a partition to go on from where this ended";
+      more.title = partition.value ? "" : "choose a partition to continue from the last record";
       state.textContent = `${count(records.length)} records of ${count(answer.looked_at)} looked at${answer.complete ? "" : "; there are more"}`;
       draw();
     } catch (error) { state.textContent = ""; list.replaceChildren(failure(error)); }
@@ -210,7 +210,7 @@ function rows(at, found, keyed) {
   const left = h("section", {}), right = h("section", {}), key = h("input", { placeholder: found.primary_key.length > 1 ? `{"${found.primary_key.join('": …, "')}": …}` : found.primary_key[0] });
   const some = async () => {
     left.replaceChildren(h("h2", {}, "Some rows"), rowsGrid(await ask(`${at}/rows?limit=50`), "Rows"));
-    right.replaceChildren(h("h2", {}, "Changes of a key"), h("p", { class: "soft" }, "Look a row up to see what happened to it."));
+    right.replaceChildren(h("h2", {}, "Changes of a key"), h("p", { class: "soft" }, "Look up a row to see its changes."));
   };
   const look = async (event) => {
     event.preventDefault();
@@ -218,7 +218,7 @@ function rows(at, found, keyed) {
       if (!key.value) { await some(); return; }
       const [row, changes] = await Promise.all([ask(`${at}/rows${query({ key: key.value })}`), ask(`${at}/changes${query({ key: key.value })}`)]);
       left.replaceChildren(h("h2", {}, "Row"), row.rows.length ? grid([["column", (each) => each[0], "code"], ["value", (each) => shown(each[1]), "code"]],
-        row.columns.map((column, index) => [column.name, row.rows[0][index]]), "Row") : h("p", {}, "There is no such row."));
+        row.columns.map((column, index) => [column.name, row.rows[0][index]]), "Row") : h("p", {}, "The row does not exist."));
       right.replaceChildren(h("h2", {}, "Changes, newest first"), grid([["change", (each) => each.change, "code"], ["time (UTC)", (each) => moment(each.timestamp_ms), "time"],
         ["offset", (each) => each.offset, "number"], ...changes.columns.map((column, index) => [column.name, (each) => shown(each.row[index]), "code"])], changes.changes, "Changes"));
     } catch (error) { left.replaceChildren(failure(error)); right.replaceChildren(); }
@@ -289,13 +289,13 @@ function resetting(at, found) {
   const act = async (dry) => {
     try {
       const answer = await send(`${at}/reset`, { topic: topic.value, to: to.value, dry_run: dry });
-      said.replaceChildren(h("p", { class: answer.set ? "good" : "soft" }, answer.set ? "These offsets are set." : "These would be set."),
+      said.replaceChildren(h("p", { class: answer.set ? "good" : "soft" }, answer.set ? "The offsets were set." : "The offsets would be set to these."),
         grid([["partition", (each) => each.partition, "number"], ["before", (each) => count(each.before), "number"], ["after", (each) => count(each.after), "number"]], answer.offsets, "Offsets"));
     } catch (error) { said.replaceChildren(failure(error)); }
   };
   return h("section", {}, h("h2", {}, "Reset"), h("datalist", { id: "topics-of-group" }, of.map((each) => h("option", { value: each }))),
     h("form", { onsubmit: (event) => { event.preventDefault(); act(true); } }, field("Topic", topic), field("To earliest, latest, an offset or a time (UTC, 2024-09-19T12:00)", to),
-      h("button", { type: "submit" }, "What would be set?"), h("button", { class: "main", type: "button", onclick: () => act(false) }, "Reset")), said);
+      h("button", { type: "submit" }, "Preview offsets"), h("button", { class: "main", type: "button", onclick: () => act(false) }, "Reset")), said);
 }
 
 // -- the lake, refused records, brokers ---------------------------------------------------------------------
@@ -333,12 +333,12 @@ async function users() {
   const page = h("div", {}), said = h("div", { role: "status" });
   const fill = async () => {
     const found = await ask("/api/users");
-    const drop = (name) => h("button", { type: "button", onclick: () => act("/api/users/delete", { name }, `${name} is deleted.`) }, "Delete");
-    const take = (each) => h("button", { type: "button", onclick: () => act("/api/grants/revoke", revocation(each), "It is taken back.") }, "Revoke");
+    const drop = (name) => h("button", { type: "button", onclick: () => act("/api/users/delete", { name }, `${name} was deleted.`) }, "Delete");
+    const take = (each) => h("button", { type: "button", onclick: () => act("/api/grants/revoke", revocation(each), "The right was revoked.") }, "Revoke");
     const own = about.writes ? [["", (each) => drop(each.name)]] : [];
     const back = about.writes ? [["", (each) => (revocation(each) ? take(each) : "")]] : [];
     page.replaceChildren(
-      found.protected ? "" : h("p", { class: "soft" }, "Nothing is checked: the server has no authorizer, and everybody who can connect may do everything."),
+      found.protected ? "" : h("p", { class: "soft" }, "The server has no authorizer: every client that can connect has all rights."),
       h("section", {}, h("h2", {}, "Users with a password"), grid([["user", (each) => each.name, "code"], ["mechanisms", (each) => each.mechanisms.join(", ")], ...own], found.users, "Users")),
       found.protected ? h("section", {}, h("h2", {}, "Rights"), grid([["principal", (each) => each.principal, "code"], ["", (each) => h("span", { class: each.denied ? "bad" : "good" }, each.denied ? "denied" : "allowed")],
         ["privilege", (each) => each.privilege + (each.columns.length ? ` (${each.columns.join(", ")})` : "")], ["on", (each) => each.on, "code"], ["from host", (each) => each.host, "code"], ...back], found.grants, "Rights")) : "");
@@ -350,7 +350,7 @@ async function users() {
   return [h("h1", {}, "Users and rights"), page, about.writes ? userForms(act) : "", said];
 }
 
-// What takes a right back: those on a table or a database, from any host.
+// The request that revokes a right. Only rights on a table or a database, from any host, have one.
 function revocation(each) {
   const [, kind, on] = /^(table|database) (.+)$/.exec(each.on) || [];
   return kind && !each.denied && each.host === "*" ? { principal: each.principal, privileges: each.privilege.split(", "), on, columns: each.columns } : null;
@@ -361,9 +361,9 @@ function userForms(act) {
   const who = h("input", { required: true }), what = h("input", { required: true, placeholder: "SELECT, INSERT" }), on = h("input", { required: true, placeholder: "db.table or db" });
   const list = (text) => text.split(",").map((each) => each.trim()).filter(Boolean);
   return h("section", {}, h("h2", {}, "Change"),
-    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/users", { name: name.value, password: password.value }, `${name.value} has this password.`); password.value = ""; } },
+    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/users", { name: name.value, password: password.value }, `${name.value} has a new password.`); password.value = ""; } },
       field("User", name), field("Password", password), h("button", { class: "main", type: "submit" }, "Add or change")),
-    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/grants", { principal: who.value, privileges: list(what.value), on: on.value }, "It is allowed."); } },
+    h("form", { onsubmit: (event) => { event.preventDefault(); act("/api/grants", { principal: who.value, privileges: list(what.value), on: on.value }, "The right was granted."); } },
       field("Principal", who), field("Privileges", what), field("On", on), h("button", { class: "main", type: "submit" }, "Grant")));
 }
 
@@ -379,14 +379,14 @@ async function show() {
   document.getElementById("nav").replaceChildren(...PAGES.map(([key, title]) => h("a", { href: `#/${key}`, "aria-current": key === first ? "page" : null }, title)));
   document.title = `${[PAGES.find(([key]) => key === first)?.[1] || "?", ...rest].filter(Boolean).join(" – ")} – Headrace`;
   let made;
-  try { made = await (MAKERS[first] || (() => [h("h1", {}, "There is no such page.")]))(rest); } catch (error) { made = [failure(error)]; }
+  try { made = await (MAKERS[first] || (() => [h("h1", {}, "This page does not exist.")]))(rest); } catch (error) { made = [failure(error)]; }
   if (own === turn) main.replaceChildren(...made.flat(9));
   main.dataset.shown = location.hash;
 }
 
 function theme(wanted) {
   document.documentElement.dataset.theme = wanted;
-  try { localStorage.setItem("theme", wanted); } catch { /* it is forgotten then */ }
+  try { localStorage.setItem("theme", wanted); } catch { /* the choice is not kept */ }
 }
 
 document.getElementById("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));

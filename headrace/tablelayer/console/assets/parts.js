@@ -1,4 +1,4 @@
-// Pieces of pages. Everything that comes from elsewhere becomes text: nothing here makes markup of strings.
+// Pieces of pages. Foreign values become text: nothing here turns strings into markup.
 
 export function h(name, attributes, ...children) {
   const made = document.createElement(name);
@@ -99,7 +99,7 @@ export function plot(title, points, format, label) {
     picture.append(s("polygon", { class: "area", points: `${at([least, 0])} ${line} ${at([most, 0])}` }), s("polyline", { class: "line", points: line }),
       s("text", { x: left, y: height - 4 }, label(least)), s("text", { x: width, y: height - 4, "text-anchor": "end" }, label(most)));
   }
-  return h("section", {}, h("h2", {}, title), points.length > 1 ? picture : h("p", { class: "soft" }, "Collecting: a first line in some seconds."));
+  return h("section", {}, h("h2", {}, title), points.length > 1 ? picture : h("p", { class: "soft" }, "Collecting: the plot begins in a few seconds."));
 }
 
 // pairs: [[name, number]]

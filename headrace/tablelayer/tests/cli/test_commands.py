@@ -298,7 +298,9 @@ def test_nobody_to_talk_to():
 
     done = CliRunner().invoke(app, ["tables", "list", "--server", "127.0.0.1:1"])
     assert done.exit_code == 1
-    assert done.stderr == "cannot connect to 127.0.0.1:1: Connection refused. Is the server running there?\n"
+    assert (
+        done.stderr == "cannot connect to 127.0.0.1:1: Connection refused. Check that the server is running\n"
+    )
 
 
 def test_every_module_with_kernels_is_warmed_up(headrace):

@@ -88,7 +88,7 @@ def test_tables_are_read_as_of_times_and_offsets(sql, table):
         " USING (a) ORDER BY t.a"
     ) == [{"a": 1, "d": 1}, {"a": 2, "d": 0}, {"a": 3, "d": 2}]
     for wrong, words in (
-        (f"{name} FOR VERSION AS OF 1", "lack bucket 1"),
+        (f"{name} FOR VERSION AS OF 1", "bucket 1 is missing"),
         (f"{name} FOR VERSION AS OF '0:99,1:99'", "ends at"),
         (f"{name} FOR VERSION AS OF 'x'", "offsets by bucket"),
         (f"{name} FOR SYSTEM_TIME AS OF TIMESTAMP 'soon'", "is not a time"),

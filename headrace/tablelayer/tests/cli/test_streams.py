@@ -108,7 +108,7 @@ def test_bytes_that_are_no_text_are_said(run):
     ],
 )
 def test_an_address_that_is_none(run, address):
-    assert "is not a server address: write host:port" in one_line(run("tables", "list", "-s", address))
+    assert "is not a server address: give host:port" in one_line(run("tables", "list", "-s", address))
     assert "is not a server address" in one_line(run("sql", "-e", "SHOW TABLES", "-s", address))
 
 

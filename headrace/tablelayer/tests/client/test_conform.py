@@ -145,7 +145,7 @@ def test_time_zones_and_times_of_day_are_not_dropped():
     aware = dt.datetime(2024, 9, 19, 12, tzinfo=dt.timezone(dt.timedelta(hours=2)))
     with pytest.raises(DataError, match="does not fit column 'c' of type TIMESTAMP"):
         one([aware], "TIMESTAMP(6)")
-    with pytest.raises(DataError, match="without a time zone"):
+    with pytest.raises(DataError, match="has no time zone"):
         conform(pa.table({"c": pa.array([aware])}), [column("c", "TIMESTAMP(6)")], table="t")
     assert one([dt.datetime(2024, 9, 19)], "DATE") == [dt.date(2024, 9, 19)]
     with pytest.raises(DataError, match="time of day"):

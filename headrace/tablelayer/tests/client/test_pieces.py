@@ -29,7 +29,7 @@ def test_a_row_that_is_too_large_is_named_with_its_largest_column(monkeypatch):
     texts[7], texts[13] = "y" * 1_100, "z" * 1_500
     rows = pa.table({"n": range(20), "s": texts, "t": ["x"] * 20})
     with pytest.raises(
-        DataError, match=r"t: row 7 takes .* bytes, and 1000 is the most; column 's'"
+        DataError, match=r"t: row 7 has .* bytes, but at most 1000 are allowed; column 's'"
     ) as caught:
         pieces.check_rows_fit(rows, "t")
     assert (caught.value.row, caught.value.column) == (7, "s")

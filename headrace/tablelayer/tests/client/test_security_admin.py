@@ -70,7 +70,7 @@ def test_what_is_granted_is_shown_and_taken_back(sql: Any) -> None:
     assert rights(sql, "SHOW GRANTS ON DATABASE default") == [writes, reads, alters]
     assert sql("REVOKE DELETE ON t FROM ann") == "revoked from User:ann"
     assert rights(sql) == [reads, alters]
-    assert sql("REVOKE DELETE ON t FROM ann") == "nothing of that was granted to User:ann"
+    assert sql("REVOKE DELETE ON t FROM ann") == "none of these privileges was granted to User:ann"
     sql("REVOKE ALL ON t FROM ann")
     assert rights(sql) == [alters]
 
@@ -95,7 +95,7 @@ def test_columns_that_do_not_exist_are_not_granted(sql: Any) -> None:
 
 def test_a_privilege_that_is_none_is_refused_before_anything_is_sent(admin: Connection) -> None:
     for privileges in (["READ"], []):
-        with pytest.raises(ValueError, match="is no privilege"):
+        with pytest.raises(ValueError, match="is not a privilege"):
             admin.security.grant(privileges, TablePath("default", "t"), "User:ann")
     with pytest.raises(ValueError, match="columns are of a table"):
         admin.security.grant(["SELECT"], "default", "User:ann", columns=["a"])

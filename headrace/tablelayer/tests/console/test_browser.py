@@ -212,8 +212,8 @@ def test_records_are_browsed_produced_and_followed(browser: Any, console: str) -
     assert page.get_by_role("region", name="Records").locator("tbody tr").count() == 1
     page.get_by_role("button", name="Stop").click()
     watched.go(f"groups/{quote(HOSTILE, safe='')}")
-    page.get_by_role("button", name="What would be set?").click()
-    page.get_by_text("These would be set.").wait_for()
+    page.get_by_role("button", name="Preview offsets").click()
+    page.get_by_text("The offsets would be set to these.").wait_for()
     assert watched.troubles == other.troubles == []
     watched.context.close()
     other.context.close()

@@ -213,7 +213,7 @@ def test_mistakes_are_said_in_a_sentence(get: Any) -> None:
         ("/api/topics/clicks/records", 400, "whole number", {"limit": "x"}),
         ("/api/topics/clicks/records", 400, "1 to 500", {"limit": "0"}),
         ("/api/topics/clicks/records", 400, "no partition 9", {"partition": "9"}),
-        ("/api/topics/clicks/records", 400, "say which", {"offset": "1"}),
+        ("/api/topics/clicks/records", 400, "an offset needs a partition", {"offset": "1"}),
         ("/api/topics/clicks", 400, "no parameter 'x'", {"x": "1"}),
         ("/api/tables/default.fruit/rows", 400, "'id'", {"key": "pear"}),
         ("/api/tables/default.pair/rows", 400, "row 0", {"key": "1"}),
@@ -339,10 +339,10 @@ def test_users_and_rights_are_shown_and_changed(connection: Connection) -> None:
     assert client.post("/api/users/delete", json={"name": "ann"}).json() == {"name": "ann"}
     assert "ann" not in [each["name"] for each in client.get("/api/users").json()["users"]]
     for path, body, said in (
-        ("/api/users", {"name": "ann"}, "password has to be a text"),
+        ("/api/users", {"name": "ann"}, "password must be a text"),
         ("/api/users/delete", {"name": "nobody"}, "nobody"),
-        ("/api/grants", {**grant, "privileges": ["FLY"]}, "FLY is no privilege"),
-        ("/api/grants", {**grant, "privileges": "SELECT"}, "privileges has to be a list"),
+        ("/api/grants", {**grant, "privileges": ["FLY"]}, "FLY is not a privilege"),
+        ("/api/grants", {**grant, "privileges": "SELECT"}, "privileges must be a list"),
         ("/api/grants", {**grant, "on": "default", "columns": ["a"]}, "columns are of a table"),
     ):
         answer = client.post(path, json=body)

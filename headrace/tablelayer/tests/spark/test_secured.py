@@ -126,7 +126,7 @@ def test_a_secured_server_is_read_written_followed_and_joined(
     ]
 
     wrong = options | {"kafka.sasl.password": "another " + PASSWORD}
-    with pytest.raises(Exception, match="refuses user ann by PLAIN") as caught:
+    with pytest.raises(Exception, match="refused user ann by PLAIN") as caught:
         spark.read.format("headrace").options(**wrong, table="default.fruit").load()
     assert "another " + PASSWORD not in str(caught.value)
 

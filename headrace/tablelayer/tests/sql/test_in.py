@@ -62,7 +62,7 @@ def test_a_table_is_made_of_a_query(sql):
     assert sql("CREATE TABLE IF NOT EXISTS d AS SELECT 1 AS x") == f"table {sql.database}.d is there"
     for text, complaint in (
         ("CREATE TABLE d AS SELECT 1 AS x", "exists already"),
-        ("CREATE TABLE e (z INT) AS SELECT 1 AS x", "gives no column 'z'"),
+        ("CREATE TABLE e (z INT) AS SELECT 1 AS x", "has no column 'z'"),
         ("CREATE TABLE e (PRIMARY KEY (z) NOT ENFORCED) AS SELECT 1 AS x", "primary key has 'z'"),
         ("CREATE TABLE e AS SELECT INTERVAL 1 DAY AS x", "column 'x' of the query"),
     ):
@@ -118,17 +118,17 @@ def test_a_file_that_does_not_fit_is_refused_by_name(sql, tmp_path):
 
     refused("id,nam\n1,x\n", "column 'nam'.*did you mean name")
     refused("1,x,y\n", "has 3 columns")
-    refused("id,name\nx,1\n", "cannot be read into")
-    refused("id,name\n3000000000,1\n", "cannot be read into")
+    refused("id,name\nx,1\n", "cannot read .* into")
+    refused("id,name\n3000000000,1\n", "cannot read .* into")
     refused("id,name\n,x\n", "NOT NULL")
     assert sql("SELECT count(*) AS n FROM t") == [{"n": 0}]
-    refused("", "say which format", f"COPY t FROM '{tmp_path}/in.dat'")
-    refused("", "cannot be read into", f"COPY t FROM '{tmp_path}/none.csv'")
+    refused("", "the name has no known format", f"COPY t FROM '{tmp_path}/in.dat'")
+    refused("", "cannot read .* into", f"COPY t FROM '{tmp_path}/none.csv'")
     refused("", "an option of CSV", f"COPY t FROM '{tmp_path}/none.json' (HEADER)")
     pq.write_table(pa.table({"id": [1], "nane": ["x"]}), tmp_path / "in.parquet")
     refused("", "did you mean name", f"COPY t FROM '{tmp_path}/in.parquet'")
     (tmp_path / "kept.csv").write_text("as it was")
-    with pytest.raises(SqlError, match="cannot be written"):
+    with pytest.raises(SqlError, match="cannot write"):
         sql(f"COPY t TO '{tmp_path}/no/file.csv'")
     with pytest.raises(SqlError, match="late"):
         sql(

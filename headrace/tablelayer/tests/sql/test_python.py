@@ -62,8 +62,9 @@ def test_parameters_are_values(shop):
     )
     assert bind("SELECT ?", [UUID(int=0)]) == "SELECT '00000000-0000-0000-0000-000000000000'"
     for text, given, complaint in (
-        ("SELECT ?", [], "1 places"), ("SELECT 1", [1], "0 places"), ("SELECT :a", {"a": 1, "b": 2}, "no place :b"),
-        ("SELECT $aa", {"a": 1}, r"no value for \$aa; did you mean a"), ("SELECT ?", [{}], "a dict cannot be written"),
+        ("SELECT ?", [], "1 placeholders"), ("SELECT 1", [1], "0 placeholders"),
+        ("SELECT :a", {"a": 1, "b": 2}, "no placeholder :b"),
+        ("SELECT $aa", {"a": 1}, r"no value for \$aa; did you mean a"), ("SELECT ?", [{}], "a dict has no SQL literal"),
     ):  # fmt: skip
         with pytest.raises(SqlError, match=complaint):
             bind(text, given)
