@@ -260,8 +260,7 @@ class IcebergTable:
 
     @contextmanager
     def _snapshot_properties(self, properties: Mapping[str, str]) -> Iterator[None]:
-        """Set snapshot properties in the session: SQL statements have no options of their own. Reset them at the end.
-        """
+        """Set snapshot properties in the session: SQL statements have no options of their own. Reset them at the end."""
         settings = {
             f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()
         }

@@ -45,7 +45,9 @@ def compact(spark: Any, table: Any, properties: Mapping[str, str], bucket_count:
         removed = int(result.rewrittenDeleteFilesCount()) - int(result.addedDeleteFilesCount())
     taken, added = int(rewritten.rewrittenDataFilesCount()), int(rewritten.addedDataFilesCount())
     return (
-        f"compacted {taken} data files into {added}, {removed} delete files removed" if taken or removed else ""
+        f"compacted {taken} data files into {added}, {removed} delete files removed"
+        if taken or removed
+        else ""
     )
 
 

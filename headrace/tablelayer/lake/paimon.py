@@ -349,8 +349,7 @@ class PaimonTable:
         return ", ".join(each for each in done if each)
 
     def _compact(self) -> str:
-        """Compact in a round of its own, whose commit carries the present offsets and may lose the race like any other.
-        """
+        """Compact in a round of its own, whose commit carries the present offsets and may lose the race like any other."""
         table, state = self._must_load(), self.find_committed()
         if state.head is None:
             return ""

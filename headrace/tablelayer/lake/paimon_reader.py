@@ -171,8 +171,8 @@ class PaimonReader:
         deletions = described.get("indexManifest")
         if deletions and any(each["_INDEX_TYPE"] == "DELETION_VECTORS" for each in self._manifest(deletions)):
             raise LakeError(
-                f"the lake table of {self.definition.path} has deletion vectors, which cannot be read here: read it with"
-                " an engine that supports them, or unset the option 'deletion-vectors.enabled' and compact it fully"
+                f"the lake table of {self.definition.path} has deletion vectors, which cannot be read here: read it"
+                " with an engine that supports them, or unset the option 'deletion-vectors.enabled' and compact it fully"
             )
         added: dict[tuple[Any, ...], DataFile] = {}
         removed = set()
@@ -208,8 +208,8 @@ class PaimonReader:
                 values = partition_values(partition, columns)
             except ValueError as error:
                 raise LakeError(
-                        f"a manifest of the lake table of {self.definition.path} has a partition that does not fit the"
-                        f" table: {error}"
+                    f"a manifest of the lake table of {self.definition.path} has a partition that does not fit the"
+                    f" table: {error}"
                 ) from error
             if not can_match(condition, columns, values):
                 return None

@@ -138,8 +138,7 @@ def tier_round(
 def _plan(
     path: TablePath | str, base: LakeState, source: ChangeSource
 ) -> tuple[dict[Any, int], dict[Any, int]]:
-    """Return (start, end) by place: from the tiered offsets to the log's end. A new place starts where its log begins.
-    """
+    """Return (start, end) by place: from the tiered offsets to the log's end. A new place starts where its log begins."""
     earliest, latest = source.earliest(), source.latest()
     start = {place: base.offsets.get(place, earliest.get(place, 0)) for place in latest}
     for place, first in start.items():

@@ -33,8 +33,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """`rows`: of `places` (int64[n], ascending: which records), all columns nullable; `deleted` bool[n]: of these rows
-    only the key columns are set. `bad`: places of records that do not fit, with the reason.
+    """Decoded records of a batch.
+
+    `rows` belong to the records at `places` (int64[n], ascending); all columns are nullable. `deleted` (bool[n]) marks
+    rows that have only their key columns. `bad` has the places of records that do not fit, with the reason.
     """
 
     rows: pa.RecordBatch
@@ -153,7 +155,9 @@ class _Work:
         keys = self.keys.take(pa.array(places))
         if keys.null_count:
             missing = int(pc.index(pc.is_null(keys), True).as_py())
-            raise RowError(missing, None, "its value and its key are null, so it does not name the row to delete")
+            raise RowError(
+                missing, None, "its value and its key are null, so it does not name the row to delete"
+            )
         columns = self.key_fields
         rows, order = [], []
         for group in key_groups(keys):

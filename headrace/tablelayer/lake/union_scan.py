@@ -105,8 +105,7 @@ def union_scan(
 def past_snapshot(
     lake: LakeReader, definition: TableDefinition, snapshot: int | None, time_ms: int | None
 ) -> int:
-    """Return the number of `snapshot`, or of the newest snapshot at `time_ms`. Raises LakeError if it does not exist.
-    """
+    """Return the number of `snapshot`, or of the newest snapshot at `time_ms`. Raises LakeError if it does not exist."""
     known = lake.snapshots()
     if snapshot is None:
         known = known.filter(pc.less_equal(known["committed_at"].cast(pa.int64()), time_ms))

@@ -137,8 +137,8 @@ def check_join(
     ] != list(right.bucket_key):
         raise TableError(
             TableErrorCode.INVALID_KEY,
-            f"{left.path} and {right.path} distribute their rows differently: the join columns must be partition columns of"
-            f" both (({', '.join(left.partition_keys)}) and ({', '.join(right.partition_keys)})) or bucket columns of"
+            f"{left.path} and {right.path} distribute their rows differently: the join columns must be partition"
+            f" columns of both (({', '.join(left.partition_keys)}) and ({', '.join(right.partition_keys)})) or bucket columns of"
             f" both (({', '.join(left.bucket_key)}) and ({', '.join(right.bucket_key)}))",
         )
     for side, key in zip((left, right), keys, strict=True):
