@@ -93,7 +93,10 @@ class Coordinator(Protocol):
     """Interface that grants rounds."""
 
     def begin(self, path: TablePath | str | None, *, force: bool) -> TieringRound | None:
-        """Begin a round of this table or plain topic; with None, of the one that needs it most. None if none is free."""
+        """Begin a round of this table or plain topic; with None, of the one that needs it most.
+
+        None if no round is to be had now.
+        """
 
     def heartbeat(self, granted: TieringRound, changes: int = 0, doing: str = "") -> bool:
         """Renew the lease and report progress; return whether the round should finish with the data it has.

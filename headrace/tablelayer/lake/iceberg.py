@@ -260,7 +260,7 @@ class IcebergTable:
 
     @contextmanager
     def _snapshot_properties(self, properties: Mapping[str, str]) -> Iterator[None]:
-        """Set snapshot properties in the session: SQL statements have no options of their own. Reset them at the end."""
+        """Set snapshot properties in the session, as SQL statements have no options; reset them at the end."""
         settings = {
             f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()
         }
@@ -281,7 +281,7 @@ class IcebergTable:
                 target = f"{path.database}.{path.table}"
                 self.spark.sql(f"CALL `{self.catalog}`.system.fast_forward('{target}', 'main', '{branch}')")
                 failure: Exception | None = None
-            except Exception as error:  # for any error, only the table knows the outcome
+            except Exception as error:  # noqa: BLE001 - for any error, only the table knows the outcome
                 failure = error
             head = self._main_snapshot()
             if not self._contains(head, snapshot):
@@ -330,7 +330,7 @@ class IcebergTable:
                 if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
                     with self._turn():
                         self.spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS `{name}`")
-        except Exception:  # a branch that stays costs space; the next round tries again
+        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
             return
 
     def _main_snapshot(self) -> int | None:

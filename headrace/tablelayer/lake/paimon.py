@@ -310,7 +310,7 @@ class PaimonTable:
         if snapshots.latestSnapshotIdFromFileSystem() == head:
             try:
                 self._put(table, snapshots.snapshotPath(number), text)
-            except Exception as error:  # for any error, only the table knows the outcome
+            except Exception as error:  # noqa: BLE001 - for any error, only the table knows the outcome
                 failure = error
         now = snapshots.latestSnapshotIdFromFileSystem()
         path = snapshots.snapshotPath(number)
@@ -349,7 +349,7 @@ class PaimonTable:
         return ", ".join(each for each in done if each)
 
     def _compact(self) -> str:
-        """Compact in a round of its own, whose commit carries the present offsets and may lose the race like any other."""
+        """Compact in a round of its own. Its commit carries the present offsets and may lose to another one."""
         table, state = self._must_load(), self.find_committed()
         if state.head is None:
             return ""
@@ -378,7 +378,7 @@ class PaimonTable:
                 number = name.removeprefix(BRANCH_PREFIX)
                 if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
                     self._drop(table, name)
-        except Exception:  # a branch that stays costs space; the next round tries again
+        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
             return
 
     def _drop(self, table: Any, branch: str) -> None:

@@ -6,7 +6,8 @@ its own vectorised reader, in every executor. For a log table that is all.
 The files of a PK table hold versions of rows, with `_SEQUENCE_NUMBER` and `_VALUE_KIND`. Within one sorted run (all
 files of one level, or one file of level 0) a key occurs once, and every run is newer than the runs of higher levels. So
 the oldest run of each bucket is read as it is, without the keys of any newer run. For a key in the newer runs, the
-version with the highest sequence number counts, unless it is a delete. Compaction leaves one run, and then nothing has to be merged.
+version with the highest sequence number counts, unless it is a delete. Compaction leaves one run,
+and then nothing has to be merged.
 """
 
 from __future__ import annotations

@@ -172,7 +172,8 @@ class PaimonReader:
         if deletions and any(each["_INDEX_TYPE"] == "DELETION_VECTORS" for each in self._manifest(deletions)):
             raise LakeError(
                 f"the lake table of {self.definition.path} has deletion vectors, which cannot be read here: read it"
-                " with an engine that supports them, or unset the option 'deletion-vectors.enabled' and compact it fully"
+                " with an engine that supports them, or unset the option 'deletion-vectors.enabled' and compact it"
+                " fully"
             )
         added: dict[tuple[Any, ...], DataFile] = {}
         removed = set()

@@ -131,9 +131,7 @@ class _Job:
             else:
                 named = granted.path
                 result = self._tier_and_release(granted)
-        except (
-            Exception
-        ) as error:  # errors of Spark, the lake or the server are reported, and the job goes on
+        except Exception as error:  # noqa: BLE001 - Spark, the lake, the server: reported, and the job goes on
             self._report(str(error) if isinstance(error, LakeError) else f"{named}: {first_line(error)}")
             return None
         self._report(str(result))

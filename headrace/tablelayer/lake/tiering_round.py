@@ -138,7 +138,7 @@ def tier_round(
 def _plan(
     path: TablePath | str, base: LakeState, source: ChangeSource
 ) -> tuple[dict[Any, int], dict[Any, int]]:
-    """Return (start, end) by place: from the tiered offsets to the log's end. A new place starts where its log begins."""
+    """Return (start, end) by place: from the tiered offsets, or for a new place the log's begin, to the log's end."""
     earliest, latest = source.earliest(), source.latest()
     start = {place: base.offsets.get(place, earliest.get(place, 0)) for place in latest}
     for place, first in start.items():
@@ -161,7 +161,7 @@ def _maintain(lake: LakeTable) -> str:
     """Maintain the lake table. A failure is only reported: the data is tiered, and the next round tries again."""
     try:
         return lake.maintain()
-    except Exception as error:  # reported, see above
+    except Exception as error:  # noqa: BLE001 - reported, see above
         return f"maintenance failed: {first_line(error)}"
 
 

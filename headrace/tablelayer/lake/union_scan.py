@@ -56,7 +56,7 @@ def union_scan(
     connection: Any,
     table: str,
     columns: Sequence[str] | None = None,
-    filter: FilterLike = None,  # the usual name of this argument
+    filter: FilterLike = None,  # noqa: A002 - the usual name of this argument
     *,
     predicate: Predicate | None = None,
     warehouse: str | None = None,
@@ -105,7 +105,7 @@ def union_scan(
 def past_snapshot(
     lake: LakeReader, definition: TableDefinition, snapshot: int | None, time_ms: int | None
 ) -> int:
-    """Return the number of `snapshot`, or of the newest snapshot at `time_ms`. Raises LakeError if it does not exist."""
+    """Return `snapshot`, or the number of the newest snapshot at `time_ms`. Raises LakeError if it does not exist."""
     known = lake.snapshots()
     if snapshot is None:
         known = known.filter(pc.less_equal(known["committed_at"].cast(pa.int64()), time_ms))

@@ -84,7 +84,7 @@ class TableBuilder:
         return replace(self, mode="upsert")
 
     def to_df(self) -> Any:
-        """Return the DataFrame, at the offsets of this call. Raises TableError if the table or a column does not exist."""
+        """Return the DataFrame, at the offsets of this call. Raises TableError for an unknown table or column."""
         definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema
         pushed = push_down(self.predicates, known)

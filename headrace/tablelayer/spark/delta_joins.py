@@ -17,11 +17,11 @@ there is a match, even if it was never emitted.
 
 Batch: the join of the present tables (a scan of the left side, lookups in the right one). A stream begins with it.
 
-Requirements (the error names the one that is not met): the join columns are the bucket key of both tables and, if they
-are partitioned, the partition columns of both, in the same order, of the same types, and hashed alike; that is, the
-primary key or a prefix of it. The result's key consists of both primary keys. The result has all columns of the left
-table, the right table's `select` columns, and the right primary key if it is not among them. `-D` rows have only the
-keys.
+Requirements (the error names the one that is not met): the join columns are the bucket key of both tables and, if the
+tables are partitioned, the partition columns of both. They have the same order and types, and are hashed alike.
+Together they are the primary key or a prefix of it. The result's key consists of both primary keys. The result has all
+columns of the left table, the right table's `select` columns, and the right primary key if it is not among them. `-D`
+rows have only the keys.
 
 New partitions enter the stream as in `tablelayer.spark.stream`. A dropped partition ends: the pairs of its rows are not
 retracted.
@@ -138,8 +138,8 @@ def check_join(
         raise TableError(
             TableErrorCode.INVALID_KEY,
             f"{left.path} and {right.path} distribute their rows differently: the join columns must be partition"
-            f" columns of both (({', '.join(left.partition_keys)}) and ({', '.join(right.partition_keys)})) or bucket columns of"
-            f" both (({', '.join(left.bucket_key)}) and ({', '.join(right.bucket_key)}))",
+            f" columns of both (({', '.join(left.partition_keys)}) and ({', '.join(right.partition_keys)})) or bucket"
+            f" columns of both (({', '.join(left.bucket_key)}) and ({', '.join(right.bucket_key)}))",
         )
     for side, key in zip((left, right), keys, strict=True):
         if key != side.schema.primary_key and not side.allows_prefix_lookup:

@@ -69,7 +69,7 @@ def partitions_needed(
 
 
 def resolve(table: Any, place: Place) -> dict[int, int]:
-    """Return the offsets of every bucket. For offsets by bucket, callers start a missing bucket at the earliest offset."""
+    """Return the offsets of every bucket; in offsets by bucket, a missing bucket stands for its earliest offset."""
     if isinstance(place, (str, int)):
         return dict(table.offsets(place))
     if any(isinstance(bucket, str) for bucket in place):

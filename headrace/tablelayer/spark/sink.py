@@ -235,7 +235,7 @@ class StagedRows:
         )
 
     def put(self, batch: pa.RecordBatch) -> pa.Table:
-        """Stage rows and return them as the table has them. Raises as `WritePlan.rows` and `AsyncStagedWriter.write`."""
+        """Stage rows and return them in the table's form. Raises as `WritePlan.rows` and `AsyncStagedWriter.write`."""
         rows = self._plan.rows(batch)
         if rows.num_rows:
             self._staged.write(rows, change_type=self._plan.change_type)

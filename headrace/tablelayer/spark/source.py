@@ -79,7 +79,7 @@ def _package() -> Iterator[None]:
 class HeadraceDataSource(DataSource):
     """Data source `format("headrace")` of a session in which it is registered (`register`)."""
 
-    defaults: dict[str, str] = {}  # replaced, never changed
+    defaults: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
 
     @classmethod
     def name(cls) -> str:

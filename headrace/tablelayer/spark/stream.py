@@ -87,7 +87,7 @@ def reader_or_refusal(given: Callable[[], ReadOptions], names: list[str]) -> Dat
     """
     try:
         return stream_reader(given(), names)
-    except Exception as error:  # any error must end the query
+    except Exception as error:  # noqa: BLE001 - any error must end the query
         return RefusedStreamReader(error)
 
 

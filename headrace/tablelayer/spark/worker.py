@@ -51,9 +51,8 @@ def connection(bootstrap: Bootstrap, config: ClientConfig | None = None) -> Conn
     if found is None:
         made = _connect(settings, config)
         found = _connections.setdefault(key, made)
-        if (
-            found is not made
-        ):  # another thread was faster; there is no lock, because a fork would copy a held one
+        # Another thread may have been faster. There is no lock, because a fork would copy a held one.
+        if found is not made:
             made.close()
     return found
 

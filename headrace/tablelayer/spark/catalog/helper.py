@@ -117,7 +117,7 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
                 _read(request, answers)
                 continue
             answer = {"ok": writes.write(request, asked) if kind == "write" else _ANSWERS[kind](request)}
-        except Exception as error:  # any error is passed on to Spark
+        except Exception as error:  # noqa: BLE001 - any error is passed on to Spark
             answer = _refusal(error)
         _put(answers, answer)
         if kind == "write" and "error" in answer:
