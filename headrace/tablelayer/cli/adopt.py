@@ -67,7 +67,7 @@ async def _adopt(data: Path, config: BrokerConfig, dry_run: bool) -> Adopted:
         )
     except (*STORE_LOST, StoreError) as error:
         raise CommandError(
-            f"ZooKeeper refused the adoption or was lost, and the adoption is not finished: {error}. Run the command again"
+            f"the adoption is not finished, because ZooKeeper refused it or was lost: {error}. Run the command again"
         ) from error
     finally:
         await store.close()

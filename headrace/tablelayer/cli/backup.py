@@ -219,8 +219,8 @@ def restore_from_remote(location: str, data: Path | None, cluster_id: str | None
     for name in restored.damaged:
         typer.echo(f"{name} cannot be read: the positions in it are left out")
     typer.echo(
-        "Start it with remote.log.storage.system.enable=true and the same remote.log.storage.directory; the old server, "
-        "if it still runs, then stops copying"
+        "Start it with remote.log.storage.system.enable=true and the same remote.log.storage.directory; the old "
+        "server, if it still runs, then stops copying"
     )
 
 

@@ -32,8 +32,9 @@ KERNEL_MODULES = (
 
 
 def warm_up() -> Iterator[tuple[str, float]]:
-    """Warm the modules one after the other; yields each one's name and seconds. Whoever needs a kernel meanwhile does
-    not wait for more than one of them. From one thread.
+    """Warm the modules one after the other; yield each one's name and seconds.
+
+    A thread that needs a kernel meanwhile waits for at most one of them. Call it from one thread.
     """
     one_writer()
     with giving_way():

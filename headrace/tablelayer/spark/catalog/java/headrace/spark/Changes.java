@@ -23,7 +23,7 @@ final class Changes {
             return found;
         }
         if (!(change instanceof TableChange.ColumnChange column)) {
-            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is not supported for a table");
+            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is unsupported for a table");
         }
         found.put("name", column.fieldNames());
         if (change instanceof TableChange.AddColumn add) {
@@ -55,7 +55,7 @@ final class Changes {
             found.put("kind", "position");
             found.put("after", after(position.position()));
         } else {
-            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is not supported for a table");
+            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is unsupported for a table");
         }
         return found;
     }

@@ -235,7 +235,7 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
         List<Map<String, Object>> described = new ArrayList<>();
         for (Column column : columns) {
             if (column.generationExpression() != null || column.identityColumnSpec() != null) {
-                throw new UnsupportedOperationException("column " + column.name() + ": no generated columns are supported");
+                throw new UnsupportedOperationException("column " + column.name() + ": generated columns are unsupported");
             }
             Map<String, Object> one = new LinkedHashMap<>();
             one.put("name", column.name());

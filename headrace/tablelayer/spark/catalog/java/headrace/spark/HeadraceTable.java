@@ -220,7 +220,7 @@ final class HeadraceTable
     public RowLevelOperationBuilder newRowLevelOperationBuilder(RowLevelOperationInfo info) {
         if (isView() || primaryKey().length == 0) {
             throw new UnsupportedOperationException(
-                    info.command() + " changes rows by their primary key, but " + name() + " has none: use INSERT INTO");
+                    info.command() + " changes rows by primary key, but " + name() + " has none: use INSERT INTO");
         }
         if (info.command() != RowLevelOperation.Command.DELETE && described.hasNonNull("unchanged")) {
             throw new UnsupportedOperationException(info.command() + ": " + described.get("unchanged").asText());

@@ -128,7 +128,7 @@ final class Helper {
             // the rest of the sentence says what to do
         }
         return "Python " + python + " cannot run headrace, which this catalog needs" + last + ". Set PYSPARK_PYTHON (or"
-                + " spark.pyspark.python, or the catalog's option python) to one that has it, before the session starts:"
+                + " spark.pyspark.python, or the catalog's option python) to one that has it before the session starts:"
                 + " pip install 'headrace[spark]'";
     }
 
