@@ -67,7 +67,7 @@ _MISSING: dict[str, tuple[str, Callable[[Connection], list[str]]]] = {
         lambda to: [group.group for group in to.kafka.list_groups()],
     ),
 }
-"""By error code: the pattern of the missing name, and the existing names."""
+"""Error codes with the pattern of the missing name, and a function that lists the existing names."""
 
 
 def nearest_name(connection: Connection, error: TableError | KafkaError) -> str | None:

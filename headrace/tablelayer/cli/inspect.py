@@ -109,7 +109,7 @@ def size_rows(connection: Connection, names: Sequence[str]) -> list[Row]:
 def looked_up(
     table: Table, texts: Sequence[str], columns: Sequence[str] | None
 ) -> tuple[pa.Table, list[str]]:
-    """Return (the rows of existing keys, the texts of missing keys). Raises CommandError for a text that is not a key."""
+    """Return (rows of existing keys, texts of missing keys). Raises CommandError for a text that is not a key."""
     definition = table.definition
     wanted = set(definition.schema.primary_key)
     if not wanted:

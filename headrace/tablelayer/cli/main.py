@@ -125,7 +125,7 @@ def serve(
       headrace serve --data ./data --metrics 127.0.0.1:9308
       headrace serve --data ./data1 --zookeeper 127.0.0.1:2181/headrace --set node.id=1 --listen 127.0.0.1:9091
     """
-    gc.disable()  # saves a tenth of the start: imported modules are no garbage. `Broker.run_forever` enables it
+    gc.disable()  # saves a tenth of the start: imported modules are not garbage. `Broker.run_forever` enables it
     try:
         from headrace.tablelayer.cli.serve import parse_sets
         from headrace.tablelayer.cli.serve import serve as run_server

@@ -8,8 +8,8 @@ from time import perf_counter
 
 from headrace.protocol.loading.kernel_cache import giving_way, one_writer
 
-#: Modules that have kernels, each with a `warm()`. What every write, lookup and scan of a table needs comes first: a
-#: server that was killed while it compiled the others has it again at once.
+#: Modules that have kernels, each with a `warm()`. The kernels that every write, lookup and scan of a table needs come
+#: first, so that a server that was killed while it compiled the others has them at its next start.
 KERNEL_MODULES = (
     "headrace.tablelayer.model.rows.keys",
     "headrace.tablelayer.model.rows.stored",

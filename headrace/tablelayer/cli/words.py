@@ -35,7 +35,7 @@ def named_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def moment_of(text: str, option: str = "--at") -> int:
-    """Parse a moment, given in milliseconds or as a date and time (default UTC), to milliseconds. Raises CommandError."""
+    """Parse a moment in milliseconds, or a date and time (default UTC), to milliseconds. Raises CommandError."""
     if text.isdigit():
         return int(text)
     try:
@@ -59,6 +59,6 @@ def topic_and_partitions(text: str) -> tuple[str, list[int] | None]:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation on the terminal unless `yes`. Ends the command if the answer is no."""
+    """Ask for confirmation on the terminal unless `yes`. A negative answer ends the command."""
     if not yes:
         typer.confirm(question, abort=True, err=True)
