@@ -136,7 +136,9 @@ def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(headrace, s
         findings = [json.loads(line) for line in done.stdout.splitlines()]
         (found,) = [each for each in findings if each["check"] == "lake"]
         assert found["verdict"] == "warning"
-        assert found["what"].startswith("default.kept is marked for tiering, but the server has no iceberg lake")
+        assert found["what"].startswith(
+            "default.kept is marked for tiering, but the server has no iceberg lake"
+        )
         assert "--set datalake.iceberg.warehouse=" in found["what to do"]
         log = tmp_path / "data" / "headrace.log"
         said = "table default.kept has 'table.datalake.enabled' = 'true', but this broker has no lake for it"
