@@ -83,7 +83,7 @@ def test_a_table_may_be_what_is_loaded() -> None:
     for wrong, said in (
         ({"path": "file:/warehouse/hr"}, "'table' is missing.*CREATE TEMPORARY VIEW"),
         ({"path": "db.t$lakes"}, r"the views of db.t are \$changelog, \$lake, \$lake\$snapshots"),
-        ({"path": "db.t$lake$changelog"}, r"of db.t there are"),
+        ({"path": "db.t$lake$changelog"}, r"the views of db.t are"),
         (
             {"path": "db.t$lake", "startingOffsets": "earliest"},
             "'startingOffsets' applies to the log of db.t",
