@@ -155,8 +155,8 @@ def test_what_a_cluster_had_copied_is_there_without_its_machines(
 
         (tmp_path / "new").mkdir()
         said = headrace("restore", "--from-remote", f"{bucket}/remote", "--data", tmp_path / "new" / "data")
-        assert "It was a cluster, and is broker 0 alone now" in said, said
-        assert f"is 1 now: {topic}" in said, said
+        assert "It was a cluster. It is now broker 0 alone" in said, said
+        assert f"is now 1: {topic}" in said, said
         assert "positions of 2 consumer groups" in said, said
         new = server_process_class(tmp_path / "new", **settings).start()
         count = sum(offset + 1 for offset in tiered.values())

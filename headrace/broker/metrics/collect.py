@@ -30,36 +30,36 @@ CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of client
 CONNECTIONS_ACCEPTED = Metric(
     "headrace_connections_accepted_total",
     _COUNTER,
-    "Connections that were accepted since the server started; those that are refused at once are among them.",
+    "Accepted connections since the server started, including those that are then refused at once.",
     ("listener",),
 )
 FAULTS = Metric(
     "headrace_connection_faults_total",
     _COUNTER,
-    "Connections that were refused or closed for what the peer did, by what it was; the log says more, of so many a"
-    " minute.",
+    "Connections that were refused or closed because of a fault of the peer, by kind of fault; the log has details, "
+    "limited per minute.",
     ("fault",),
 )
 HANDSHAKES = Metric(
     "headrace_tls_handshakes_pending",
     _GAUGE,
-    "Connections whose handshake of TLS is under way or waits for its turn.",
+    "Connections whose TLS handshake is running or waits for its turn.",
 )
 BACKGROUND_FAILURES = Metric(
     "headrace_background_failures_total",
     _COUNTER,
-    "Failures of work in the background since the server started; the log says what failed.",
+    "Failures of background work since the server started; the log has details.",
 )
 BYTES_IN = Metric(
     "headrace_topic_bytes_in_total",
     _COUNTER,
-    "Bytes appended to a topic's partitions, as they are stored.",
+    "Bytes appended to a topic's partitions, in their stored form.",
     ("topic",),
 )
 RECORDS_IN = Metric(
     "headrace_topic_records_in_total",
     _COUNTER,
-    "Records appended to a topic's partitions; of a table, rows of its log.",
+    "Records appended to a topic's partitions; for a table, rows of its log.",
     ("topic",),
 )
 BYTES_OUT = Metric(
@@ -71,29 +71,29 @@ BYTES_OUT = Metric(
 RECORDS_OUT = Metric(
     "headrace_topic_records_out_total",
     _COUNTER,
-    "Records in answers to Fetch and to table scans; of a batch that is sent all of them count.",
+    "Records in answers to Fetch and to table scans; all records of a sent batch count.",
     ("topic",),
 )
 LOG_SIZE = Metric(
     "headrace_log_size_bytes", _GAUGE, "Bytes of a topic's log files, without indexes.", ("topic",)
 )
-TOPICS = Metric("headrace_topics", _GAUGE, "Topics, tables and internal topics among them.")
+TOPICS = Metric("headrace_topics", _GAUGE, "Topics, including those of tables and internal ones.")
 PARTITIONS = Metric("headrace_partitions", _GAUGE, "Partitions of all topics.")
 OFFLINE = Metric(
-    "headrace_offline_partitions", _GAUGE, "Partitions that are not served since something failed."
+    "headrace_offline_partitions", _GAUGE, "Partitions that are not served because of a failure."
 )
 GROUPS = Metric("headrace_groups", _GAUGE, "Consumer groups, by state.", ("state",))
 GROUP_LAG = Metric(
     "headrace_group_lag_records",
     _GAUGE,
-    "How far a group's committed offsets are behind the ends of a topic; of partitions used since the start.",
+    "Records between a group's committed offsets and the ends of a topic, over the partitions used since the start.",
     ("group", "topic"),
 )
 TRANSACTIONS = Metric(
-    "headrace_transactions", _GAUGE, "Transactional ids, by the state of their transaction.", ("state",)
+    "headrace_transactions", _GAUGE, "Transactional ids, by state of their transaction.", ("state",)
 )
 TRANSACTIONS_ENDED = Metric(
-    "headrace_transactions_ended_total", _COUNTER, "Transactions that were ended, by how.", ("result",)
+    "headrace_transactions_ended_total", _COUNTER, "Transactions that ended, by result.", ("result",)
 )
 BROKER_METRICS: Final = (
     CONNECTIONS, CONNECTIONS_ACCEPTED, FAULTS,

@@ -16,12 +16,12 @@ from headrace.broker.metrics.requests import Times
 TURN_SECONDS: Final = Metric(
     "headrace_event_loop_turn_seconds",
     MetricKind.HISTOGRAM,
-    "Seconds between two waits of the event loop, in which it serves some and all others wait.",
+    "Seconds between two waits of the event loop: the time in which it serves some clients while all others wait.",
 )
 TURN_CPU_SECONDS: Final = Metric(
     "headrace_event_loop_turn_cpu_seconds",
     MetricKind.HISTOGRAM,
-    "The same in processor time of its thread: without waits for a core or for the interpreter's lock.",
+    "Processor seconds of the event loop between two waits, without waits for a core or the interpreter's lock.",
 )
 
 

@@ -17,13 +17,13 @@ _TOPIC: Final = ("topic",)
 COPIED_BYTES: Final = Metric(
     "headrace_remote_copy_bytes_total",
     _COUNTER,
-    "Bytes of segments that were copied to remote storage.",
+    "Bytes of segments copied to remote storage.",
     _TOPIC,
 )
 COPIES: Final = Metric(
     "headrace_remote_copy_requests_total",
     _COUNTER,
-    "Segments whose copy to remote storage was begun.",
+    "Segments whose copy to remote storage began.",
     _TOPIC,
 )
 COPY_ERRORS: Final = Metric(
@@ -32,37 +32,37 @@ COPY_ERRORS: Final = Metric(
 FETCHED_BYTES: Final = Metric(
     "headrace_remote_fetch_bytes_total",
     _COUNTER,
-    "Bytes of records that were read from remote storage.",
+    "Bytes of records read from remote storage.",
     _TOPIC,
 )
 FETCHES: Final = Metric(
     "headrace_remote_fetch_requests_total",
     _COUNTER,
-    "Reads of records that are in remote storage only.",
+    "Reads of records that are only in remote storage.",
     _TOPIC,
 )
 FETCH_ERRORS: Final = Metric(
-    "headrace_remote_fetch_errors_total", _COUNTER, "Reads from remote storage that failed.", _TOPIC
+    "headrace_remote_fetch_errors_total", _COUNTER, "Failed reads from remote storage.", _TOPIC
 )
 DELETIONS: Final = Metric(
     "headrace_remote_delete_requests_total",
     _COUNTER,
-    "Segments whose removal from remote storage was begun.",
+    "Segments whose removal from remote storage began.",
     _TOPIC,
 )
 DELETE_ERRORS: Final = Metric(
-    "headrace_remote_delete_errors_total", _COUNTER, "Removals from remote storage that failed.", _TOPIC
+    "headrace_remote_delete_errors_total", _COUNTER, "Failed removals from remote storage.", _TOPIC
 )
 COPY_LAG_BYTES: Final = Metric(
     "headrace_remote_copy_lag_bytes",
     _GAUGE,
-    "Bytes of segments that are not written any more and not in remote storage yet.",
+    "Bytes of closed segments that are not in remote storage yet.",
     _TOPIC,
 )
 COPY_LAG_SEGMENTS: Final = Metric(
     "headrace_remote_copy_lag_segments",
     _GAUGE,
-    "Segments that are not written any more and not in remote storage yet.",
+    "Closed segments that are not in remote storage yet.",
     _TOPIC,
 )
 SIZE: Final = Metric(
@@ -74,10 +74,10 @@ SEGMENTS: Final = Metric(
 STORE_READS: Final = Metric(
     "headrace_remote_store_reads_total",
     _COUNTER,
-    "Requests for ranges of objects, those ahead of readers among them.",
+    "Requests for ranges of objects, including those read ahead.",
 )
 STORE_READ_BYTES: Final = Metric(
-    "headrace_remote_store_read_bytes_total", _COUNTER, "Bytes of objects that came from remote storage."
+    "headrace_remote_store_read_bytes_total", _COUNTER, "Bytes of objects received from remote storage."
 )
 READERS_WAITING: Final = Metric(
     "headrace_remote_reads_waiting",
@@ -87,13 +87,13 @@ READERS_WAITING: Final = Metric(
 METADATA_AGE: Final = Metric(
     "headrace_remote_metadata_age_seconds",
     _GAUGE,
-    "Seconds since the metadata in remote storage was known to be as it is here; of who copies it, in a cluster the "
-    "controller.",
+    "Seconds since the copy of the metadata in remote storage was known to be up to date; reported by the broker that "
+    "copies it, in a cluster the controller.",
 )
 POSITIONS_AGE: Final = Metric(
     "headrace_remote_group_positions_age_seconds",
     _GAUGE,
-    "Seconds since the positions of consumer groups in remote storage were known to be those that are committed here.",
+    "Seconds since the consumer groups' positions in remote storage were known to be the committed ones.",
 )
 REMOTE_METRICS: Final = (
     COPIED_BYTES, COPIES, COPY_ERRORS, FETCHED_BYTES, FETCHES, FETCH_ERRORS, DELETIONS, DELETE_ERRORS, COPY_LAG_BYTES,

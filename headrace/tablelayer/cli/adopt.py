@@ -1,4 +1,4 @@
-"""`headrace cluster adopt`: a data directory becomes a cluster's, while no server uses it."""
+"""`headrace cluster adopt`: makes a data directory part of a cluster, while no server uses it."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ from headrace.tablelayer.server.extension import TableExtension
 def adopt_directory(
     data: Path, zookeeper: str | None, sets: list[str], config_file: Path | None, *, dry_run: bool
 ) -> None:
-    """Raises CommandError, ConfigError."""
+    """Adopt a data directory. Raises CommandError, ConfigError."""
     given = parse_sets(sets)
     if zookeeper is not None:
         given["zookeeper.connect"] = zookeeper
     config = BrokerConfig.load(given, config_file, TableExtension().broker_configs())
     address = config["zookeeper.connect"]
     if address is None:
-        raise CommandError("say with --zookeeper where the cluster is to be, as in 127.0.0.1:2181/headrace")
+        raise CommandError(
+            "name the new cluster's place with --zookeeper, for example 127.0.0.1:2181/headrace"
+        )
     found = asyncio.run(_adopt(data, config, dry_run))
     broker = f"broker {found.node_id} of cluster {found.cluster_id}"
     start = f"headrace serve --data {data} --zookeeper {address} --set node.id={found.node_id}"
     if not found.is_new:
-        typer.echo(f"{data} is that of {broker} already, which is at {address}; start it with\n  {start}")
+        typer.echo(f"{data} already belongs to {broker} at {address}; start it with\n  {start}")
         return
     typer.echo(
         f"{data} has {found.topics} topics and tables with {found.partitions} partitions;"
         f" {found.nodes} nodes of {size_text(found.size_bytes)} "
-        + (f"would be written to {address}" if dry_run else f"are at {address} now")
+        + (f"would be written to {address}" if dry_run else f"are now at {address}")
     )
     if not found.was_clean:
-        typer.echo("it was not stopped cleanly: its next start looks through all of its logs")
+        typer.echo("it was not stopped cleanly: its next start checks all of its logs")
     if dry_run:
         typer.echo(f"it can become {broker}; nothing was changed")
     else:
         typer.echo(
-            f"it is {broker} from now on, and starts no more without ZooKeeper; start it with\n  {start}"
+            f"it is {broker} from now on, and cannot start without ZooKeeper any more; start it with\n  {start}"
         )
 
 
@@ -65,7 +67,7 @@ async def _adopt(data: Path, config: BrokerConfig, dry_run: bool) -> Adopted:
         )
     except (*STORE_LOST, StoreError) as error:
         raise CommandError(
-            f"ZooKeeper refused it or was lost, and what was begun is not over: {error}. Run the command again"
+            f"the adoption is not finished, because ZooKeeper refused it or was lost: {error}. Run the command again"
         ) from error
     finally:
         await store.close()

@@ -1,7 +1,8 @@
-"""`headrace backup` and `headrace restore`: a running server's data in a directory or an object store, and back.
+"""`headrace backup` and `headrace restore`: copy a running server's data to a directory or object store, and back.
 
-The command reads the server's data directory itself, so that the server goes on undisturbed: it runs on the server's
-machine, as a user who may read it. The server makes the cut, and keeps its files in place until the command is done.
+The command reads the server's data directory itself, so that the server is not disturbed. It runs on the server's
+machine, as a user who may read the directory. The server makes a consistent cut, and keeps its files in place until the
+command is done.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ from headrace.tablelayer.model.messages.process import (
 
 _HOLD_SECONDS = 10.0
 _ATTEMPTS = 3
-"""Of a backup during which a topic was deleted: what was written is not written again."""
+"""Attempts of a backup, if topics are deleted meanwhile; files that were written are not written again."""
 
 
 def backup(server: str, target: str, keep: int | None) -> None:
-    """Raises CommandError."""
+    """Back up a server. Raises CommandError."""
     files = _open(target)
     with _told(target), open_connection(server) as connection:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -110,7 +111,7 @@ def _hold(connection: Connection, backup_id: str, *, is_over: bool) -> None:
 
 
 class _Held:
-    """Tells the server now and then that its files are still needed."""
+    """Tells the server periodically that its files are still needed."""
 
     def __init__(self, connection: Connection, backup_id: str) -> None:
         self._connection = connection
@@ -130,7 +131,7 @@ class _Held:
             self.check()
 
     def check(self) -> None:
-        """Raises what the server said when it did not hold the backup any more."""
+        """Raise the server's error if it no longer holds the backup."""
         if self._lost is not None:
             raise self._lost
 
@@ -146,7 +147,7 @@ class _Held:
 def restore_backup(
     source: str, data: Path | None, as_of: str | None, *, listed: bool, output: Format
 ) -> None:
-    """Raises CommandError."""
+    """Restore a backup, or list the backups. Raises CommandError."""
     files = _open(source)
     with _told(source):
         if listed:
@@ -163,7 +164,7 @@ def restore_backup(
             return
         if data is None:
             raise CommandError(
-                "say with --data where to restore to, or use --list to see what backups there are"
+                "name the directory to restore to with --data, or list the backups with --list"
             )
         manifest = read_manifest(files, choose(files, None if as_of is None else moment_of(as_of, "--as-of")))
         pool, last, began = SystemThreads().pool(THREADS, "restore"), Progress(), perf_counter()
@@ -178,18 +179,18 @@ def restore_backup(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     typer.echo(
-        f"{data} is as the server was at {_time_text(manifest.made_ms)}: {len(manifest.files):,} files of "
+        f"{data} is the server's state at {_time_text(manifest.made_ms)}: {len(manifest.files):,} files of "
         f"{size_text(manifest.size_bytes)}, {perf_counter() - began:.1f} s"
     )
 
 
 def restore_from_remote(location: str, data: Path | None, cluster_id: str | None) -> None:
-    """Raises CommandError."""
+    """Restore a data directory from remote storage. Raises CommandError."""
     from headrace.broker.remote.bootstrap import NODES, make_directory
     from headrace.broker.remote.cluster_copy import ClusterCopyError
 
     if data is None:
-        raise CommandError("say with --data where to restore to")
+        raise CommandError("name the directory to restore to with --data")
     files = _open(location)
     pool = SystemThreads().pool(THREADS, "restore")
     with _told(location):
@@ -202,24 +203,24 @@ def restore_from_remote(location: str, data: Path | None, cluster_id: str | None
     image = restored.image
     count = sum(path.startswith(f"{NODES}/") for path, _, _ in image.store.nodes)
     typer.echo(
-        f"{data} is of cluster {image.cluster_id}, broker {image.broker_id}, as its metadata was at "
+        f"{data} belongs to cluster {image.cluster_id}, broker {image.broker_id}, with the metadata of "
         f"{_time_text(image.made_ms)}; {count} topics have records in remote storage"
     )
     if image.controller_epoch >= 0:
         typer.echo(
-            f"It was a cluster, and is broker {image.broker_id} alone now, which has all partitions; start it once, "
-            "stop it, and `headrace cluster adopt` makes it the first of a new cluster"
+            f"It was a cluster. It is now broker {image.broker_id} alone, which has all partitions. Start it once, "
+            "stop it, and `headrace cluster adopt` makes it the first broker of a new cluster"
         )
     if restored.lowered:
         named = ", ".join(name or "the default of all topics" for name in restored.lowered)
-        typer.echo(f"min.insync.replicas was more than one broker can have, and is 1 now: {named}")
+        typer.echo(f"min.insync.replicas was more than one broker can have, and is now 1: {named}")
     if restored.positions_ms is not None:
         typer.echo(f"{restored.positions}; copied at {_time_text(restored.positions_ms)} or later")
     for name in restored.damaged:
         typer.echo(f"{name} cannot be read: the positions in it are left out")
     typer.echo(
         "Start it with remote.log.storage.system.enable=true and the same remote.log.storage.directory; the old "
-        "server, should it still run, copies nothing any more then"
+        "server, if it still runs, then stops copying"
     )
 
 
@@ -246,7 +247,7 @@ def _told(location: str) -> Iterator[None]:
 
 @contextmanager
 def _shown(progress: Callable[[], Progress]) -> Iterator[None]:
-    """A line on the terminal while files are copied; nothing in a pipe."""
+    """Show a progress line on a terminal while files are copied; nothing in a pipe."""
     if not sys.stderr.isatty():
         yield
         return

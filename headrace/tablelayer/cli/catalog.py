@@ -1,7 +1,7 @@
-"""`headrace catalog`: the lake's tables over Iceberg's REST, for reading (`tablelayer.lake.rest_catalog`).
+"""`headrace catalog`: the lake's tables over Iceberg's REST, read-only (`tablelayer.lake.rest_catalog`).
 
-Each request is a connection of its own, answered by one of a few threads: what a stranger holds open is bounded, and so
-is how long.
+Each request has a connection of its own, answered by a few threads. So the number of connections that a client can hold
+open, and their duration, are bounded.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TOKEN_VARIABLE = "HEADRACE_CATALOG_TOKEN"
 _THREADS = 16
 _REQUEST_SECONDS = 30
 _BODY_BYTES_MAX = 1 << 20
-"""Of what is read and thrown away: scans report what they took."""
+"""Maximum size of a request's body, which is read and discarded: scans report their metrics."""
 
 
 class CatalogServer(HTTPServer):
-    """Serves until `shutdown`."""
+    """HTTP server that serves until `shutdown`."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -44,13 +44,13 @@ class CatalogServer(HTTPServer):
         try:
             request.settimeout(_REQUEST_SECONDS)
             self.finish_request(request, client_address)
-        except Exception:  # noqa: BLE001 - one caller's trouble; the next is served
+        except Exception:  # noqa: BLE001 - one caller's error; the next one is served
             self.handle_error(request, client_address)
         finally:
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who goes away in the middle is no news."""
+        """Do nothing: a client that disconnects is not an error."""
 
     def server_close(self) -> None:
         super().server_close()
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, body = self.server.catalog.answer(
                 self.command, self.path, self.headers.get("Authorization")
             )
-        except Exception as error:  # noqa: BLE001 - the server is away, or the lake: the caller is told
+        except Exception as error:  # noqa: BLE001 - the server or the lake is unavailable: the caller is told
             message = str(error) or repr(error)
             status = 503
             body = {"error": {"message": message, "type": "ServiceUnavailableException", "code": status}}
@@ -91,8 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(text)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as it is called there
-        """Requests are not logged."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Do not log requests."""
 
 
 def run(server: str, listen: str, warehouse: str | None) -> None:

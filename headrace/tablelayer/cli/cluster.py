@@ -1,4 +1,4 @@
-"""`headrace cluster`: the brokers that are one cluster, and how its partitions are led."""
+"""`headrace cluster`: the brokers of a cluster, and the leaders of its partitions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption
 cluster = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Brokers of a cluster, and what they hold: status, brokers, drain, rebalance, replicate, adopt.",
+    help="Brokers of a cluster and their partitions: status, brokers, drain, rebalance, replicate, adopt.",
 )
 
 _NAMED_MAX = 10
 _LOOK_SECONDS = 0.5
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be moved, and move nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the moves without making them.")]
 
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @cluster.command()
 def status(server: ServerOption = DEFAULT_SERVER) -> None:
-    """Say whether all partitions are led, and by how many brokers. The exit code is 1 if any is offline.
+    """Show the brokers, and whether all partitions have a leader. The exit code is 1 if any is offline.
 
     \b
       headrace cluster status
@@ -51,7 +51,7 @@ def status(server: ServerOption = DEFAULT_SERVER) -> None:
         f"{found.topic_count} topics, {found.partition_count} partitions, {len(found.offline)} offline"
     )
     for topic, partition in found.offline[:_NAMED_MAX]:
-        typer.echo(f"  {topic}-{partition} has no leader: the broker that holds it is not alive")
+        typer.echo(f"  {topic}-{partition} has no leader: its broker is not alive")
     if len(found.offline) > _NAMED_MAX:
         typer.echo(f"  and {len(found.offline) - _NAMED_MAX} more")
     if found.under_replicated:
@@ -90,29 +90,31 @@ def brokers(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_
 @cluster.command()
 def adopt(
     data: Annotated[
-        Path, typer.Option(metavar="DIR", help="The data directory of a server that is alone, and stopped.")
+        Path, typer.Option(metavar="DIR", help="Data directory of a stopped server that is not in a cluster.")
     ],
     zookeeper: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT/PATH", help="Where the new cluster is to be; nothing is there yet."),
+        typer.Option(
+            metavar="HOST:PORT/PATH", help="ZooKeeper and path of the new cluster; the path must be unused."
+        ),
     ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A broker configuration, as of headrace serve; repeatable."
+            "--set", metavar="NAME=VALUE", help="A broker configuration, as in headrace serve; repeatable."
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The server's configurations in a .properties or .toml file."),
+        typer.Option(metavar="FILE", help="Server configurations, a .properties or .toml file."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say whether it can be, and change nothing.")
+        bool, typer.Option("--dry-run", help="Check whether it is possible, and change nothing.")
     ] = False,
 ) -> None:
-    """Make a server that is alone the first broker of a new cluster: with its topics, tables, groups, users and ACLs.
+    """Make a server outside a cluster the first broker of a new one, with its topics, tables, groups, users and ACLs.
 
-    The server is stopped, and its files stay where they are. Cut off anywhere, it is done again by the same command.
+    The server must be stopped, and its files stay in place. An interrupted run is repeated with the same command.
 
     \b
       headrace cluster adopt --data ./data --zookeeper 127.0.0.1:2181/headrace --dry-run
@@ -125,7 +127,7 @@ def adopt(
 
 @cluster.command()
 def drain(broker: int, dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERVER) -> None:
-    """Have others hold what a broker holds, before it is taken away. Clients go on meanwhile.
+    """Move all partitions away from a broker, before it is removed. Clients continue to work.
 
     \b
       headrace cluster drain 3 --dry-run
@@ -140,7 +142,9 @@ def drain(broker: int, dry_run: DryRunOption = False, server: ServerOption = DEF
         brokers = {each.broker_id: each.rack for each in found.brokers}
         if broker not in brokers and not any(broker in each.replicas for each in placements):
             alive = ", ".join(map(str, brokers))
-            raise CommandError(f"there is no broker {broker}, and nothing is held by one; alive are {alive}")
+            raise CommandError(
+                f"there is no broker {broker} and it holds no replicas; alive brokers: {alive}"
+            )
         try:
             wanted = drained(placements, brokers, broker)
         except PlacementError as error:
@@ -148,13 +152,13 @@ def drain(broker: int, dry_run: DryRunOption = False, server: ServerOption = DEF
         _carry_out(connection, placements, wanted, dry_run)
     if not dry_run:
         typer.echo(
-            f"broker {broker} holds nothing any more; until it is stopped, new topics may be given to it"
+            f"broker {broker} holds no replicas any more; stop it soon, because new topics may still be assigned to it"
         )
 
 
 @cluster.command()
 def rebalance(dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERVER) -> None:
-    """Move partitions so that all brokers hold and lead as many, after one was added. Clients go on meanwhile.
+    """Move partitions so that all brokers hold and lead equally many, after one was added. Clients continue to work.
 
     \b
       headrace cluster rebalance --dry-run
@@ -172,7 +176,7 @@ def rebalance(dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERV
             return
         left = connection.kafka.elect_preferred_leaders()
         for (topic, partition), why in list(left.items())[:_NAMED_MAX]:
-            typer.echo(f"  {topic}-{partition} is led as before: {why}")
+            typer.echo(f"  {topic}-{partition} keeps its leader: {why}")
         after = connection.kafka.describe_cluster()
     held = Counter(each for placement in _after(placements, wanted) for each in placement.replicas)
     for each in after.brokers:
@@ -183,7 +187,7 @@ def rebalance(dry_run: DryRunOption = False, server: ServerOption = DEFAULT_SERV
 
 @cluster.command()
 def replicate(
-    factor: Annotated[int, typer.Argument(min=1, help="How many replicas each partition is to have.")],
+    factor: Annotated[int, typer.Argument(min=1, help="Number of replicas for each partition.")],
     topics: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,7 +197,7 @@ def replicate(
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Give all partitions and buckets as many replicas, those of internal topics too. Clients go on meanwhile.
+    """Give all partitions and buckets the same number of replicas, including internal topics. Clients continue to work.
 
     \b
       headrace cluster replicate 3 --dry-run
@@ -224,13 +228,13 @@ def _after(placements: Sequence[Placement], wanted: Sequence[Placement]) -> list
 def _carry_out(
     connection: Connection, placements: Sequence[Placement], wanted: Sequence[Placement], dry_run: bool
 ) -> None:
-    """Over when everything is where it is to be."""
+    """Carry out the moves, and wait until all of them are done."""
     before = {(each.topic, each.partition): each.replicas for each in placements}
     if not wanted:
         typer.echo("nothing has to be moved")
         return
     copies = sum(len({*each.replicas} - {*before[each.topic, each.partition]}) for each in wanted)
-    typer.echo(f"{len(wanted)} of {len(placements)} partitions change, {copies} replicas are copied")
+    typer.echo(f"{len(wanted)} of {len(placements)} partitions change, {copies} replicas to copy")
     if dry_run:
         for each in wanted:
             was, will = (
@@ -247,7 +251,7 @@ def _carry_out(
         moving = {(each.topic, each.partition) for each in connection.kafka.moving_partitions()}
         if len(places & moving) != left:
             left = len(places & moving)
-            typer.echo(f"{left} of {len(places)} are left", err=True)
+            typer.echo(f"{left} of {len(places)} partitions left", err=True)
     if refused:
         named = "\n".join(f"  {why}" for why in list(refused.values())[:_NAMED_MAX])
         raise CommandError(f"{len(refused)} partitions cannot be moved:\n{named}")

@@ -1,8 +1,8 @@
-"""What the tab key offers at the prompt of `headrace sql`: words of SQL, databases, tables, columns.
+"""Tab completion at the prompt of `headrace sql`: words of SQL, databases, tables, columns.
 
-Which of them depends on the words before: tables after FROM, databases after USE, otherwise the columns of the tables
-that the statement names, and words. Names are asked for when they are needed first, and again after a statement that
-may have changed them. A server that does not answer costs the names, not the prompt.
+The preceding words decide: tables after FROM, databases after USE, otherwise the columns of the statement's tables, and
+words. Names are fetched on first use, and again after a statement that may have changed them. If the server does not
+answer, names are missing, but the prompt works.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _TABLE_PLACES = re.compile(
 
 
 class Names:
-    """Databases, tables and columns as the server has them; what was asked for is kept until `forget`."""
+    """Databases, tables and columns of the server, cached until `forget`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._known: dict[str, tuple[str, ...]] = {}
 
     def forget(self) -> None:
-        """Ask again."""
+        """Clear the cache, so that names are fetched again."""
         self._known.clear()
 
     def databases(self) -> Sequence[str]:
@@ -55,7 +55,7 @@ class Names:
         return self._ask(f"{database}.", lambda: self._connection.admin.list_tables(database))
 
     def columns(self, table: str) -> Sequence[str]:
-        """`table` with its database."""
+        """Return the columns of `table`, which is given with its database."""
         return self._ask(table, lambda: self._connection.admin.describe_table(table).schema.names)
 
     def _ask(self, key: str, question: Callable[[], Sequence[str]]) -> Sequence[str]:
@@ -70,8 +70,10 @@ class Names:
 
 
 def candidates(before: str, word: str, database: str, names: Names, after: str = "") -> list[str]:
-    """What `word` may be completed to, sorted; `before` is the statement up to it, `after` what follows. Words as they
-    are typed: small letters stay small."""
+    """Return the sorted completions of `word`.
+
+    `before` is the statement up to the word, `after` the rest. Words keep the case that is typed.
+    """
     last = re.findall(r"\w+", before)
     previous = last[-1].upper() if last and not before.rstrip().endswith((",", "(", ")", "=")) else ""
     if previous in _BEFORE_DATABASES:
@@ -89,7 +91,7 @@ def candidates(before: str, word: str, database: str, names: Names, after: str =
 
 
 def _named_tables(text: str, database: str) -> dict[str, str]:
-    """The tables of a statement with their databases, by the names that it has for them, in small letters."""
+    """Return the tables of a statement with their databases, by their names and aliases in lower case."""
     found: dict[str, str] = {}
     for listed in _TABLE_PLACES.findall(text):
         for each in listed.split(","):

@@ -1,4 +1,4 @@
-"""`headrace configs`: configurations of topics, brokers, their loggers and groups, with what each of them does."""
+"""`headrace configs`: configurations of topics, brokers, their loggers and groups, with descriptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ configs = typer.Typer(
 
 
 class Kind(StrEnum):
-    """What has configurations."""
+    """Kinds of things that have configurations."""
 
     TOPIC = "topic"
     BROKER = "broker"
@@ -27,12 +27,10 @@ class Kind(StrEnum):
     GROUP = "group"
 
 
-KindArgument = Annotated[Kind, typer.Argument(help="What it is a configuration of.")]
+KindArgument = Annotated[Kind, typer.Argument(help="Kind of the thing that is configured.")]
 NameArgument = Annotated[
     str,
-    typer.Argument(
-        help="Name of the topic or group, id of the broker (of its loggers); all: of all brokers."
-    ),
+    typer.Argument(help="Name of the topic or group, or id of the broker; all: all brokers."),
 ]
 
 
@@ -45,7 +43,7 @@ def list_configured(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """List what has configurations of its own: values that somebody has set, by topic, broker and group.
+    """List the values that were set explicitly, by topic, broker and group.
 
     \b
       headrace configs list
@@ -58,7 +56,7 @@ def list_configured(
     with open_connection(server) as connection:
         for kind, name in sorted({*connection.kafka.configured(), (ConfigKind.BROKER, "")}):
             if kind is ConfigKind.BROKER_LOGGER:
-                continue  # a level that was set looks as one that the server began with
+                continue  # a level that was set looks like an initial one
             word = kind.name.lower()
             own = {"topic": ("topic",), "group": ("group",)}.get(
                 word, ("broker",) if name else ("all brokers",)
@@ -67,7 +65,7 @@ def list_configured(
                 found = connection.kafka.configs(kind, name)
             except KafkaError as error:
                 if error.code.name == "UNKNOWN_TOPIC_OR_PARTITION":
-                    continue  # deleted since
+                    continue  # deleted meanwhile
                 raise
             rows += [
                 (word, name or "all", each.name, _shown(each.value, each.is_sensitive))
@@ -83,15 +81,15 @@ def describe(
     name: NameArgument,
     only: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONFIGURATION...", help="Only these.", show_default=False),
+        typer.Argument(metavar="CONFIGURATION...", help="Only these configurations.", show_default=False),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Those that nobody has set too, with their defaults.")
+        bool, typer.Option("--all", help="Include configurations with default values.")
     ] = False,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show configurations: value, where it comes from, whether it can be changed, and what it does.
+    """Show configurations: value, source, whether it can be changed, and description.
 
     \b
       headrace configs describe topic clicks
@@ -134,18 +132,16 @@ def set_configs(
     name: NameArgument,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE...", help="What to set.", show_default=False),
+        typer.Argument(metavar="NAME=VALUE...", help="Values to set.", show_default=False),
     ] = None,
     unsets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset", metavar="NAME", help="A configuration that goes back to its default; repeatable."
-        ),
+        typer.Option("--unset", metavar="NAME", help="Configuration to reset to its default; repeatable."),
     ] = None,
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Set configurations, or put them back to their defaults: all that is named, or nothing.
+    """Set configurations, or reset them to their defaults: all of them or none.
 
     \b
       headrace configs set topic clicks retention.ms=3600000 cleanup.policy=delete
@@ -158,7 +154,7 @@ def set_configs(
 
     wanted, removed = named_values(values or [], ""), unsets or []
     if not wanted and not removed:
-        raise CommandError("nothing is to be changed: write NAME=VALUE, or --unset NAME")
+        raise CommandError("no change was given: write NAME=VALUE, or --unset NAME")
     with open_connection(server) as connection:
         connection.kafka.alter_configs(
             ConfigKind[kind.name], _name(kind, name), wanted, removed, validate_only=dry_run

@@ -1,4 +1,4 @@
-"""The connection of a command: a person waits for it, so it gives up sooner than a program's."""
+"""Connection of a command. It gives up sooner than a program's connection, because a person waits for it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ PATIENCE_MS = 20_000
 
 
 def settings_of(server: str) -> ConnectionSettings:
-    """`server` with the properties of `--config`, else of the environment. Raises SettingsError."""
+    """Return `server` with the properties of `--config`, or else of the environment. Raises SettingsError."""
     return ConnectionSettings.make(server, environment(client_config()))
 
 
 @contextmanager
 def open_connection(server: str) -> Iterator[Connection]:
-    """Connect to `server`. Raises ConnectionFailed at once if nobody answers there, AuthenticationFailed if one side
-    does not accept the other. What says that there is no such table, topic, group or database is told the nearest name.
+    """Connect to `server`.
+
+    Raises ConnectionFailed at once if no server answers, AuthenticationFailed if one side rejects the other. Errors
+    about a missing table, topic, group or database get a note with the nearest existing name.
     """
     loaded()
     config = ClientConfig(client_id="headrace-cli", delivery_timeout_ms=PATIENCE_MS)
@@ -65,11 +67,11 @@ _MISSING: dict[str, tuple[str, Callable[[Connection], list[str]]]] = {
         lambda to: [group.group for group in to.kafka.list_groups()],
     ),
 }
-"""By the error's code: what is missing, and what there is instead."""
+"""Error codes with the pattern of the missing name, and a function that lists the existing names."""
 
 
 def nearest_name(connection: Connection, error: TableError | KafkaError) -> str | None:
-    """What whoever asked for something that is not there may have meant."""
+    """Return the existing name that is most similar to the missing one of an error."""
     pattern, names = _MISSING.get(error.code.name, ("", None))
     found = re.search(pattern, error.message)
     if names is None or found is None:
@@ -77,5 +79,5 @@ def nearest_name(connection: Connection, error: TableError | KafkaError) -> str 
     try:
         near = get_close_matches(found.group(1), names(connection), n=1)
     except (TableError, KafkaError, ClientError):
-        return None  # nothing may be listed, or nobody answers any more
+        return None  # listing is not allowed, or the server does not answer any more
     return near[0] if near else None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.console.access import Access
 
 _PATIENCE_SECONDS = 2
-"""With what is under way when it is to end: live tails never end by themselves."""
+"""Time for running requests at the end, in seconds: live tails never end by themselves."""
 BASIC_VARIABLE = "HEADRACE_CONSOLE_BASIC_AUTH"
 TOKEN_VARIABLE = "HEADRACE_CONSOLE_TOKEN"
 
@@ -41,7 +41,7 @@ def run_console(
     allow_writes: bool,
     flight_sql: str | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises CommandError for what it cannot be started with."""
+    """Serve until SIGTERM or SIGINT. Raises CommandError if it cannot start."""
     try:
         import uvicorn
 
@@ -49,7 +49,7 @@ def run_console(
         from headrace.tablelayer.console.app import make_app
 
         if flight_sql is not None:
-            import headrace.tablelayer.flight.server  # noqa: F401 - what it needs is asked for before anything is opened
+            import headrace.tablelayer.flight.server  # noqa: F401 - check its requirements before anything is opened
     except ModuleNotFoundError as error:
         raise CommandError(f"the console needs {error.name}: pip install 'headrace[console]'") from None
     from headrace.tablelayer.client import ClientConfig, connect
@@ -58,13 +58,13 @@ def run_console(
     credentials = _secret(basic_auth_file, BASIC_VARIABLE)
     token = _secret(token_file, TOKEN_VARIABLE)
     if credentials is not None and not all(credentials.partition(":")):
-        raise CommandError("credentials for the console are written USER:PASSWORD")
+        raise CommandError("credentials for the console must be USER:PASSWORD")
     is_local = _is_local(host)
     doors = [host] if flight_sql is None else [host, _address(flight_sql)[0]]
     strange = next((each for each in doors if not _is_local(each)), None)
     if credentials is None and token is None and strange is not None:
         raise CommandError(
-            f"on {strange} others could use the console: give it --basic-auth-file or --token-file "
+            f"the console would be open to other machines on {strange}: pass --basic-auth-file or --token-file "
             f"(or {BASIC_VARIABLE}, {TOKEN_VARIABLE}), or listen on 127.0.0.1"
         )
     loaded()
@@ -93,14 +93,16 @@ def run_console(
         shown = f"[{place[0]}]" if ":" in place[0] else place[0]
         typer.echo(f"headrace console is on http://{shown}:{place[1]}/ (server {connection.bootstrap})")
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)  # uvicorn ends by it, and raises it again when it has
+            signal.signal(
+                number, lambda *_: None
+            )  # uvicorn ends by the signal, and raises it again afterwards
         with _flight(connection, access, flight_sql):
             uvicorn.Server(listener).run(sockets=[bound])
 
 
 @contextmanager
 def _flight(connection: Connection, access: Access, listen: str | None) -> Iterator[None]:
-    """Flight SQL beside the console, where it is wanted."""
+    """Serve Flight SQL beside the console, if `listen` is given."""
     if listen is None:
         yield
         return
@@ -118,11 +120,11 @@ def _flight(connection: Connection, access: Access, listen: str | None) -> Itera
     finally:
         if not server.close(_PATIENCE_SECONDS):
             sys.stdout.flush()
-            os._exit(0)  # a client takes no more of its rows, and gRPC waits for it without end
+            os._exit(0)  # a client no longer takes its rows, and gRPC would wait for it for ever
 
 
 def _query(connection: Connection, text: str) -> pa.Table | pa.RecordBatchReader:
-    """The rows of one statement that reads nothing but tables, topics and names."""
+    """Return the rows of one statement that reads only tables, topics and names."""
     from headrace.tablelayer.model.errors import TableError
     from headrace.tablelayer.sql.errors import SqlError
     from headrace.tablelayer.sql.session import Session
@@ -151,7 +153,7 @@ def _bound(host: str, port: int) -> socket.socket:
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
-        raise CommandError(f"{text!r} is no address: write HOST:PORT")
+        raise CommandError(f"{text!r} is not an address: write HOST:PORT")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

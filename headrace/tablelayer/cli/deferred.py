@@ -1,8 +1,8 @@
-"""Commands that are made of their functions when they are asked for by name.
+"""Commands that are built from their functions only when they are asked for by name.
 
-typer makes a parameter of every argument of every function before it looks at the command line: a fifth of what a short
-command costs. Names, help, completion and what is said of a name that there is not are those of typer's own tree,
-which walks through all commands where it needs them.
+typer makes a parameter of every argument of every function before it looks at the command line, which takes a fifth of
+the time of a short command. Names, help, completion and the error for an unknown name are those of typer's own tree,
+which walks through all commands when it needs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typer.main import get_command_from_info, get_command_name, get_group, get_g
 
 
 class DeferredCommands(Mapping[str, Any]):
-    """The commands and groups of an app, in its order. `finish` is called with each that is made."""
+    """Commands and groups of an app, in its order. `finish` is called with each one that is built."""
 
     def __init__(self, app: typer.Typer, finish: Callable[[Any], None]) -> None:
         self._finish = finish
@@ -57,7 +57,7 @@ class DeferredCommands(Mapping[str, Any]):
 
 
 def deferred(app: typer.Typer, finish: Callable[[Any], None]) -> Any:
-    """The command of an app, as `typer.main.get_command` makes it, but for when those below it are made."""
+    """Return the command of an app as `typer.main.get_command` does, but build its subcommands later."""
     alone = copy.copy(app)
     alone.registered_commands, alone.registered_groups = [], []
     group = get_group(alone)

@@ -29,7 +29,7 @@ def _rows(definition: TableDefinition) -> list[tuple[str, ...]]:
 
 
 def definition_object(definition: TableDefinition) -> dict[str, Any]:
-    """All that `describe_definition` says, for programs."""
+    """Return everything that `describe_definition` shows, for programs."""
     return {
         "table": str(definition.path),
         "comment": definition.comment,
@@ -46,7 +46,7 @@ def definition_object(definition: TableDefinition) -> dict[str, Any]:
 
 
 def describe_definition(definition: TableDefinition, output: Format) -> None:
-    """Columns as rows; for people, what holds for the whole table below."""
+    """Show columns as rows; in table format also the properties of the whole table below."""
     write_rows(_COLUMNS, _rows(definition), output)
     if output is not Format.TABLE:
         return

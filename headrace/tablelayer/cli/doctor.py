@@ -1,7 +1,7 @@
-"""`headrace doctor`: the usual mistakes, each with what to do about it.
+"""`headrace doctor`: checks for common mistakes, each with a remedy.
 
-Every check is a function that gives findings and never raises for what it looks for. Nothing is changed: no file is
-written, no topic made.
+Every check is a function that yields findings and does not raise for the mistakes it checks. It is read-only: no file
+is written, no topic created.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _NAMES_MAX = 5
 _TIME_ERROR = 5
 _CONNECT_SECONDS = 3.0
 _ANSWER_MS = 15_000
-_EARLIEST_SANE_SECONDS = 1_735_689_600  # 2025: before this there was no such program
+_EARLIEST_SANE_SECONDS = 1_735_689_600  # 2025: older than this program
 
 
 @dataclass(slots=True)
 class Running:
-    """What is known of the server that was asked: the ids of its processes, and the addresses it is reached at."""
+    """Facts about the examined server: ids of its processes, and its addresses."""
 
     processes: dict[int, str] = field(default_factory=dict)
     addresses: set[tuple[str, int]] = field(default_factory=set)
@@ -63,7 +63,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do if it is not well."""
+    """One checked property, its state, and the advice if it is not good."""
 
     check: str
     verdict: Verdict
@@ -72,7 +72,7 @@ class Finding:
 
 
 def examine(server: str, data: Path | None, listen: str | None, output: Format) -> int:
-    """Run every check that applies and show what was found; the exit code."""
+    """Run every check that applies and show the findings; return the exit code."""
     machine: list[Callable[[], Iterable[Finding]]] = [versions, java, open_files, clock]
     found = [finding for check in machine for finding in check()]
     running = Running()
@@ -96,7 +96,7 @@ def examine(server: str, data: Path | None, listen: str | None, output: Format) 
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages that matter."""
+    """Check Python and the packages that matter."""
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding("python", Verdict.OK, f"{python} at {sys.executable}")
     for name, least in _PACKAGES.items():
@@ -124,18 +124,18 @@ def versions() -> Iterator[Finding]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version."""
+    """Return the leading numbers of a version."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found.group().split("."))) if found else ()
 
 
 def java() -> Iterator[Finding]:
-    """Spark, and so the lake, needs Java 17 or 21."""
+    """Check for Java 17 or 21, which Spark, and so the lake, needs."""
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     advice = "install Java 17 or 21 (only Spark and `headrace tier` need it), or set JAVA_HOME"
     if command is None:
-        yield Finding("java", Verdict.WARNING, "none was found on the PATH", advice)
+        yield Finding("java", Verdict.WARNING, "not found on the PATH", advice)
         return
     try:
         done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=20, check=False)
@@ -144,7 +144,7 @@ def java() -> Iterator[Finding]:
         return
     found = re.search(r'version "(\d+)', done.stderr + done.stdout)
     if found is None:
-        yield Finding("java", Verdict.WARNING, f"{command} does not say its version", advice)
+        yield Finding("java", Verdict.WARNING, f"{command} does not print its version", advice)
     elif int(found.group(1)) not in _JAVA:
         yield Finding("java", Verdict.WARNING, f"{command} is Java {found.group(1)}", advice)
     else:
@@ -152,7 +152,7 @@ def java() -> Iterator[Finding]:
 
 
 def open_files() -> Iterator[Finding]:
-    """Logs and stores keep files open; the server takes as many as the hard limit lets it."""
+    """Check the hard limit of open files: logs and stores keep files open, and the server raises its limit to it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = f"ulimit -Hn {_FILES_WARN}, or LimitNOFILE={_FILES_WARN} for a service"
     if hard == resource.RLIM_INFINITY or hard >= _FILES_WARN:
@@ -164,21 +164,21 @@ def open_files() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Retention and time travel go by it."""
+    """Check the clock, on which retention and time travel depend."""
     now = time.time()
     if now < _EARLIEST_SANE_SECONDS:
-        yield Finding("clock", Verdict.PROBLEM, f"it says {time.ctime(now)}", "set the clock")
+        yield Finding("clock", Verdict.PROBLEM, f"it shows {time.ctime(now)}", "set the clock")
         return
     synchronised = _is_synchronised()
     if synchronised is False:
         advice = "run an NTP client (chrony, systemd-timesyncd): several machines must agree"
-        yield Finding("clock", Verdict.WARNING, "the system does not know it to be synchronised", advice)
+        yield Finding("clock", Verdict.WARNING, "the system does not report it as synchronised", advice)
     else:
         yield Finding("clock", Verdict.OK, "synchronised" if synchronised else time.ctime(now))
 
 
 def _is_synchronised() -> bool | None:
-    """What the kernel says; None where it cannot be asked (only Linux can)."""
+    """Return the kernel's answer; None where it cannot be asked (only Linux can)."""
     try:
         ask = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):
@@ -191,15 +191,15 @@ def _is_synchronised() -> bool | None:
 
 
 def data_directory(path: Path, running: Running | None = None) -> Iterator[Finding]:
-    """Whose it is, who uses it (the server that was asked may), and what is left on its disk."""
+    """Check the owner of a data directory, the process that uses it (the examined server may), and free disk space."""
     name = "data directory"
     there = path
     while not there.exists() and there != there.parent:
         there = there.parent
     if not path.exists():
-        yield Finding(name, Verdict.OK, f"{path} will be made")
+        yield Finding(name, Verdict.OK, f"{path} will be created")
     elif not path.is_dir():
-        yield Finding(name, Verdict.PROBLEM, f"{path} is no directory", "name another with --data")
+        yield Finding(name, Verdict.PROBLEM, f"{path} is not a directory", "name another with --data")
         return
     owner = there.stat().st_uid
     if owner != os.getuid() and os.getuid() != 0:
@@ -232,7 +232,7 @@ def data_directory(path: Path, running: Running | None = None) -> Iterator[Findi
 
 
 def disk_verdict(free_bytes: int, total_bytes: int) -> Verdict:
-    """A gigabyte left is too little, and of a small disk a twentieth."""
+    """Return the verdict on free space: a gigabyte is too little, and on a small disk a twentieth."""
     if free_bytes < min(_DISK_FAIL_BYTES, total_bytes * _DISK_FAIL_SHARE):
         return Verdict.PROBLEM
     return Verdict.WARNING if free_bytes < total_bytes * _DISK_WARN_SHARE else Verdict.OK
@@ -249,7 +249,7 @@ def _user(number: int) -> str:
 
 
 def free_address(listen: str, running: Running | None = None) -> Iterator[Finding]:
-    """Whether a server could listen there, or the one that was asked does."""
+    """Check whether a server can listen there, or the examined server already does."""
     from headrace.broker.configs.config_key import ConfigError
     from headrace.broker.configs.listeners import parse_listener
 
@@ -270,16 +270,17 @@ def free_address(listen: str, running: Running | None = None) -> Iterator[Findin
         except OSError as error:
             reason = error.strerror or str(error)
             yield Finding(
-                "listen", Verdict.PROBLEM, f"{listen}: {reason}", "choose another port, or stop who has it"
+                "listen",
+                Verdict.PROBLEM,
+                f"{listen}: {reason}",
+                "choose another port, or stop the process that uses it",
             )
             return
     yield Finding("listen", Verdict.OK, f"{listen} is free")
 
 
 def served(server: str, running: Running | None = None) -> Iterator[Finding]:
-    """The server, its tables, whether the addresses that it tells its clients lead to it, and how it is; `running` is
-    told who it is.
-    """
+    """Check the server: its tables, its advertised addresses, and its state. Facts about it go into `running`."""
     from headrace.tablelayer.cli.connect import settings_of
     from headrace.tablelayer.client import ClientConfig, connect
 
@@ -306,7 +307,7 @@ def served(server: str, running: Running | None = None) -> Iterator[Finding]:
             sentence = explain(error)
             if sentence is None:
                 raise
-            yield Finding("server", Verdict.PROBLEM, sentence, "look into DIR/headrace.log")
+            yield Finding("server", Verdict.PROBLEM, sentence, "see DIR/headrace.log")
 
 
 def _asked(connection: Connection, server: str, running: Running) -> Iterator[Finding]:
@@ -325,7 +326,7 @@ def _asked(connection: Connection, server: str, running: Running) -> Iterator[Fi
     reached = [advertised(node_id, host, port) for node_id, (host, port) in sorted(addresses.items())]
     yield from reached
     if any(each.verdict is not Verdict.OK for each in reached):
-        return  # what is asked of each broker cannot be asked
+        return  # the next checks ask every broker
     for node_id, (free, total) in sorted(connection.kafka.log_sizes().disks.items()):
         if free >= 0:
             verdict = disk_verdict(free, total)
@@ -334,7 +335,7 @@ def _asked(connection: Connection, server: str, running: Running) -> Iterator[Fi
             yield Finding("server's disk", verdict, text, advice)
     try:
         processes = connection.admin.servers()
-    except (UnsupportedRequest, KafkaError):  # an older one, or one that tells administrators only
+    except (UnsupportedRequest, KafkaError):  # an older server, or one that answers only administrators
         return
     for each in processes:
         running.processes[each.process_id] = server
@@ -343,7 +344,7 @@ def _asked(connection: Connection, server: str, running: Running) -> Iterator[Fi
 
 
 def lakes(connection: Connection) -> Iterator[Finding]:
-    """Whether what is to be tiered has a lake: without one its log never expires."""
+    """Check that tiered tables have a lake: without one their logs never expire."""
     from headrace.tablelayer.client import KafkaError, UnsupportedRequest
     from headrace.tablelayer.lake.adapter import LakeError
     from headrace.tablelayer.lake.catalogs import lake_catalog
@@ -354,7 +355,7 @@ def lakes(connection: Connection) -> Iterator[Finding]:
     try:
         never = [each for each in list_lake(connection) if each.committed_at_ms < 0]
         told = {each.format: coordinator.describe(each.table_id) for each in never}
-    except (UnsupportedRequest, KafkaError, TableError):  # dropped meanwhile, or not this user's to see
+    except (UnsupportedRequest, KafkaError, TableError):  # dropped meanwhile, or not visible to this user
         return
     for lake, status in sorted(told.items()):
         names = sorted(each.name for each in never if each.format == lake)
@@ -362,7 +363,7 @@ def lakes(connection: Connection) -> Iterator[Finding]:
             name.startswith(f"datalake.{lake}.") and value is None
             for name, value in status.properties.items()
         ):
-            continue  # a catalog whose credentials are not for us
+            continue  # a catalog whose credentials are hidden from us
         try:
             lake_catalog(status, None, names[0])
         except LakeError:
@@ -373,21 +374,21 @@ def lakes(connection: Connection) -> Iterator[Finding]:
             yield Finding(
                 "lake",
                 Verdict.WARNING,
-                f"{some} {verb} to be tiered, but the server has no {lake} lake: {whose}",
+                f"{some} {verb} marked for tiering, but the server has no {lake} lake: {whose}",
                 f"serve with --set datalake.{lake}.warehouse=FOLDER and run headrace tier (or headrace tier --warehouse"
                 " FOLDER), or set 'table.datalake.enabled' = 'false' (a topic: 'datalake.enabled')",
             )
 
 
 def process_findings(process: ServerProcess) -> Iterator[Finding]:
-    """Whether it is of our version, and how many files it may open."""
+    """Check a server process: whether it has our version, and its limit of open files."""
     ours = importlib.metadata.version("headrace")
     text = f"broker {process.broker_id} is headrace {process.version}, up {span_text(process.uptime_ms)},"
     text += f" {size_text(process.memory_bytes)} of memory"
     if process.version == ours:
         yield Finding("server's process", Verdict.OK, text)
     else:
-        advice = f"this command is of {ours}: use the same version on both sides"
+        advice = f"this command has version {ours}: use the same version on both sides"
         yield Finding("server's process", Verdict.WARNING, text, advice)
     most = process.open_files_max
     if 0 <= most < _FILES_WARN:
@@ -398,18 +399,18 @@ def process_findings(process: ServerProcess) -> Iterator[Finding]:
 
 
 def advertised(node_id: int, host: str, port: int) -> Finding:
-    """Whether clients of this machine reach a broker where it says it is."""
-    advice = "start it with --set advertised.listeners=HOST:PORT, an address that its clients reach"
-    place = f"broker {node_id} tells clients to come to {host}:{port}"
+    """Check that clients on this machine reach a broker at its advertised address."""
+    advice = "start it with --set advertised.listeners=HOST:PORT, an address that its clients can reach"
+    place = f"broker {node_id} tells clients to connect to {host}:{port}"
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
             return Finding("advertised address", Verdict.OK, place)
     except socket.gaierror:
         return Finding(
-            "advertised address", Verdict.PROBLEM, f"{place}, a name that is not known here", advice
+            "advertised address", Verdict.PROBLEM, f"{place}, a name that this machine does not know", advice
         )
     except OSError as error:
         reason = error.strerror or "no answer"
         return Finding(
-            "advertised address", Verdict.PROBLEM, f"{place}, where nobody answers: {reason}", advice
+            "advertised address", Verdict.PROBLEM, f"{place}, where no server answers: {reason}", advice
         )

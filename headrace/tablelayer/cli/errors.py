@@ -1,6 +1,7 @@
-"""What a person reads when a command cannot do its work: one sentence on stderr, exit code 1.
+"""Errors of a command for its user: one sentence on stderr, exit code 1.
 
-Usage mistakes (an unknown option) are typer's and exit with 2. A defect of ours keeps its traceback: it must be seen.
+Usage mistakes (an unknown option) are typer's and exit with 2. A defect of ours keeps its traceback, so that it is
+noticed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from headrace.tablelayer.cli.streams import broken_output
 
 
 class CommandError(Exception):
-    """A command that cannot go on; its text is for the person."""
+    """A command cannot continue; the text is for the user."""
 
 
 class Group(TyperGroup):
-    """Turns expected errors of any command below it into a sentence and exit code 1, and gives `--config` to all that
-    connect to a server."""
+    """Command group that prints expected errors as one sentence, with exit code 1.
+
+    It adds `--config` to all commands that connect to a server.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -44,7 +47,7 @@ class Group(TyperGroup):
 
 
 def give_config(command: Any) -> None:
-    """`--config` for a command that connects to a server, or for all such of a group."""
+    """Add `--config` to a command that connects to a server, or to all such commands of a group."""
     for each in getattr(command, "commands", {}).values():
         give_config(each)
     if any(parameter.name == "server" for parameter in command.params):
@@ -52,11 +55,11 @@ def give_config(command: Any) -> None:
 
 
 def explain(error: Exception) -> str | None:
-    """The sentence for an expected error, with the notes it carries; None for a defect."""
+    """Return the sentence for an expected error, with its notes; None for a defect."""
     why = error if isinstance(error, UnicodeEncodeError) else error.__cause__
     is_no_text = isinstance(why, UnicodeEncodeError) and why.reason == "surrogates not allowed"
-    if is_no_text or "cannot encode str as UTF-8, surrogate" in str(error):  # as DuckDB says it
-        return "what was typed has bytes that are no text in this locale: set LC_ALL=C.UTF-8, or another UTF-8 locale"
+    if is_no_text or "cannot encode str as UTF-8, surrogate" in str(error):  # DuckDB's wording
+        return "the input has bytes that are not text in this locale: set LC_ALL=C.UTF-8, or another UTF-8 locale"
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     if not names & _EXPECTED:
         return None

@@ -1,4 +1,4 @@
-"""`headrace groups`: consumer groups, how far behind they are, and where they go on."""
+"""`headrace groups`: consumer groups, their lag, and their offsets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TopicsOption = Annotated[
     typer.Option(
         "--topic",
         metavar="TOPIC[:PARTITION,...]",
-        help="Only this topic, or these of its partitions; repeatable.",
+        help="Only this topic, or only these partitions of it; repeatable.",
         show_default=False,
     ),
 ]
@@ -115,16 +115,20 @@ def reset(
     ] = None,
     by: Annotated[
         int | None,
-        typer.Option(metavar="RECORDS", help="So many further, or back if negative.", show_default=False),
+        typer.Option(
+            metavar="RECORDS",
+            help="Number of records to move forward, or backward if negative.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Set where a group goes on: in all topics that it has offsets of, or those named. It must have no members.
+    """Set a group's offsets, in all topics where it has offsets, or in the named ones. It must have no members.
 
-    An offset outside of a log becomes its beginning or end. What would be done is shown, and asked for, before.
+    An offset outside a log becomes its beginning or end. The changes are shown and must be confirmed first.
 
     \b
       headrace groups reset my-app --to earliest
@@ -136,7 +140,7 @@ def reset(
     from headrace.tablelayer.client import KafkaError
 
     if (to is None) == (by is None):
-        raise CommandError("say where to: --to PLACE or --by RECORDS")
+        raise CommandError("name the new offset: --to PLACE or --by RECORDS")
     with open_connection(server) as connection:
         try:
             group = connection.kafka.describe_group(name)
@@ -145,7 +149,7 @@ def reset(
         except KafkaError as error:
             if error.code.name != "GROUP_ID_NOT_FOUND" or not topics:
                 raise
-            positions, members = {}, 0  # with a topic it is made
+            positions, members = {}, 0  # with a topic, the group is created
         places = _places(connection, name, topics, positions)
         rows = _plan(connection, places, positions, to, by)
         if dry_run or not yes:
@@ -158,7 +162,7 @@ def reset(
         if members:
             raise CommandError(
                 f"group {name} has {members} member{'' if members == 1 else 's'}: stop them first, "
-                "they would go on where they are"
+                "they would keep their present offsets"
             )
         if dry_run:
             return
@@ -177,7 +181,7 @@ def delete(
     yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Forget groups and their offsets. They must have no members.
+    """Delete groups and their offsets. The groups must have no members.
 
     \b
       headrace groups delete my-app
@@ -207,7 +211,7 @@ def delete_offsets(
     yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Forget a group's offsets in a topic: whoever reads it next begins where auto.offset.reset says.
+    """Delete a group's offsets in a topic. Its next reader begins where auto.offset.reset says.
 
     \b
       headrace groups delete-offsets my-app --topic clicks
@@ -216,7 +220,9 @@ def delete_offsets(
     from headrace.tablelayer.cli.connect import open_connection
 
     if not topics:
-        raise CommandError("name the topic: --topic TOPIC (`headrace groups delete` forgets all of a group)")
+        raise CommandError(
+            "name the topic: --topic TOPIC (`headrace groups delete` deletes all offsets of a group)"
+        )
     with open_connection(server) as connection:
         positions = connection.kafka.describe_group(name).positions
         for topic, partitions in map(topic_and_partitions, topics):
@@ -236,7 +242,7 @@ def delete_offsets(
 
 
 def _offsets(connection: Connection, topics: set[str], at: int) -> dict[str, dict[int, int]]:
-    """Of topics that are there; of others nothing."""
+    """Return offsets by topic; nothing for topics that do not exist."""
     from headrace.tablelayer.client import KafkaError
 
     found: dict[str, dict[int, int]] = {}
@@ -244,7 +250,7 @@ def _offsets(connection: Connection, topics: set[str], at: int) -> dict[str, dic
         try:
             found[topic] = connection.kafka.offsets(topic, at)
         except KafkaError:
-            found[topic] = {}  # deleted since
+            found[topic] = {}  # deleted meanwhile
     return found
 
 
@@ -254,7 +260,7 @@ def _places(
     topics: Sequence[str] | None,
     positions: Mapping[tuple[str, int], int],
 ) -> dict[str, list[int]]:
-    """The partitions of each topic that is meant."""
+    """Return the selected partitions of each topic."""
     if not topics:
         places: dict[str, list[int]] = {}
         for topic, partition in sorted(positions):
@@ -279,7 +285,7 @@ def _plan(
     to: str | None,
     by: int | None,
 ) -> list[tuple[str, int, int | None, int]]:
-    """(topic, partition, committed offset, new offset), inside of the logs."""
+    """Return (topic, partition, committed offset, new offset), limited to the logs' ranges."""
     rows = []
     for topic, partitions in places.items():
         begin, end = connection.kafka.offsets(topic, _EARLIEST), connection.kafka.offsets(topic, _LATEST)

@@ -1,4 +1,4 @@
-"""What `headrace tables` shows of partitions, buckets, sizes and rows by key."""
+"""Data for `headrace tables`: partitions, buckets, sizes, and rows by key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[Any, ...]
 
 
 _SAMPLES = 100
-"""Of each partition of a topic; an envelope with its schema takes some kilobytes."""
+"""Records per partition of a topic; an envelope with its schema takes some kilobytes."""
 
 
 def table_for_topic(
@@ -30,7 +30,7 @@ def table_for_topic(
     buckets: int,
     options: Mapping[str, str],
 ) -> TableDefinition:
-    """A table for the newest records of a topic. Raises TableError if they do not say what its columns are."""
+    """Return a table for the newest records of a topic. Raises TableError if they do not show its columns."""
     from headrace.tablelayer.model.table.derived import Sample, derive
 
     begin, end = connection.kafka.offsets(topic, _EARLIEST), connection.kafka.offsets(topic)
@@ -39,7 +39,7 @@ def table_for_topic(
     while unread := {place: at for place, at in unread.items() if at < end[place]}:
         found, after = connection.kafka.read(topic, unread, max_wait_ms=500)
         if not found and after == unread:
-            break  # what is left are transactions that are open
+            break  # only open transactions are left
         records += found
         unread = {**unread, **after}
     records.sort(key=lambda record: (record.timestamp_ms, record.partition, record.offset))
@@ -49,14 +49,14 @@ def table_for_topic(
 
 
 def _topics(connection: Connection, table: Table) -> list[str]:
-    """Those with the table's rows: itself, or its partitions."""
+    """Return the topics with the table's rows: its own, or those of its partitions."""
     if not table.definition.is_partitioned:
         return [table.path.topic]
     return [table.path.of_partition(each.name).topic for each in table.partitions()]
 
 
 def bucket_rows(connection: Connection, name: str, moment: int | None) -> list[Row]:
-    """(topic, bucket, leader, first offset, end offset, log bytes[, offset at the moment])"""
+    """Return (topic, bucket, leader, first offset, end offset, log bytes[, offset at the moment]) rows."""
     kafka, rows = connection.kafka, []
     for topic in _topics(connection, connection.table(name)):
         leaders, sizes = kafka.describe_topic(topic).leaders, kafka.log_sizes(topic).bytes.get(topic, {})
@@ -71,8 +71,10 @@ def bucket_rows(connection: Connection, name: str, moment: int | None) -> list[R
 
 
 def partition_rows(connection: Connection, name: str) -> tuple[tuple[str, ...], list[Row]]:
-    """(partition columns, for each partition (its values, topic, buckets, rows, log bytes)). TableError NOT_PARTITIONED
-    for other tables."""
+    """Return (partition columns, rows of (the partition's values, topic, buckets, rows, log bytes)).
+
+    Raises TableError(NOT_PARTITIONED) for other tables.
+    """
     table = connection.table(name)
     check_partitioned(table.definition)
     sizes = connection.kafka.log_sizes().bytes
@@ -85,7 +87,7 @@ def partition_rows(connection: Connection, name: str) -> tuple[tuple[str, ...], 
 
 
 def size_rows(connection: Connection, names: Sequence[str]) -> list[Row]:
-    """(table, kind, partitions, rows, log bytes, bytes a row), the largest first; `names` none: of all tables."""
+    """Return (table, kind, partitions, rows, log bytes, bytes per row), largest first; no `names`: all tables."""
     admin, sizes = connection.admin, connection.kafka.log_sizes().bytes
     listed = names or [
         f"{database}.{table}" for database in admin.list_databases() for table in admin.list_tables(database)
@@ -107,7 +109,7 @@ def size_rows(connection: Connection, names: Sequence[str]) -> list[Row]:
 def looked_up(
     table: Table, texts: Sequence[str], columns: Sequence[str] | None
 ) -> tuple[pa.Table, list[str]]:
-    """(the rows of keys that are there, the texts of those that are not). CommandError for a text that is no key."""
+    """Return (rows of existing keys, texts of missing keys). Raises CommandError for a text that is not a key."""
     definition = table.definition
     wanted = set(definition.schema.primary_key)
     if not wanted:
@@ -125,7 +127,7 @@ def looked_up(
     allowed = ",".join(f"{each}=..." for each in definition.schema.primary_key)
     if definition.allows_prefix_lookup:
         allowed += " or " + ",".join(f"{each}=..." for each in definition.prefix_columns)
-    raise CommandError(f"keys of {table.path} are written {allowed}, all of them alike")
+    raise CommandError(f"keys of {table.path} must be written {allowed}, all in the same form")
 
 
 def _key(table: Table, text: str) -> dict[str, str]:
@@ -136,7 +138,7 @@ def _key(table: Table, text: str) -> dict[str, str]:
     bad = next((name for name, sign, _ in parts if not sign or name.strip() not in primary_key), None)
     if bad is not None:
         raise CommandError(
-            f"{text!r} is no key of {table.path}: write " + ",".join(f"{each}=..." for each in primary_key)
+            f"{text!r} is not a key of {table.path}: write " + ",".join(f"{each}=..." for each in primary_key)
         )
     return {name.strip(): value.strip() for name, _, value in parts}
 
@@ -152,5 +154,5 @@ def _values(texts: list[str], column: Column) -> pa.Array:
         return pa.array(texts, pa.string()).cast(column.type.arrow())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise CommandError(
-            f"{', '.join(texts)}: no value of column '{column.name}', {column.type}: {error}"
+            f"{', '.join(texts)}: not a value of column '{column.name}', {column.type}: {error}"
         ) from None

@@ -1,4 +1,4 @@
-"""`headrace tables lake`: how far the lake is, who works on it, and what went wrong."""
+"""`headrace tables lake`: the lake's progress, its worker, and its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMERIC = (False, False, True, True, True, True, True, False)
 
 
 def show(server: str, name: str | None, output: Format, *, finish: bool) -> None:
-    """One line per table and plain topic that is tiered; of one also its buckets."""
+    """Show one line per tiered table and plain topic; for a named one also its buckets."""
     with open_connection(server) as connection:
         coordinator = ServerCoordinator(connection, "headrace-cli")
         if name is None:
@@ -33,7 +33,7 @@ def show(server: str, name: str | None, output: Format, *, finish: bool) -> None
         if finish:
             running = coordinator.finish(table_id)
             typer.echo(
-                f"{shown}: the running round ends after what is in hand"
+                f"{shown}: the running round ends after its present piece"
                 if running
                 else f"{shown}: no round is running"
             )
@@ -54,7 +54,7 @@ def show(server: str, name: str | None, output: Format, *, finish: bool) -> None
 
 
 def _find(connection: Connection, name: str) -> tuple[str, UUID]:
-    """Name and id of what is tiered under this name, else of the table of this name. Raises TableError."""
+    """Return name and id of what is tiered under this name, or else of the table of this name. Raises TableError."""
     for each in list_lake(connection):
         if each.name == name or (each.name == f"{DEFAULT_DATABASE}.{name}" and not each.is_topic):
             return each.name, each.table_id
@@ -63,7 +63,7 @@ def _find(connection: Connection, name: str) -> tuple[str, UUID]:
 
 
 def state_text(status: LakeStatus | ListedLake) -> str:
-    """What is going on with a table, in a few words."""
+    """Return the state of a table's lake in a few words."""
     if isinstance(status, LakeStatus) and not status.enabled:
         return "not tiered"
     if status.worker is not None:
@@ -92,12 +92,12 @@ def _row(name: str, status: LakeStatus | ListedLake) -> tuple[object, ...]:
 
 
 def _age_ms(status: LakeStatus | ListedLake) -> int:
-    """Time since the last commit; very long before the first."""
+    """Return the time since the last commit; very long before the first."""
     return int(time.time() * 1000) - status.committed_at_ms if status.committed_at_ms >= 0 else 1 << 62
 
 
 def span_text(ms: int) -> str:
-    """A duration with one unit, as a person says it."""
+    """Return a duration with one unit, for people."""
     for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
         if ms >= 2 * size:
             return f"{ms // size} {unit}"

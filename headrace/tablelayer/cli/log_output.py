@@ -1,8 +1,8 @@
-"""Where the lines of the server's log go, and how they look: stderr, and a file that is rotated or reopened.
+"""Output of the server's log: stderr, and a file that is rotated or reopened.
 
-`TEXT` is a line a record (and a traceback below it), `JSON` an object a line with `time` (UTC, RFC 3339), `level`,
-`logger`, `message`, `thread`, and `exception` where there is one. Whatever a line says of others' words stays in its
-line in JSON.
+`TEXT` is one line per record, with a traceback below it. `JSON` is one object per line with `time` (UTC, RFC 3339),
+`level`, `logger`, `message`, `thread`, and optionally `exception`. In JSON, line breaks from other sources cannot break
+a line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -55,15 +55,15 @@ def _formatter(form: LogFormat) -> logging.Formatter:
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    """Without room for it, lines are left out of the file; stderr is told once a minute. With room it goes on."""
+    """Log file. When the disk is full, lines are left out of the file, and stderr is told once a minute."""
 
     _told_at = -SECONDS_BETWEEN_LINES
 
     def reopen(self) -> None:
-        """Whoever has moved the file away (logrotate) finds a new one in its place from the next line on."""
+        """Open the file again at the next line, after it was moved away (logrotate)."""
         self.acquire()
         try:
-            stream, self.stream = self.stream, None  # opened anew by the next line
+            stream, self.stream = self.stream, None  # the next line opens it again
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
@@ -91,7 +91,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
 
 class ServerLog:
-    """The log of a server's process: lines wait in memory until the data directory is its own."""
+    """Log of a server's process: lines wait in memory until the data directory is its own."""
 
     def __init__(self, form: LogFormat, *, verbose: bool) -> None:
         self._form = form
@@ -109,13 +109,13 @@ class ServerLog:
         root.handlers[:] = [self.lines]
 
     def write_into(self, folder: Path) -> None:
-        """From here on, and what was held back, into the folder's file."""
+        """Write all further lines, and the held ones, to the folder's file."""
         try:
             self._file = file = LogFile(
                 folder / LOG_FILE, maxBytes=_LOG_SIZE, backupCount=_LOG_FILES, encoding="utf-8"
             )
         except OSError as error:
-            logging.getLogger("headrace").warning("no log file can be written: %s", error)
+            logging.getLogger("headrace").warning("the log file cannot be written: %s", error)
             self.lines.targets.remove(self._held)
             return
         file.setFormatter(_formatter(self._form))
@@ -125,6 +125,6 @@ class ServerLog:
         self.lines.targets.append(file)
 
     def reopen(self) -> None:
-        """The file may have been moved."""
+        """Reopen the file, which may have been moved."""
         if self._file is not None:
             self._file.reopen()

@@ -1,4 +1,4 @@
-"""The `headrace` command. Each command imports what it needs when it runs: `--help` imports nothing of ours."""
+"""The `headrace` command. Each command imports what it needs when it runs: `--help` imports none of our modules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPLETE_VARIABLE = "_HEADRACE_COMPLETE"
 
 
 class Shell(StrEnum):
-    """Those whose completion is known."""
+    """Shells with completion."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -73,15 +73,13 @@ app.add_typer(cluster, name="cluster")
 
 @app.command()
 def serve(
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where everything is kept; made if it does not exist.")
-    ],
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Data directory; created if it does not exist.")],
     listen: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
             help="Address to listen on; port 0 takes a free one. "
-            f"By default {DEFAULT_SERVER}, or what the configuration listeners says.",
+            f"By default {DEFAULT_SERVER}, or the configuration listeners.",
         ),
     ] = None,
     sets: Annotated[
@@ -98,21 +96,21 @@ def serve(
         str | None,
         typer.Option(
             metavar="HOST:PORT/PATH",
-            help="Be one of the brokers of the cluster there: each has a node.id and a data directory of its own.",
+            help="Run as a broker of the cluster there; each broker has its own node.id and data directory.",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve GET /metrics for Prometheus there; without it nothing is measured.",
+            help="Serve GET /metrics for Prometheus there; without it there are no metrics.",
         ),
     ] = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="How lines of the log look, on stderr and in the file.")
+        LogFormat, typer.Option(help="Format of log lines, on stderr and in the file.")
     ] = LogFormat.TEXT,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log what the server does to stderr.")
+        bool, typer.Option("--verbose", "-v", help="Also log informational messages to stderr.")
     ] = False,
 ) -> None:
     """Run the server until Ctrl-C or SIGTERM.
@@ -127,7 +125,7 @@ def serve(
       headrace serve --data ./data --metrics 127.0.0.1:9308
       headrace serve --data ./data1 --zookeeper 127.0.0.1:2181/headrace --set node.id=1 --listen 127.0.0.1:9091
     """
-    gc.disable()  # a tenth of the start; what is imported is no garbage. `Broker.run_forever` switches it on
+    gc.disable()  # saves a tenth of the start: imported modules are not garbage. `Broker.run_forever` enables it
     try:
         from headrace.tablelayer.cli.serve import parse_sets
         from headrace.tablelayer.cli.serve import serve as run_server
@@ -143,20 +141,20 @@ def serve(
             verbose=verbose,
             started=STARTED,
         )
-    finally:  # it may not have come so far, and the process may not be the server's alone
+    finally:  # the start may have failed earlier, and the process may not be the server's alone
         gc.enable()
 
 
 @app.command()
 def zookeeper(
     data: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where it keeps its nodes; made if it does not exist.")
+        Path, typer.Option(metavar="DIR", help="Directory for its nodes; created if it does not exist.")
     ],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")
     ] = "127.0.0.1:2181",
 ) -> None:
-    """Run one ZooKeeper server for development until Ctrl-C or SIGTERM: Apache's own, from pyspark; it needs Java.
+    """Run one ZooKeeper server for development until Ctrl-C or SIGTERM: Apache's own, from pyspark. It needs Java.
 
     \b
       headrace zookeeper --data ./zookeeper
@@ -170,20 +168,20 @@ def zookeeper(
 
 @app.command("format")
 def format_data(
-    data: Annotated[Path, typer.Option(metavar="DIR", help="The data directory; made if it does not exist.")],
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Data directory; created if it does not exist.")],
     add_scram: Annotated[
         list[str] | None,
         typer.Option(
             "--add-scram",
             metavar="SCRAM-SHA-256=[name=NAME]",
-            help="A user, with SCRAM-SHA-256 or SCRAM-SHA-512; iterations=N beside its name if need be; repeatable.",
+            help="User with SCRAM-SHA-256 or SCRAM-SHA-512; optionally iterations=N beside the name; repeatable.",
         ),
     ] = None,
-    node_id: Annotated[int, typer.Option(min=0, help="The node.id of its server.")] = 0,
+    node_id: Annotated[int, typer.Option(min=0, help="node.id of its server.")] = 0,
 ) -> None:
-    """Make a data directory before its server starts, with the first users in it: whoever makes all others.
+    """Create a data directory with the first users, before its server starts. They can create all others.
 
-    Their passwords are asked for, or read from standard input, a line each, or from HEADRACE_PASSWORD.
+    Passwords are asked for, or read from standard input, one per line, or from HEADRACE_PASSWORD.
 
     \b
       headrace format --data ./data --add-scram 'SCRAM-SHA-512=[name=admin]' < password.txt
@@ -213,12 +211,14 @@ def sql(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", metavar="FILE", help="Write the rows there; it is replaced when all of them are written."
+            "--to",
+            metavar="FILE",
+            help="Write the rows to this file; it is replaced once all rows are written.",
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Run SQL on tables: define, change and ask them. Without -e and -f: a prompt.
+    """Run SQL on tables: define, change and query them. Without -e and -f: a prompt.
 
     \b
       headrace sql -e "CREATE TABLE fruit (id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED)"
@@ -230,12 +230,12 @@ def sql(
       headrace sql -e "SELECT * FROM fruit" --output parquet --to fruit.parquet
       headrace sql -f tables.sql
 
-    Equality on the whole primary key is a lookup, on the bucket key a prefix lookup; LIMIT, COUNT, MIN and MAX
-    alone read almost nothing. Any other SELECT runs in DuckDB, over just the columns it names and the rows that the
-    server leaves of its WHERE. The prompt knows the tab key and keeps its history in ~/.cache/headrace.
+    Equality on the whole primary key is a lookup, and on the bucket key a prefix lookup. LIMIT, COUNT, MIN and MAX
+    alone read almost nothing. Any other SELECT runs in DuckDB, over the columns that it names and the rows that the
+    server selects by its WHERE. The prompt has tab completion and keeps its history in ~/.cache/headrace.
     """
     if execute is not None and file is not None:
-        raise CommandError("give the statements by -e or by -f, not both")
+        raise CommandError("pass the statements with -e or with -f, not both")
     from headrace.tablelayer.cli.shell import run_sql
 
     run_sql(server, database, execute=execute, file=file, output=output, to=to)
@@ -248,37 +248,41 @@ def console(
     ] = "127.0.0.1:9380",
     basic_auth_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="USER:PASSWORD that browsers have to give (HTTP basic)."),
+        typer.Option(
+            metavar="FILE", help="File with the USER:PASSWORD that browsers must present (HTTP basic)."
+        ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The token that programs have to give (HTTP bearer).")
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the token that programs must present (HTTP bearer)."),
     ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help="A name by which browsers ask for it, behind a proxy, say; repeatable.",
+            help="A host name under which browsers reach it, for example behind a proxy; repeatable.",
         ),
     ] = None,
     allow_writes: Annotated[
         bool,
         typer.Option(
-            "--allow-writes", help="Let it produce, write rows, reset groups, change users and rights too."
+            "--allow-writes",
+            help="Allow it to produce, write rows, reset groups, and change users and rights.",
         ),
     ] = False,
     flight_sql: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Answer Arrow Flight SQL too (ADBC, JDBC, ODBC), reading only; port 0 takes a free one.",
+            help="Also serve Arrow Flight SQL (ADBC, JDBC, ODBC), read-only; port 0 takes a free one.",
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Run the web console until Ctrl-C or SIGTERM: a page, and a REST interface (/openapi.json) below it.
 
-    What it may is what its own connection may (--config client.properties). It changes nothing without --allow-writes,
-    and listens on more than this machine with credentials only. It needs: pip install 'headrace[console]'
+    It has the rights of its own connection (--config client.properties). It changes nothing without --allow-writes, and
+    needs credentials to listen on more than this machine. Install with: pip install 'headrace[console]'
 
     \b
       headrace console
@@ -300,14 +304,15 @@ def console(
 
 @app.command()
 def top(
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int | None, typer.Option("-n", min=1, help="Stop after so many looks.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    count: Annotated[int | None, typer.Option("-n", min=1, help="Number of updates before it ends.")] = None,
     internal: Annotated[bool, typer.Option(help="Show internal topics too.")] = False,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Watch a server: its CPU (100 % is one core) and memory, records a second of every topic and table, busiest first,
-    how far consumer groups are behind, and how far the lake is.
+    """Watch a server: CPU, memory, records per second, lag of groups, and the lake's progress.
+
+    100 % CPU is one core. Topics and tables are listed busiest first.
 
     \b
       headrace top
@@ -323,18 +328,20 @@ def top(
 def doctor(
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Look at this data directory too: owner, disk, who uses it."),
+        typer.Option(
+            metavar="DIR", help="Also check this data directory: owner, disk, and the process that uses it."
+        ),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Look whether a server could listen there."),
+        typer.Option(metavar="HOST:PORT", help="Check whether a server could listen there."),
     ] = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Find the usual mistakes: of this machine, of a data directory, of a server and of the address that it advertises.
+    """Find common mistakes on this machine, in a data directory, in a server and in its advertised address.
 
-    Each finding says what to do. Exit code 1 if something does not work; warnings alone give 0.
+    Each finding says what to do. The exit code is 1 if something does not work; warnings alone give 0.
 
     \b
       headrace doctor
@@ -353,28 +360,29 @@ def tier(
         typer.Argument(metavar="DATABASE.TABLE", help="Only these tables.", show_default=False),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Bring the lake up to now and end; otherwise go on.")
+        bool,
+        typer.Option("--once", help="Bring the lake up to date and end; otherwise run until interrupted."),
     ] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two questions for work.")] = 10.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two requests for work.")] = 10.0,
     warehouse: Annotated[
         str | None, typer.Option(metavar="URI", help="The lake's root; default: the server's configuration.")
     ] = None,
     topics: Annotated[
         list[str] | None,
         typer.Option(
-            "--topic", metavar="TOPIC", help="Only this plain topic; may be repeated.", show_default=False
+            "--topic", metavar="TOPIC", help="Only this plain topic; repeatable.", show_default=False
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Move tables with 'table.datalake.enabled'='true', and plain topics with 'datalake.enabled'='true', into the lake
-    (a PySpark job in this process).
+    """Move tables and topics into the lake, in a PySpark job in this process.
 
-    Needs Java 17 or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots: running it
-    twice, or two of them at once, changes nothing.
+    Takes tables with 'table.datalake.enabled'='true', and plain topics with 'datalake.enabled'='true'. Needs Java 17
+    or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots, so running it twice, or two of
+    them at once, changes nothing.
 
-    The exit code of --once is 0 when the lake is up to now, 1 when a table could not be tiered, and 3 when another
-    tierer had every table, so that this one did nothing.
+    The exit code of --once is 0 when the lake is up to date, 1 when a table could not be tiered, and 3 when another
+    tierer held every table, so that this one did nothing.
 
     \b
       headrace tier --once
@@ -389,17 +397,17 @@ def tier(
 @app.command()
 def catalog(
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where engines find the catalog.")
+        str, typer.Option(metavar="HOST:PORT", help="Address of the catalog for engines.")
     ] = "127.0.0.1:8181",
     warehouse: Annotated[
         str | None, typer.Option(metavar="URI", help="The lake's root; default: the server's configuration.")
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Serve the lake's tables as an Iceberg REST catalog, for reading: Spark, Trino, DuckDB, pyiceberg find them there.
+    """Serve the lake's tables as a read-only Iceberg REST catalog, for Spark, Trino, DuckDB and pyiceberg.
 
-    A token in the environment as HEADRACE_CATALOG_TOKEN is asked of every caller, and then the credentials of the
-    lake's store are handed out with its tables. Needs the `lake` extra.
+    If the environment has a token in HEADRACE_CATALOG_TOKEN, every caller must present it, and the credentials of the
+    lake's store are returned with its tables. Needs the `lake` extra.
 
     \b
       headrace catalog
@@ -420,10 +428,10 @@ def backup(
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Make a backup of a running server: topics, tables, groups, users, everything as it is at one instant.
+    """Back up a running server: topics, tables, groups and users, all as of one instant.
 
-    Runs on the server's machine, reads the data directory itself, and writes only what the backups before it in TARGET
-    do not have. The server goes on; segments are neither deleted nor compacted until the command is done.
+    Run it on the server's machine. It reads the data directory itself, and writes only files that the earlier backups
+    in TARGET do not have. The server continues to run; no segment is deleted or compacted until the command is done.
 
     \b
       headrace backup /mnt/backups
@@ -437,32 +445,36 @@ def backup(
 @app.command()
 def restore(
     source: Annotated[
-        str | None, typer.Argument(metavar="SOURCE", help="Where backups were made to: a directory or a URL.")
+        str | None, typer.Argument(metavar="SOURCE", help="Target of the backups: a directory or a URL.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The data directory to make; it must not be there, or be empty."),
+        typer.Option(metavar="DIR", help="Data directory to create; it must not exist, or be empty."),
     ] = None,
     as_of: Annotated[
         str | None,
-        typer.Option("--as-of", metavar="TIME", help="The newest backup that is not younger than this."),
+        typer.Option(
+            "--as-of", metavar="TIME", help="Restore the newest backup that is not newer than this time."
+        ),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Only say what backups there are.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Only list the backups.")] = False,
     from_remote: Annotated[
         str | None,
         typer.Option(
             "--from-remote",
             metavar="URL",
-            help="Instead of a backup: go on with what is in remote storage (remote.log.storage.directory).",
+            help="Restore from remote storage (remote.log.storage.directory) instead of a backup.",
         ),
     ] = None,
     cluster_id: Annotated[
         str | None,
-        typer.Option("--cluster-id", metavar="ID", help="Whose, if several keep their remote log there."),
+        typer.Option(
+            "--cluster-id", metavar="ID", help="Cluster to restore, if several have their remote log there."
+        ),
     ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make a data directory from a backup, or of a remote log alone, for `headrace serve --data DIR`.
+    """Create a data directory from a backup, or from a remote log alone, for `headrace serve --data DIR`.
 
     \b
       headrace restore /mnt/backups --list
@@ -474,20 +486,20 @@ def restore(
     from headrace.tablelayer.cli.errors import CommandError
 
     if (source is None) == (from_remote is None):
-        raise CommandError("say where backups were made to, or with --from-remote where the remote log is")
+        raise CommandError("name the target of the backups, or the remote log with --from-remote")
     if source is not None:
         restore_backup(source, data, as_of, listed=listed, output=output)
     elif from_remote is not None:
         if listed or as_of is not None:
-            raise CommandError("--list and --as-of are of backups; a remote log has the present only")
+            raise CommandError("--list and --as-of apply to backups; a remote log has only the present state")
         restore_from_remote(from_remote, data, cluster_id)
 
 
 @app.command("warm-up")
 def warm_up() -> None:
-    """Compile all kernels now, once after an installation, so that no server or request has to wait for it.
+    """Compile all kernels once after an installation, so that no server or request has to wait for it.
 
-    They are kept in numba's cache of this user (NUMBA_CACHE_DIR), for this kind of CPU.
+    The results are stored in this user's numba cache (NUMBA_CACHE_DIR), for this kind of CPU.
     """
     from headrace.tablelayer.cli.warm import warm_up as warm_all
 
@@ -497,9 +509,9 @@ def warm_up() -> None:
 
 @app.command()
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="The shell that is to complete commands and names.")],
+    shell: Annotated[Shell, typer.Argument(help="Shell to generate the completion for.")],
 ) -> None:
-    """Print what makes a shell complete commands, options, and the names of tables, topics and groups.
+    """Print a shell script that completes commands, options, and the names of tables, topics and groups.
 
     \b
       source <(headrace completion bash)
@@ -512,7 +524,7 @@ def completion(
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     begin()
     prepare()
     if COMPLETE_VARIABLE in os.environ:

@@ -1,6 +1,6 @@
-"""What the tab key of a shell offers for names: topics, tables and groups of the server that the command would ask.
+"""Completion of names in a shell: topics, tables and groups of the server that the command would connect to.
 
-A server that does not answer within a moment costs the names, and says nothing.
+If the server does not answer soon, there are no names and no error.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _PATIENCE_MS = 1_500
 
 
 def topic_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Topics, tables among them."""
+    """Return the topics, including those of tables."""
     return _ask(
         context, incomplete, lambda to: [each.name for each in to.kafka.list_topics() if not each.is_internal]
     )
 
 
 def table_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Tables with their databases."""
+    """Return the tables with their databases."""
 
     def ask(connection: Connection) -> list[str]:
         admin = connection.admin
@@ -40,7 +40,7 @@ def table_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def group_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Consumer groups."""
+    """Return the consumer groups."""
     return _ask(context, incomplete, lambda to: [each.group for each in to.kafka.list_groups()])
 
 

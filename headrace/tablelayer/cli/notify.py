@@ -1,7 +1,7 @@
-"""What systemd is told by a server of `Type=notify`: when it is ready, reloads, stops (sd_notify(3)).
+"""Notifications to systemd by a server of `Type=notify`: ready, reloading, stopping (sd_notify(3)).
 
-A datagram to the socket that NOTIFY_SOCKET names; without it, or with nobody there, nothing happens. `WATCHDOG=1` goes
-out from the event loop where the unit has `WatchdogSec=`: a loop that stands still is noticed by its absence.
+Each is a datagram to the socket in NOTIFY_SOCKET; without the variable or a listener, nothing happens. `WATCHDOG=1` is
+sent from the event loop if the unit has `WatchdogSec=`: its absence reveals a loop that hangs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SECONDS_MIN: Final = 0.05
 
 
 class Supervisor:
-    """The one who started this process, if it wants to be told."""
+    """The process manager that started this process, if it wants notifications."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
@@ -28,19 +28,19 @@ class Supervisor:
         self.watchdog_seconds: float | None = int(text) / 1e6 if text.isdigit() and int(text) else None
 
     def ready(self, status: str) -> None:
-        """It serves. `status`: one line for `systemctl status`."""
+        """Report that the server is ready. `status`: one line for `systemctl status`."""
         self._tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """A reload begins, which `ready` ends (`Type=notify-reload`)."""
+        """Report the beginning of a reload, which `ready` ends (`Type=notify-reload`)."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
-        """It ends in good order."""
+        """Report an orderly stop."""
         self._tell("STOPPING=1", "STATUS=stopping")
 
     async def keep_alive(self) -> None:
-        """Twice in the time of the watchdog, until cancelled; returns at once where there is none."""
+        """Send keep-alives twice per watchdog interval, until cancelled; return at once if there is no watchdog."""
         while self.watchdog_seconds is not None:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(max(_SECONDS_MIN, self.watchdog_seconds / 2))

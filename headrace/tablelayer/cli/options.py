@@ -17,13 +17,15 @@ _config: ContextVar[Path | None] = ContextVar("--config of the command that runs
 
 
 def client_config() -> Path | None:
-    """The file that `--config` names."""
+    """Return the file that `--config` names."""
     return _config.get()
 
 
 def config_option(*, of_all: bool = False) -> TyperOption:
-    """`--config`, for a command that connects to a server, or for a group of such: what a command names itself goes
-    before."""
+    """Return `--config`, for a command that connects to a server, or for a group of them.
+
+    The option of a command takes precedence over that of its group.
+    """
 
     def keep(_context: Any, _parameter: Any, value: str | None) -> None:
         if of_all or value is not None:
@@ -33,8 +35,8 @@ def config_option(*, of_all: bool = False) -> TyperOption:
         param_decls=["--config"],
         metavar="FILE",
         help="Kafka's client properties to connect with, such as bootstrap.servers, security.protocol and"
-        " sasl.jaas.config: a file, or NAME for ~/.config/headrace/NAME.properties; default: what"
-        f" {CONFIG_VARIABLE} names.",
+        " sasl.jaas.config: a file, or NAME for ~/.config/headrace/NAME.properties; default:"
+        f" the value of {CONFIG_VARIABLE}.",
         expose_value=False,
         is_eager=True,
         callback=keep,
@@ -42,7 +44,7 @@ def config_option(*, of_all: bool = False) -> TyperOption:
 
 
 def version_option() -> TyperOption:
-    """`--version`: of what is installed, by which Python."""
+    """Return `--version`, which shows the installed version and the Python that runs it."""
 
     def show(context: Any, _parameter: Any, value: bool) -> None:
         if value and not context.resilient_parsing:
@@ -55,7 +57,7 @@ def version_option() -> TyperOption:
     return TyperOption(
         param_decls=["--version", "-V"],
         is_flag=True,
-        help="Show the version and end.",
+        help="Show the version and exit.",
         expose_value=False,
         is_eager=True,
         callback=show,
@@ -63,7 +65,7 @@ def version_option() -> TyperOption:
 
 
 def _server(context: typer.Context, value: str) -> str:
-    """What is named nowhere else is the properties' `bootstrap.servers`."""
+    """Return the server that was named, or else `bootstrap.servers` of the properties."""
     source = context.get_parameter_source("server")
     has_file = client_config() is not None or CONFIG_VARIABLE in os.environ
     if source is None or source.name != "DEFAULT" or not has_file:
@@ -87,7 +89,7 @@ ServerOption = Annotated[
 
 
 class Format(StrEnum):
-    """How rows are written."""
+    """Formats of rows."""
 
     TABLE = "table"
     CSV = "csv"
@@ -95,14 +97,14 @@ class Format(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How lines of the server's log look."""
+    """Formats of the server's log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class SqlFormat(StrEnum):
-    """How the rows of queries are written; `Format`, and a file format."""
+    """Formats of query results: those of `Format`, and a file format."""
 
     TABLE = "table"
     CSV = "csv"
@@ -113,7 +115,10 @@ class SqlFormat(StrEnum):
 FormatOption = Annotated[
     Format,
     typer.Option(
-        "--format", "--output", "-o", help="A table to read, CSV with a header, or one JSON object a line."
+        "--format",
+        "--output",
+        "-o",
+        help="A table for people, CSV with a header, or one JSON object per line.",
     ),
 ]
 SqlFormatOption = Annotated[
@@ -122,6 +127,6 @@ SqlFormatOption = Annotated[
         "--format",
         "--output",
         "-o",
-        help="A table to read, CSV with a header, one JSON object a line, or Parquet (into a file: --to).",
+        help="A table for people, CSV with a header, one JSON object per line, or Parquet (to a file: --to).",
     ),
 ]

@@ -1,7 +1,7 @@
 """Rows for people and for pipes: a table, CSV, or JSON lines. Exact: a decimal keeps its digits in all three.
 
-A table that is wider than the terminal becomes a line per column, with the names whole; into a pipe it is as wide as it
-is. Control characters in a table's texts are escaped, so that no value can speak to the terminal.
+A table that is wider than the terminal becomes one line per column, with whole names; in a pipe its width is not
+limited. Control characters in a table's texts are escaped, so that no value can control the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WIDE = 10_000
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console of the terminal's width; into a pipe, wide enough that nothing is cut or folded."""
+    """Return a console of the terminal's width; for a pipe, wide enough that nothing is cut or folded."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -42,8 +42,10 @@ def write_arrow(rows: pa.Table, output: Format) -> None:
 
 
 def write_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch], output: Format) -> int:
-    """Write rows to standard output as they come; how many there were. A table's columns are as wide as the first
-    thousand rows need, and become wider if others need it."""
+    """Write rows to standard output as they come; return their number.
+
+    A table's columns have the width that the first thousand rows need, and become wider if later rows need it.
+    """
     import pyarrow as pa
 
     count, waiting = 0, list[pa.RecordBatch]()
@@ -62,7 +64,7 @@ def write_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch], output: 
 
 
 class Ends:
-    """The first and last rows of many, as they come: never more of them in memory than are shown and one batch."""
+    """The first and last rows of many, as they come. Memory: the rows that are shown, and one batch."""
 
     def __init__(self, schema: pa.Schema, rows_shown: int) -> None:
         self._schema = schema
@@ -83,7 +85,7 @@ class Ends:
             del self._last[0]
 
     def write(self, *, expanded: bool = False) -> None:
-        """Write them as a table; between them how many are left out."""
+        """Write the rows as a table, with the number of left-out rows between them."""
         import pyarrow as pa
 
         first = pa.Table.from_batches(self._first, self._schema)
@@ -105,7 +107,7 @@ _ROW_GROUP_BYTES = 64 << 20
 
 
 def write_parquet(schema: pa.Schema, batches: Iterable[pa.RecordBatch], path: Path) -> int:
-    """Write rows to a file as they come, a row group at a time; how many there were."""
+    """Write rows to a file as they come, one row group at a time; return their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -139,8 +141,10 @@ def _python_rows(rows: pa.Table, output: Format) -> Iterable[Sequence[Any]]:
 
 
 class RowStream:
-    """Rows that come a few at a time, with one header at the beginning. Columns of a table are as wide as the rows so
-    far needed them."""
+    """Rows that come in pieces, with one header at the beginning.
+
+    A table's columns have the width that the rows so far needed.
+    """
 
     def __init__(self, output: Format) -> None:
         self._output = output
@@ -149,11 +153,11 @@ class RowStream:
         self._written = 0
 
     def write_arrow(self, rows: pa.Table) -> None:
-        """Write them, and what was written before, at once."""
+        """Write the rows and flush."""
         self.write(rows.column_names, _python_rows(rows, self._output), _numeric(rows.schema))
 
     def write(self, names: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Sequence[bool]) -> None:
-        """Write them, and what was written before, at once."""
+        """Write the rows and flush."""
         begun = bool(self._widths)
         if self._output is not Format.TABLE:
             write_rows(names, rows, self._output, header=not begun)
@@ -190,8 +194,10 @@ class RowStream:
 
 
 def _python_values(column: pa.ChunkedArray, output: Format) -> list[Any]:
-    """Nested values as the text of their JSON, which is that of the Kafka face; moments that Python does not have as
-    texts that look like those it has.
+    """Return Python values for output.
+
+    Nested values become their JSON text, as in the Kafka view. Timestamps that Python cannot represent become texts in
+    the usual form.
     """
     import pyarrow as pa
 
@@ -213,7 +219,7 @@ def _python_values(column: pa.ChunkedArray, output: Format) -> list[Any]:
     for chunk in column.chunks:
         try:
             rows = rows_to_json(pa.record_batch([chunk], names=["v"])).to_pylist()
-        except ValueError:  # of a type that no table has, which a query made
+        except ValueError:  # a type from a query, which no table has
             return python_values(column)
         present = chunk.is_valid().to_pylist()
         texts += [
@@ -224,7 +230,7 @@ def _python_values(column: pa.ChunkedArray, output: Format) -> list[Any]:
 
 
 class Json(str):
-    """A text that is JSON already."""
+    """A text that is already JSON."""
 
 
 def write_rows(
@@ -235,8 +241,9 @@ def write_rows(
     numeric: Sequence[bool] | None = None,
     header: bool = True,
 ) -> None:
-    """Write rows of plain values. `numeric` says which columns are aligned to the right; `header=False` goes on with
-    CSV that was begun before.
+    """Write rows of plain values.
+
+    `numeric` marks the columns to align right; `header=False` continues CSV that was begun before.
     """
     if output is Format.JSON:
         keys = [json.dumps(name, ensure_ascii=False) for name in names]
@@ -265,7 +272,10 @@ def _table(
     room: int | None,
     gap: tuple[int, str] | None = None,
 ) -> Iterator[str]:
-    """Lines. `room`: columns of the terminal, None for a pipe. `gap`: a line after so many rows."""
+    """Yield the lines of a table.
+
+    `room`: columns of the terminal, None for a pipe. `gap`: (row number, line to insert before it).
+    """
     texts = [
         ["NULL" if value is None else visible(plain_text(value)) for value in column] for column in columns
     ]
@@ -296,7 +306,7 @@ def _table(
 
 
 def _record(names: Sequence[str], texts: Sequence[str], number: int) -> Iterator[str]:
-    """A row as a line for each column."""
+    """Yield a row as one line per column."""
     margin = max(map(_width, names))
     yield f"─ row {number} ".ljust(margin + 2, "─") + "\n"
     yield from (f"{_padded(name, margin, False)}  {text}\n" for name, text in zip(names, texts, strict=True))
@@ -311,12 +321,12 @@ _STYLE = re.compile(r"\x1b\[[0-9]m")
 
 
 def visible(text: str) -> str:
-    """A text without control characters: they are escaped."""
+    """Return a text with escaped control characters."""
     return text if text.isprintable() else text.translate(_ESCAPED)
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal (Unicode Standard Annex 11; marks that combine take none)."""
+    """Return the width in terminal columns (Unicode Standard Annex 11; combining marks take none)."""
     if text.isascii():
         return len(text)
     return sum(
@@ -332,12 +342,12 @@ def _padded(text: str, width: int, right: bool) -> str:
 
 
 def write_object(values: Mapping[str, Any]) -> None:
-    """One thing as one JSON object on a line."""
+    """Write one JSON object on a line."""
     sys.stdout.write(json_text(dict(values)) + "\n")
 
 
 def size_text(size_bytes: int) -> str:
-    """A size with one unit, as a person says it; unknown for -1."""
+    """Return a size with one unit, for people; "unknown" for -1."""
     if size_bytes < 0:
         return "unknown"
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -348,7 +358,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """A value as a person writes it."""
+    """Return a value as people write it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime):
@@ -361,7 +371,7 @@ def plain_text(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON; decimals as numbers with all their digits, times in ISO form, bytes in base64."""
+    """Return a value as JSON; decimals as numbers with all their digits, times in ISO form, bytes in base64."""
     if isinstance(value, Json):
         return value
     if isinstance(value, Decimal):

@@ -1,4 +1,4 @@
-"""What the process of a command does, that a program which calls the command must not find done to its own."""
+"""Settings of a command's own process, which a program that calls the command must not get."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ class _WithoutNumbasExtras(_WithoutPandas):
 
 
 def begin() -> None:
-    """The process is the command's own. Until `loaded`, nothing is collected: what is imported is no garbage, and
-    looking at it takes a fifth of the time of a short command."""
+    """Mark the process as the command's own.
+
+    No garbage is collected until `loaded`: imported modules are not garbage, and scanning them takes a fifth of the
+    time of a short command.
+    """
     is_own.set(True)
     gc.disable()
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") != "serve":
@@ -33,8 +36,10 @@ def begin() -> None:
 
 
 def loaded() -> None:
-    """What the command needs is imported; from here on it works, and what there is by now is never looked at again
-    for garbage, however many modules the work itself loads. Does nothing in the process of another program."""
+    """Enable garbage collection after the command's imports, and exclude all present objects from it.
+
+    Does nothing in the process of another program.
+    """
     leave_pandas_out()
     if is_own.get():
         gc.freeze()
@@ -42,17 +47,19 @@ def loaded() -> None:
 
 
 def leave_pandas_out() -> None:
-    """pyarrow loads pandas, where it is installed, at the first array made from a list: a third of a second and 60 MB
-    that neither a server nor a command with a connection has a use for. In this process it is as if it were not
-    installed. Does nothing in the process of another program.
+    """Block the import of pandas.
+
+    pyarrow imports an installed pandas at the first array made from a list, which takes a third of a second and 60 MB.
+    Neither a server nor a command with a connection needs it. Does nothing in the process of another program.
     """
     if is_own.get():
         sys.meta_path.insert(0, _WithoutPandas())
 
 
 def leave_numbas_extras_out() -> None:
-    """numba loads cffi, with a parser of C, and yaml where they are installed, for functions of C and for a file of
-    settings that nobody here has: a twentieth of the start of a server with tables. As `leave_pandas_out`.
+    """Block numba's imports of cffi and yaml, which cost a twentieth of the start of a server with tables.
+
+    numba needs them only for C functions and for a settings file, which are not used here. See `leave_pandas_out`.
     """
     if is_own.get():
         sys.meta_path.insert(0, _WithoutNumbasExtras())

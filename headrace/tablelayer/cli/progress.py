@@ -1,4 +1,4 @@
-"""A line on the terminal while something long is read or written: how many rows, and how fast. Nothing in a pipe."""
+"""Progress line on the terminal during long reads and writes: rows and speed. Nothing in a pipe."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
     from headrace.tablelayer.sql.session import Session
 
 _QUIET_SECONDS = 0.8
-"""Shorter waits need no words."""
+"""Shorter waits show no line."""
 _STEP_SECONDS = 0.2
 
 
 def progress_text(rows: int, seconds: float, verb: str = "read") -> str:
-    """What is shown."""
+    """Return the text of the line."""
     speed = f", {rows / seconds:,.0f}/s" if rows and seconds > 0 else ""
     return f"{rows:,} rows {verb}{speed}, {seconds:.0f} s"
 
 
 @contextmanager
 def showing(connection: Connection, session: Session) -> Iterator[None]:
-    """Show on the terminal's stderr how many rows are written, before that how many are read, while the block runs; the
-    line is gone afterwards."""
+    """Show on the terminal's stderr the number of rows written, or until then read, while the block runs.
+
+    The line is removed afterwards.
+    """
     if not sys.stderr.isatty():
         yield
         return

@@ -1,8 +1,8 @@
-"""The prompt of `headrace sql`: statements over many lines, a history, the tab key, backslash commands.
+"""Prompt of `headrace sql`: multi-line statements, a history, tab completion, backslash commands.
 
-A statement ends with a semicolon that is not in a text, a name or a comment. `\\q` and `\\?` are understood on any line
-(whatever was typed before), and so are `exit`, `quit` and `help` on a line of their own, unless a quote is open.
-Queries' answers show their first and last rows.
+A statement ends with a semicolon that is not in a text, a name or a comment. `\\q` and `\\?` work on any line,
+regardless of the text before, and so do `exit`, `quit` and `help` on a line of their own, unless a quote is open. Query
+results show their first and last rows.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ SELECT value->>'$.user' FROM topic;       EXPLAIN SELECT ...;  SUMMARIZE t;  CRE
 \\d        tables; \\d t: the columns of one     \\l        databases
 \\x        a line for each column, or rows      \\timing   how long statements take, or not
 \\?        this                                 \\q        leave
-the tab key completes words and names, the arrow keys go through what was typed before"""
+the tab key completes words and names, the arrow keys go through the history"""
 
 
 def is_complete(text: str) -> bool:
-    """Whether nothing more is needed: the text ends with a semicolon, or has nothing in it but comments."""
+    """Return whether the text is complete: it ends with a semicolon, or has only comments."""
     try:
         tokens = TokenStream(text).tokens
     except DdlError:
@@ -75,7 +75,7 @@ def is_complete(text: str) -> bool:
 
 
 def command_of(text: str) -> str | None:
-    """The command that the last line is, whatever stands before it."""
+    """Return the command in the last line, regardless of the text before it; None if it is not a command."""
     before, _, line = text.rpartition("\n")
     line = line.strip()
     if line.startswith("\\"):
@@ -105,7 +105,7 @@ class _Completer(Completer):
 
 
 class _History(FileHistory):
-    """What has a password in it is in no history."""
+    """History without lines that have a password."""
 
     def append_string(self, string: str) -> None:
         if not _NAMES_A_PASSWORD.search(string):
@@ -144,7 +144,7 @@ def _bindings() -> KeyBindings:
 
 
 class Prompt:
-    """Statements of a person at a terminal, carried out one after the other."""
+    """Statements of a user at a terminal, run one after the other."""
 
     def __init__(
         self, connection: Connection, session: Session, output: Format, show: Callable[..., None]
@@ -158,7 +158,7 @@ class Prompt:
         self._timed = True
 
     def run(self, server: str) -> None:
-        """Until they leave."""
+        """Run until the user leaves."""
         asking: PromptSession[str] = PromptSession(
             history=_history(),
             completer=_Completer(self._names, lambda: self._session.database),
@@ -188,7 +188,7 @@ class Prompt:
                 self._names.forget()
 
     def _attempt(self, work: Callable[[str], None], text: str) -> None:
-        """Do it; what is expected to fail is said, and the prompt goes on."""
+        """Run some work; print an expected error, and continue."""
         try:
             work(text)
         except KeyboardInterrupt:
@@ -250,12 +250,12 @@ class Prompt:
                 path = name if "." in name else f"{self._session.database}.{name}"
                 describe_definition(self._connection.admin.describe_table(path), self._output)
             case _:
-                typer.echo(f"{word} is no command; \\? shows those that there are", err=True)
+                typer.echo(f"{word} is not a command; \\? lists the commands", err=True)
 
 
 def run_prompt(
     connection: Connection, session: Session, server: str, output: Format, show: Callable[..., None]
 ) -> None:
-    """Ask for statements until whoever types them leaves. `show` writes an answer as it is outside of the prompt."""
+    """Prompt for statements until the user leaves. `show` writes an answer as it appears outside the prompt."""
     with suppress(EOFError):
         Prompt(connection, session, output, show).run(server)

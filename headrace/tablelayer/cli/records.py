@@ -1,4 +1,4 @@
-"""Records as `headrace topics produce` reads them: from words, lines, or JSON lines."""
+"""Input records of `headrace topics produce`: from words, lines, or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ Header = tuple[str, bytes | None]
 
 
 def of_words(key: str | None, value: str | None, *, tombstone: bool) -> OutgoingRecord:
-    """The one record of a command line. Raises CommandError."""
+    """Return the single record of a command line. Raises CommandError."""
     if tombstone and (key is None or value is not None):
-        raise CommandError("--tombstone deletes what --key names: it has a key and no value")
+        raise CommandError("--tombstone deletes the record of --key: give a key and no value")
     if value is None and not tombstone:
-        raise CommandError("a record needs --value; for a delete write --tombstone")
+        raise CommandError("a record needs --value; for a delete use --tombstone")
     return OutgoingRecord(None if value is None else value.encode(), None if key is None else key.encode())
 
 
 def from_lines(file: Path | None, *, key_separator: str | None, is_json: bool) -> Iterator[OutgoingRecord]:
-    """A record for each line of a file (None or `-`: standard input), as they are asked for. Values are the lines'
-    bytes, without their end. Raises CommandError that names the line.
+    """Yield a record for each line of a file (None or `-`: standard input).
+
+    Values are the lines' bytes, without their end. Raises CommandError that names the line.
     """
     separator = None if key_separator is None else key_separator.encode()
     if separator == b"":
         raise CommandError("--key-separator is empty")
     if is_json and separator is not None:
-        raise CommandError("--key-separator is for lines that are values; JSON has its key in it")
+        raise CommandError("--key-separator applies to lines that are values; a JSON line contains its key")
     with _opened(file) as opened:
         for number, line in enumerate(opened, 1):
             text = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -55,7 +56,7 @@ def pieces(
     count_max: int,
     bytes_max: int,
 ) -> Iterator[list[OutgoingRecord]]:
-    """Some records at a time, with what all of them have."""
+    """Yield pieces of the records, with the headers and partition of all."""
     piece: list[OutgoingRecord] = []
     size = 0
     for each in records:
@@ -88,7 +89,7 @@ def _of_object(text: bytes, number: int) -> OutgoingRecord:
     from headrace.tablelayer.client.admin.record_json import record_from_json
 
     try:
-        # A copy may have other partitions: the key says which, as for any record.
+        # A copy may have other partitions: the key decides, as for any record.
         return replace(record_from_json(text), partition=None)
     except ValueError as error:
         raise CommandError(f"line {number} {error}") from None

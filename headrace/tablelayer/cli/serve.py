@@ -1,11 +1,11 @@
 """`headrace serve`: the broker with tables in this process, until a signal.
 
-Signals: SIGTERM and SIGINT stop it; SIGHUP never does: it opens the log file anew and looks at the certificates.
+Signals: SIGTERM and SIGINT stop it. SIGHUP never does: it reopens the log file and reloads the certificates.
 
-Logging: warnings and errors on stderr (`-v`: information too); everything from information up also in
-DIR/headrace.log, which is rotated at 10 MB, five files kept (`log_output.py`). Lines that others can cause are limited
-to so many a minute of each kind (`broker/runtime/limited_lines.py`). What is logged before the data directory is ours
-is kept in memory until then, so that nothing is written into a directory that another process uses.
+Logging: warnings and errors go to stderr (`-v`: also informational messages). Everything from INFO up also goes to
+DIR/headrace.log, which is rotated at 10 MB, with five files kept (`log_output.py`). Lines that clients can cause are
+limited per minute and kind (`broker/runtime/limited_lines.py`). Lines are held in memory until the data directory is
+this process's own, so that no line is written into a directory that another process uses.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from headrace.broker.metrics.endpoint import MetricsEndpoint
 
 _WARM_DELAY_SECONDS = 0.3
-"""After the first table was made, or a server with tables is ready: whoever waits for that has the answer by then."""
+"""Delay after the first table's creation, or after the start of a server with tables, so that it is answered first."""
 
 
 def parse_sets(texts: Sequence[str]) -> dict[str, str]:
-    """`name=value` texts as a mapping. Raises ConfigError for one that is not of that form."""
+    """Return `name=value` texts as a mapping. Raises ConfigError for a text of another form."""
     values = {}
     for text in texts:
         name, separator, value = text.partition("=")
@@ -63,20 +63,20 @@ def parse_sets(texts: Sequence[str]) -> dict[str, str]:
 
 
 def address_of(listen: str | None, config: BrokerConfig) -> tuple[str, int]:
-    """Where to listen if the configuration does not say it. Raises ConfigError when it does too."""
+    """Return the address to listen on. Raises ConfigError if both `listen` and the configuration name one."""
     if listen is not None and config["listeners"] is not None:
-        raise ConfigError("--listen and the configuration listeners both say where to listen: leave one out")
+        raise ConfigError("--listen and the configuration listeners both set the address: leave one out")
     return parse_listener(listen or DEFAULT_SERVER)
 
 
 def raise_open_files_limit() -> None:
-    """Ask for as many open files as the system lets us: each bucket and each log keeps some open."""
+    """Raise the limit of open files to the hard limit: each bucket and each log keeps some files open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
-        # macOS calls its limit unlimited and refuses it; what there is has to do then.
-        logging.getLogger("headrace").info("the limit on open files stays as it is")
+        # macOS reports its limit as unlimited and refuses it; the present limit then stays.
+        logging.getLogger("headrace").info("the limit on open files is unchanged")
 
 
 def serve(
@@ -93,11 +93,8 @@ def serve(
 ) -> None:
     """Run the server until SIGTERM or SIGINT. Raises ConfigError if it cannot start.
 
-    `zookeeper`: the configuration zookeeper.connect.
-
-    `metrics`: where `GET /metrics`, `/healthz` and `/readyz` are answered, host:port.
-
-    `started`: `perf_counter()` when the process began, for the ready line.
+    `zookeeper`: the configuration zookeeper.connect. `metrics`: address of `GET /metrics`, `/healthz` and `/readyz`,
+    host:port. `started`: `perf_counter()` when the process began, for the ready line.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     keep_kernels(data.absolute() / FOLDER)
@@ -109,7 +106,7 @@ def serve(
     extension = TableExtension()
     if zookeeper is not None:
         if sets.get("zookeeper.connect", zookeeper) != zookeeper:
-            raise ConfigError("--zookeeper and --set zookeeper.connect say different things: leave one out")
+            raise ConfigError("--zookeeper and --set zookeeper.connect have different values: leave one out")
         sets = {**sets, "zookeeper.connect": zookeeper}
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
     if config.unused:
@@ -130,7 +127,7 @@ def serve(
             port=port,
             extensions=[extension],
             clock=clock,
-            # a member's cluster is there, or elsewhere
+            # a member's cluster already exists, or is at another address
             store=await configured_store(config, clock, makes_path=known is None),
             measured=metrics is not None,
         )
@@ -143,7 +140,7 @@ def serve(
         raise
     except BaseException:
         if broker_made:
-            logging.getLogger("headrace").critical("the server stops", exc_info=True)
+            logging.getLogger("headrace").critical("the server stops after an error", exc_info=True)
         raise
     finally:
         logging.shutdown()
@@ -178,7 +175,7 @@ async def _run(
         for host, port in [broker.context.identity.advertised(name)]
         if (host, port) != (each.host, each.port)
     ]
-    advertised = f", clients are told {', '.join(told)}" if told else ""
+    advertised = f", advertised {', '.join(told)}" if told else ""
     seconds = perf_counter() - started
     broker_id = broker.context.identity.broker_id
     measured = (
@@ -195,7 +192,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGHUP, _reload, broker, log, supervisor, ready.strip())
     if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
         loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
-    else:  # a broker without tables does without the compiler's memory
+    else:  # a broker without tables does not need the compiler's memory
         extension.on_first_table = lambda: loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
         threading.Thread(target=import_module, args=("numpy",), name="numpy", daemon=True).start()
     beside = [asyncio.ensure_future(log.lines.run()), asyncio.ensure_future(supervisor.keep_alive())]
@@ -218,12 +215,12 @@ _reloads: set[asyncio.Task[None]] = set()
 
 
 def _reload(broker: Broker, log: ServerLog, supervisor: Supervisor, status: str) -> None:
-    """SIGHUP: the log file is opened anew, certificates are looked at now."""
+    """Handle SIGHUP: reopen the log file and reload certificates."""
 
     async def reload() -> None:
         supervisor.reloading()
         log.reopen()
-        logging.getLogger("headrace.server").info("SIGHUP: the log file is opened anew")
+        logging.getLogger("headrace.server").info("SIGHUP: reopened the log file")
         await broker.reload_certificates()
         supervisor.ready(status)
 
@@ -233,7 +230,7 @@ def _reload(broker: Broker, log: ServerLog, supervisor: Supervisor, status: str)
 
 
 def _say(line: str) -> None:
-    """To standard output; a server whose output is closed or full serves all the same."""
+    """Write a line to standard output; a server whose output is closed or full serves all the same."""
     try:
         sys.stdout.write(line)
         sys.stdout.flush()
@@ -243,12 +240,14 @@ def _say(line: str) -> None:
 
 
 def _serve_metrics(broker: Broker, at: tuple[str, int] | None) -> tuple[Health, MetricsEndpoint | None]:
-    """Listening before the broker starts, so that whoever asks is told that it does. Raises ConfigError."""
+    """Listen before the broker starts, so that probes learn that it is starting. Raises ConfigError."""
     health = Health(asyncio.get_running_loop())
     if at is None:
         return health, None
     from headrace.broker.metrics.access import Access
-    from headrace.broker.metrics.endpoint import MetricsEndpoint  # prometheus_client: only for those who ask
+    from headrace.broker.metrics.endpoint import (
+        MetricsEndpoint,
+    )  # prometheus_client is imported only if metrics are on
 
     return health, MetricsEndpoint(broker.metrics, *at, Access.configured(broker.config), health)
 
@@ -258,7 +257,7 @@ def _start_warming() -> None:
 
 
 def _warm() -> None:
-    """Load the compiled kernels while nobody waits for them: the first table write then does not."""
+    """Load the compiled kernels in the background, so that the first table write does not wait for them."""
     from headrace.tablelayer.cli.warm import warm_up
 
     try:

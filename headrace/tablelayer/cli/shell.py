@@ -29,10 +29,10 @@ def run_sql(
     output: SqlFormat,
     to: Path | None = None,
 ) -> None:
-    """Run the statements given, or those of standard input: with a prompt if that is a terminal.
+    """Run the given statements, or those of standard input; with a prompt if that is a terminal.
 
-    `to`: a file for the rows. It is written beside its place and moved there at the end, so that it is never half of
-    the answer.
+    `to` is a file for the rows. It is written under another name and renamed at the end, so that it never has half of
+    the result.
     """
     with open_connection(server) as connection:
         session = Session(connection, database)
@@ -43,11 +43,11 @@ def run_sql(
         elif not sys.stdin.isatty():
             text = _read(Path("-"))
         elif to is not None or output is SqlFormat.PARQUET:
-            raise CommandError("give the statements by -e or by -f to write their rows to a file")
+            raise CommandError("pass the statements with -e or -f to write their rows to a file")
         else:
             from headrace.tablelayer.cli.prompt import (
                 run_prompt,
-            )  # a tenth of a second, which only the prompt waits for
+            )  # a tenth of a second, only for the prompt
 
             run_prompt(connection, session, server, Format(output.value), show)
             return
@@ -66,7 +66,7 @@ def run_sql(
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Where to write what becomes the file at the end of the block, if that does not fail."""
+    """Yield a temporary path, which is renamed to `path` at the end of the block if that succeeds."""
     part = path.with_name(f"{path.name}.part")
     try:
         try:
@@ -79,24 +79,24 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def _write_parquet(connection: Connection, session: Session, sql: str, to: Path | None) -> None:
-    """One query's rows; other statements may stand before and after it."""
+    """Write one query's rows; other statements may precede and follow it."""
     if to is None:
-        raise CommandError("Parquet goes into a file: add --to FILE")
+        raise CommandError("Parquet output needs a file: add --to FILE")
     count: int | None = None
     with _replacing(to) as path:
         for answer in _answers(connection, session, sql):
             if answer.schema is None:
                 continue
             if count is not None:
-                raise CommandError("a Parquet file has the rows of one query, and there are two")
+                raise CommandError("a Parquet file has the rows of one query, but there are two queries")
             count = write_parquet(answer.schema, answer.batches(), path)
         if count is None:
-            raise CommandError("there is no query whose rows could be written")
+            raise CommandError("no statement is a query, so there are no rows to write")
     typer.echo(f"{count} row{'' if count == 1 else 's'} written to {to}", err=True)
 
 
 def _answers(connection: Connection, session: Session, sql: str) -> Iterator[Answer]:
-    """Of a text's statements; while each is carried out the terminal shows what is read."""
+    """Yield the answers of a text's statements, with progress on the terminal while each one runs."""
     running = session.run(sql)
     while True:
         with showing(connection, session):
@@ -122,8 +122,10 @@ def _run(connection: Connection, session: Session, sql: str, output: Format) -> 
 
 
 def show(answer: Answer, output: Format, *, took: str = "") -> None:
-    """Write an answer: rows, as they come, and definitions to standard output; messages too, but not among CSV or JSON
-    rows. `took`: what is said of its time."""
+    """Write an answer: rows as they come, and definitions, to standard output.
+
+    Messages are written there too, but not among CSV or JSON rows. `took` is the text about its duration.
+    """
     count: int | None = None
     if answer.texts is not None:
         rows = list(zip(*answer.texts.values(), strict=True))

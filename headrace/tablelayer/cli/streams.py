@@ -1,7 +1,7 @@
-"""Standard streams as a command finds them: closed, on a full disk, read by nobody, in a locale without our characters.
+"""Standard streams of a command: they may be closed, full, without a reader, or in a locale without our characters.
 
-`prepare` comes before everything else of a process and `finish` after it. In between, writing to an output that is
-closed or full raises OSError, as anywhere; `broken_output` tells that such an error was the output's.
+`prepare` runs first in a process and `finish` last. In between, writing to an output that is closed or full raises
+OSError as usual; `broken_output` tells whether such an error was the output's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO, TextIO, cast
 
 
 class Output(TextIOWrapper):
-    """Standard output that remembers what went wrong with it."""
+    """Standard output that remembers its last error."""
 
     broken: OSError | None = None
 
@@ -34,8 +34,10 @@ class Output(TextIOWrapper):
 
 
 def prepare() -> None:
-    """Nothing that is opened later becomes standard output by chance. What goes into a file or a pipe is UTF-8; on a
-    terminal a character that it does not have is shown by its number.
+    """Prepare the standard streams.
+
+    A closed stream is replaced, so that no later file becomes standard output by chance. Files and pipes get UTF-8; a
+    terminal shows a character that it does not have by its number.
     """
     for number in (0, 1, 2):
         try:
@@ -63,7 +65,7 @@ def _opened(number: int, mode: str) -> TextIO:
 
 
 def broken_output() -> OSError | None:
-    """What is wrong with standard output, if what was written has not left, or cannot."""
+    """Return the error of standard output if written data is stuck or lost; None if there is none."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -72,7 +74,7 @@ def broken_output() -> OSError | None:
 
 
 def silence() -> None:
-    """What is written to standard output from now on, and what still waits there, goes nowhere."""
+    """Discard all pending and further writes to standard output."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
@@ -81,16 +83,16 @@ def silence() -> None:
 
 
 def finish(code: int) -> int:
-    """Write what still waits; the exit code of the process, `code` if all is well.
+    """Write pending data; return the exit code of the process, `code` if all is well.
 
-    Nobody reads any more (`| head`): that is no mistake. A closed output or a full disk is one, and is said.
+    An output without a reader (`| head`) is not an error. A closed output or a full disk is one, and is reported.
     """
     error = broken_output()
     if error is None:
         return code
     silence()
     nobody_reads, why = isinstance(error, BrokenPipeError), error.strerror or str(error)
-    # The error holds an answer that was left half read, and DuckDB complains of what is there at the very end.
+    # The error holds a half-read answer, about which DuckDB would complain at exit.
     del error
     gc.collect()
     if nobody_reads:

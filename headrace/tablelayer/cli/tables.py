@@ -1,4 +1,4 @@
-"""`headrace tables`: look at tables without SQL."""
+"""`headrace tables`: inspect tables without SQL."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headrace.tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption
 from headrace.tablelayer.cli.words import named_values
 
 tables = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List, create, describe and look into tables."
+    no_args_is_help=True, rich_markup_mode=None, help="List, create, describe and inspect tables."
 )
 
 TableArgument = Annotated[
     str,
     typer.Argument(
         metavar="DATABASE.TABLE",
-        help="The table; without a database, of `default`.",
+        help="Table; its database is `default` if not given.",
         autocompletion=table_names,
     ),
 ]
@@ -34,7 +34,9 @@ def _columns(text: str | None) -> list[str] | None:
 
 @tables.command("list")
 def list_tables(
-    database: Annotated[str | None, typer.Option("-d", "--database", help="Only of this database.")] = None,
+    database: Annotated[
+        str | None, typer.Option("-d", "--database", help="Only tables of this database.")
+    ] = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
@@ -65,7 +67,7 @@ def create(
         typer.Option(
             "--from-topic",
             metavar="TOPIC",
-            help="The topic whose records say what columns there are, such as a connector's.",
+            help="Topic whose records define the columns, for example a connector's.",
             autocompletion=topic_names,
         ),
     ],
@@ -74,19 +76,21 @@ def create(
         typer.Option(
             "--primary-key",
             metavar="A,B,...",
-            help="The key; otherwise the fields of the records' keys.",
+            help="Primary key; default: the fields of the records' keys.",
             show_default=False,
         ),
     ] = None,
     buckets: Annotated[int, typer.Option(min=1, help="Number of buckets.")] = 1,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="An option of the table; repeatable."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Table option; repeatable."),
     ] = None,
-    shown: Annotated[bool, typer.Option("--print", help="Show the statement, and create nothing.")] = False,
+    shown: Annotated[
+        bool, typer.Option("--print", help="Show the statement without creating the table.")
+    ] = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Create a table for the records of a topic: their schema (Kafka Connect's), or what is found in them.
+    """Create a table for the records of a topic, from their schema (Kafka Connect's) or their fields.
 
     \b
       headrace tables create shop.orders --from-topic cdc.public.orders
@@ -130,12 +134,12 @@ def describe(
 @tables.command()
 def head(
     name: TableArgument,
-    count: Annotated[int, typer.Option("-n", min=1, help="So many rows.")] = 10,
+    count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 10,
     columns: ColumnsOption = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show some rows, quickly: of a primary-key table the first by key of each bucket, of a log table the latest.
+    """Show some rows, quickly: the first by key of each bucket, or the latest of a log table.
 
     \b
       headrace tables head orders -n 3 --columns id,amount
@@ -151,10 +155,10 @@ def head(
 def tail(
     name: TableArgument,
     count: Annotated[
-        int, typer.Option("-n", min=0, help="Begin with the last so many changes of each bucket.")
+        int, typer.Option("-n", min=0, help="Number of changes of each bucket to begin with.")
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new changes until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue with new changes until Ctrl-C.")
     ] = False,
     columns: ColumnsOption = None,
     output: FormatOption = Format.TABLE,
@@ -233,13 +237,13 @@ def buckets(
     at: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Show the offset at a time too: 2024-09-19T12:00:00, or milliseconds."
+            metavar="TIME", help="Also show the offset at a time: 2024-09-19T12:00:00, or milliseconds."
         ),
     ] = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show a table's buckets: leader, offsets, the size of the log; of a partitioned table, of each partition.
+    """Show a table's buckets, or those of each partition: leader, offsets, and size of the log.
 
     \b
       headrace tables buckets orders
@@ -268,7 +272,7 @@ def size(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show how many rows tables have and how many bytes their logs take, the largest first.
+    """Show the number of rows of tables and the bytes of their logs, largest first.
 
     \b
       headrace tables size
@@ -292,14 +296,14 @@ def lookup(
     keys: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...", help="Values of the key; of several columns: a=1,b=x", show_default=False
+            metavar="KEY...", help="Values of the key; for several columns: a=1,b=x", show_default=False
         ),
     ],
     columns: ColumnsOption = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Look rows up by primary key, or by the bucket key if it is the beginning of it. Exit code 1 if none is there.
+    """Look rows up by primary key, or by a bucket key that is its prefix. Exit code 1 if there is none.
 
     \b
       headrace tables lookup fruit 1 2
@@ -328,12 +332,12 @@ def lake(
         ),
     ] = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="Have the running round end after what is in hand.")
+        bool, typer.Option("--finish", help="End the running round after its present piece.")
     ] = False,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show how far the lake is: snapshot, changes behind, age, the running round, failures.
+    """Show the lake's progress: snapshot, changes behind, age, running round, failures.
 
     \b
       headrace tables lake

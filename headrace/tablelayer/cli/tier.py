@@ -33,8 +33,8 @@ def run(
     from headrace.tablelayer.cli.connect import settings_of
     from headrace.tablelayer.lake.tiering_job import run_tiering
 
-    gc.enable()  # it goes on for days
-    # Ended by a signal, the job gives its round back: nobody has to wait for its lease to run out.
+    gc.enable()  # the job runs for days
+    # When a signal ends the job, it releases its round, so that other tierers need not wait for the lease to expire.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = run_tiering(
@@ -49,7 +49,7 @@ def run(
     except BaseException as error:
         if not _asked_to_end.is_set():
             raise
-        # What a call into a JVM that is being ended raises has nothing to tell.
+        # The error of a call into a terminating JVM has no information.
         typer.echo("ended by a signal", err=not isinstance(error, KeyboardInterrupt))
         _leave()
     if code:
@@ -57,17 +57,17 @@ def run(
 
 
 _GRACE_SECONDS = 10.0
-"""To give a round back, which is one request. Whoever waits for the job waits no longer than this."""
+"""Maximum time in seconds to release a round, which is one request, before the process ends."""
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _asked_to_end = threading.Event()
 
 
 def _interrupt(_number: int, _frame: object) -> None:
-    """The job ends where it is; a second signal, or a job that does not end, ends the process."""
+    """End the job where it is; a second signal, or a job that does not end, ends the process."""
     if _asked_to_end.is_set():
         _leave()
     _asked_to_end.set()
-    # A call into the JVM that is cut off is logged by py4j with its traceback, which has nothing to tell.
+    # py4j would log the interrupted call into the JVM with its traceback, which has no information.
     logging.disable(logging.CRITICAL)
     last = threading.Timer(_GRACE_SECONDS, _leave)
     last.daemon = True
@@ -76,7 +76,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _leave() -> NoReturn:
-    """End this process and its JVM, which would go on with its tasks first, and its clients with asking it."""
+    """End this process and its JVM, which would otherwise first finish its tasks."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

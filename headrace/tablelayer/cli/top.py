@@ -1,6 +1,4 @@
-"""`headrace top`: what is written to all topics, how far groups and the lake are behind, and what the servers use, look
-after look.
-"""
+"""`headrace top`: write rates of topics, lag of groups and of the lake, and load of the servers, repeatedly."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One topic over one interval."""
+    """Write rate of one topic over one interval."""
 
     topic: str
     partition_count: int
@@ -38,7 +36,7 @@ class Rate:
 
 
 def end_offsets(connection: Connection, *, internal: bool) -> dict[str, dict[int, int]]:
-    """Log end offsets of all topics; one that is deleted meanwhile is left out."""
+    """Return the log end offsets of all topics; a topic that is deleted meanwhile is left out."""
     found = {}
     for topic in connection.kafka.list_topics():
         if internal or not topic.is_internal:
@@ -50,7 +48,7 @@ def end_offsets(connection: Connection, *, internal: bool) -> dict[str, dict[int
 
 
 def rates(before: dict[str, dict[int, int]], after: dict[str, dict[int, int]], seconds: float) -> list[Rate]:
-    """Busiest first. A topic that is new, or was deleted and made anew, counts from nothing."""
+    """Return rates, busiest first. A new or recreated topic counts from offset 0."""
     listed = []
     for topic, ends in after.items():
         earlier = before.get(topic, {})
@@ -61,7 +59,10 @@ def rates(before: dict[str, dict[int, int]], after: dict[str, dict[int, int]], s
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A broker's process over one interval. `cpu_percent` of one core; `memory_bytes` -1: not known."""
+    """Load of a broker's process over one interval.
+
+    `cpu_percent` is of one core; `memory_bytes` -1: not known.
+    """
 
     broker: int
     version: str
@@ -72,7 +73,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group is behind a topic, and how much that has changed by a second."""
+    """Lag of a group in a topic, and its change per second."""
 
     group: str
     topic: str
@@ -83,7 +84,7 @@ class Lag:
 
 
 def loads(before: Sequence[ServerProcess], after: Sequence[ServerProcess], seconds: float) -> list[Load]:
-    """By broker. One that was started anew counts from its start."""
+    """Return the load of each broker. A restarted one counts from its start."""
     earlier = {(each.broker_id, each.process_id): each.cpu_ms for each in before}
     return [
         Load(
@@ -103,7 +104,7 @@ def group_lags(
     before: Mapping[tuple[str, str], int],
     seconds: float,
 ) -> list[Lag]:
-    """The largest first; topics that are not shown are left out."""
+    """Return lags, largest first; topics that are not shown are left out."""
     listed = []
     for group in groups:
         behind: dict[str, int] = {}
@@ -119,7 +120,7 @@ def group_lags(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the servers said at one moment (`at`: monotonic seconds)."""
+    """State of the servers at one moment (`at`: monotonic seconds)."""
 
     at: float
     ends: dict[str, dict[int, int]]
@@ -130,14 +131,14 @@ class _Look:
 def _look(connection: Connection, *, internal: bool) -> _Look:
     try:
         servers = connection.admin.servers()
-    except (UnsupportedRequest, KafkaError):  # another broker than ours, or not for everybody
+    except (UnsupportedRequest, KafkaError):  # another broker than ours, or not authorized
         servers = []
     groups = []
     for listed in connection.kafka.list_groups():
         try:
             groups.append(connection.kafka.describe_group(listed.group))
         except KafkaError:
-            continue  # deleted since
+            continue  # deleted meanwhile
     return _Look(time.monotonic(), end_offsets(connection, internal=internal), servers, groups)
 
 
@@ -249,7 +250,7 @@ def _shown(
 
 
 def _grid(first: Sequence[str], texts: Sequence[str]) -> Table:
-    """The first column and `texts` to the left, numbers in between to the right."""
+    """Return a grid with the first column and `texts` aligned left, and numbers in between aligned right."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`headrace topics`: Kafka topics, tables among them."""
+"""`headrace topics`: Kafka topics, including those of tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ topics = typer.Typer(
 
 
 class Lines(StrEnum):
-    """What a line of `topics produce` is."""
+    """Forms of an input line of `topics produce`."""
 
     VALUE = "value"
     JSON = "json"
@@ -36,7 +36,7 @@ class Lines(StrEnum):
 _EARLIEST, _LATEST = -2, -1
 _PARTITION_COLUMNS = ("partition", "leader", "first offset", "end offset")
 _PIECE_RECORDS, _PIECE_BYTES = 5_000, 1 << 20
-"""What is read before it is written: a file may be large."""
+"""Limits of one write: the input may be larger than memory."""
 
 
 @topics.command("list")
@@ -70,27 +70,23 @@ def list_topics(
 def import_from_kafka(
     kafka_data: Annotated[
         Path,
-        typer.Option(
-            "--kafka-data", metavar="DIR", help="A log.dirs folder of an Apache Kafka that is stopped."
-        ),
+        typer.Option("--kafka-data", metavar="DIR", help="A log.dirs folder of a stopped Apache Kafka."),
     ],
     data: Annotated[
-        Path, typer.Option(metavar="DIR", help="The data directory of this server, which is stopped.")
+        Path, typer.Option(metavar="DIR", help="Data directory of this server, which must be stopped.")
     ],
     names: Annotated[
         list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.", show_default=False)
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="A configuration of the imported topics; repeatable."
-        ),
+        typer.Option("--set", metavar="NAME=VALUE", help="Configuration of the imported topics; repeatable."),
     ] = None,
-    node_id: Annotated[int, typer.Option(min=0, help="The node.id of this server.")] = 0,
+    node_id: Annotated[int, typer.Option(min=0, help="node.id of this server.")] = 0,
 ) -> None:
-    """Take topics over from Apache Kafka: records, offsets, epochs and ids, byte for byte.
+    """Import topics from Apache Kafka: records, offsets, epochs and ids, byte for byte.
 
-    Configurations of topics and offsets of groups do not come along: Kafka keeps them elsewhere.
+    Configurations of topics and offsets of groups are not imported: Kafka keeps them elsewhere.
 
     \b
       headrace topics import --kafka-data /var/lib/kafka --data ./data
@@ -217,14 +213,12 @@ def alter(
     ] = None,
     unsets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset", metavar="NAME", help="A configuration that goes back to its default; repeatable."
-        ),
+        typer.Option("--unset", metavar="NAME", help="Configuration to reset to its default; repeatable."),
     ] = None,
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Change a topic's configuration: all that is named, or nothing.
+    """Change a topic's configuration: all named values or none.
 
     \b
       headrace topics alter clicks --set retention.ms=3600000 --unset cleanup.policy
@@ -235,7 +229,7 @@ def alter(
 
     values, removed = named_values(sets or []), unsets or []
     if not values and not removed:
-        raise CommandError("nothing is to be changed: name it by --set NAME=VALUE or --unset NAME")
+        raise CommandError("no change was given: pass --set NAME=VALUE or --unset NAME")
     with open_connection(server) as connection:
         connection.kafka.alter_configs(ConfigKind.TOPIC, name, values, removed, validate_only=dry_run)
     typer.echo(f"topic {name} {'could be' if dry_run else 'is'} altered")
@@ -246,7 +240,7 @@ def refused(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Topic of a table; without it all.", autocompletion=topic_names, show_default=False
+            help="Topic of a table; default: all tables.", autocompletion=topic_names, show_default=False
         ),
     ] = None,
     output: FormatOption = Format.TABLE,
@@ -254,7 +248,7 @@ def refused(
 ) -> None:
     """Show which records tables refused lately, and why: the last 50 of each table since the server started.
 
-    A producer whose library tells a code alone (librdkafka: INVALID_RECORD) does not show the reason. With
+    A producer whose library shows only the error code (librdkafka: INVALID_RECORD) does not show the reason. With
     'table.kafka.dead-letter-topic' the bad record goes there, and the rest of its batch is written.
 
     \b
@@ -288,12 +282,12 @@ def refused(
 def add_partitions(
     name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
     count: Annotated[
-        int, typer.Option("--to", metavar="COUNT", min=1, help="How many partitions there are then, in all.")
+        int, typer.Option("--to", metavar="COUNT", min=1, help="New total number of partitions.")
     ],
     dry_run: DryRunOption = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Let a topic have more partitions. Records with a key may go to other partitions than before.
+    """Add partitions to a topic. Records with a key may then go to other partitions than before.
 
     \b
       headrace topics add-partitions clicks --to 8
@@ -312,48 +306,50 @@ def produce(
         str, typer.Argument(help="Name of the topic, or of a table.", autocompletion=topic_names)
     ],
     value: Annotated[
-        str | None, typer.Option("--value", "-v", help="The value of one record.", show_default=False)
+        str | None, typer.Option("--value", "-v", help="Value of one record.", show_default=False)
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Its key.", show_default=False)] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", help="Key of the record.", show_default=False)
+    ] = None,
     headers: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records; repeatable."),
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of all records; repeatable."),
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option("--tombstone", help="One record with --key and no value: a delete.")
+        bool, typer.Option("--tombstone", help="Write one record with --key and no value: a delete.")
     ] = False,
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", "-f", metavar="FILE", help="Records from a file, a line each; -: standard input."
+            "--file", "-f", metavar="FILE", help="File with one record per line; -: standard input."
         ),
     ] = None,
     lines: Annotated[
         Lines,
         typer.Option(
-            "--input", "-i", help="What a line is: a value, or an object as `topics tail -o json` writes it."
+            "--input", "-i", help="Form of a line: a value, or an object as written by `topics tail -o json`."
         ),
     ] = Lines.VALUE,
     key_separator: Annotated[
         str | None,
-        typer.Option("--key-separator", "-K", metavar="TEXT", help="What stands between key and value."),
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Separator of key and value."),
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", min=0, help="All of them into this one.", show_default=False),
+        typer.Option("--partition", "-p", min=0, help="Partition for all records.", show_default=False),
     ] = None,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Write records: one from the command line, or the lines of a file or of standard input.
 
-    A record with a key goes to the partition that Kafka's Java producer chooses. What is written is acknowledged by
-    all, and is there once, whatever is lost on the way. Records for a table are checked against it.
+    A record with a key goes to the partition that Kafka's Java producer would choose. Each record is acknowledged by
+    all in-sync replicas and written once, even if connections are lost. Records for a table are checked against it.
 
-    A line of --input json has key, value and headers as [["name", "value"], ...], and may have a timestamp, which the
-    record keeps. Bytes that are no text are base64, with "key_encoding" or "value_encoding" beside them, or a third
-    element in a header, saying "base64". `partition` and `offset` say where a record came from: the key, or
-    --partition, says where it goes.
+    A line of --input json has key, value and headers as [["name", "value"], ...]. It may have a timestamp, which the
+    record keeps. Bytes that are not text are base64, with "key_encoding" or "value_encoding" beside them, or a third
+    element in a header, "base64". `partition` and `offset` name the origin of a record; its key or --partition decides
+    the target.
 
     \b
       headrace topics produce clicks --key ann --value '{"page": 7}' --header trace=4711
@@ -370,7 +366,7 @@ def produce(
         records = iter([of_words(key, value, tombstone=tombstone)])
     else:
         if value is not None or tombstone or key is not None:
-            raise CommandError("give one record by --key and --value, or many by --file, not both")
+            raise CommandError("pass one record with --key and --value, or many with --file, not both")
         records = from_lines(file, key_separator=key_separator, is_json=lines is Lines.JSON)
     common = [(header, text.encode()) for header, text in named_pairs(headers or [], "--header")]
     written, shown = 0, RowStream(output)
@@ -395,18 +391,18 @@ def produce(
 def tail(
     name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
     count: Annotated[
-        int, typer.Option("-n", min=0, help="Begin with the last so many records of each partition.")
+        int, typer.Option("-n", min=0, help="Number of records of each partition to begin with.")
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new records until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue with new records until Ctrl-C.")
     ] = False,
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show the last records of a topic as a Kafka client sees them; of a table, its Kafka face.
+    """Show the last records of a topic as a Kafka client sees them; for a table, its Kafka view.
 
-    JSON is exact: `topics produce --input json` writes records of equal bytes. Bytes that are no text are base64 there
-    and in CSV, and an encoding beside them says so. The table is for reading, and shows them as `\\xff`.
+    JSON is exact: `topics produce --input json` writes records of equal bytes. Bytes that are not text are base64 there
+    and in CSV, marked by an encoding beside them. The table is for people, and shows them as `\\xff`.
 
     \b
       headrace topics tail default.orders -n 5
@@ -432,7 +428,7 @@ def tail(
                 collected += shown
             if after == unread and not follow:
                 raise CommandError(
-                    f"{name} gives no records although its log does not end: is it being deleted?"
+                    f"{name} returns no records before the end of its log: it may have been deleted"
                 )
             positions = {**positions, **after}
     _show(sorted(collected, key=lambda r: (r.partition, r.offset)), output)

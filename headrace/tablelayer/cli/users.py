@@ -1,7 +1,7 @@
-"""`headrace users`: who logs in with a password, and `headrace format`, which makes the first of them.
+"""`headrace users`: users that log in with a password, and `headrace format`, which creates the first of them.
 
-A password comes from the environment, from standard input or from a prompt, in this order, and never from the command
-line: everybody on a machine sees those.
+A password comes from the environment, from standard input or from a prompt, in this order. It never comes from the
+command line, which all users of a machine can see.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ users = typer.Typer(
 
 @users.command("list")
 def list_users(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
-    """List all users that have a password here, and the mechanisms that it is good for.
+    """List all users that have a password here, with the mechanisms of their passwords.
 
     \b
       headrace users list
@@ -48,7 +48,7 @@ def list_users(output: FormatOption = Format.TABLE, server: ServerOption = DEFAU
 def add(
     name: Annotated[str, typer.Argument(help="Name of the user: User:NAME in ACLs.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Give a user that exists another password.")
+        bool, typer.Option("--replace", help="Change the password of an existing user.")
     ] = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
@@ -61,12 +61,12 @@ def add(
     from headrace.tablelayer.cli.connect import open_connection
 
     if not name:
-        raise CommandError("a user has a name")
+        raise CommandError("the name of a user must not be empty")
     password = read_password(name)
     with open_connection(server) as connection:
         there = {user.name for user in connection.security.list_users()}
         if name in there and not replace:
-            raise CommandError(f"user {name} exists already; --replace gives it another password")
+            raise CommandError(f"user {name} exists already; --replace changes its password")
         if name in there:
             connection.security.alter_user(name, password)
         else:
@@ -78,7 +78,7 @@ def add(
 def delete(
     name: Annotated[str, typer.Argument(help="Name of the user.")], server: ServerOption = DEFAULT_SERVER
 ) -> None:
-    """Delete a user. Connections that it has go on until their sessions end; its ACLs stay.
+    """Delete a user. Its connections continue until their sessions end; its ACLs stay.
 
     \b
       headrace users delete ann
@@ -91,7 +91,7 @@ def delete(
 
 
 def read_password(name: str) -> str:
-    """Of a user. Raises CommandError for none."""
+    """Return the password of a user. Raises CommandError if it is empty."""
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is None:
         if sys.stdin.isatty():
@@ -102,13 +102,13 @@ def read_password(name: str) -> str:
             password = sys.stdin.readline().rstrip("\r\n")
     if not password:
         raise CommandError(
-            f"user {name} has no password; write it as a line of standard input, or set {PASSWORD_VARIABLE}"
+            f"user {name} has no password; write it as a line to standard input, or set {PASSWORD_VARIABLE}"
         )
     return password
 
 
 def format_directory(data: Path, added: list[str], node_id: int) -> None:
-    """Make a data directory, and users in it. Raises CommandError, ConfigError."""
+    """Create a data directory with users. Raises CommandError, ConfigError."""
     import asyncio
 
     from headrace.broker.stores.first_users import add_users
@@ -124,8 +124,9 @@ def format_directory(data: Path, added: list[str], node_id: int) -> None:
 
 
 def parse_scram(text: str) -> tuple[str, ScramMechanism, int]:
-    """(name, mechanism, iterations) of `SCRAM-SHA-256=[name=ann,iterations=8192]`, as kafka-storage has it. Raises
-    CommandError, which shows no value.
+    """Parse `SCRAM-SHA-256=[name=ann,iterations=8192]`, kafka-storage's form, to (name, mechanism, iterations).
+
+    Raises CommandError, which shows no value.
     """
     from headrace.broker.security.sasl.scram import BY_NAME, ITERATIONS_MAX, ITERATIONS_MIN
 
@@ -136,12 +137,12 @@ def parse_scram(text: str) -> tuple[str, ScramMechanism, int]:
     fields = dict(part.strip().partition("=")[::2] for part in rest[1:-1].split(","))
     if secret := fields.keys() & {"password", "saltedpassword"}:
         raise CommandError(
-            f"{secret.pop()} on the command line is seen by everybody on this machine: leave it out, and give the "
+            f"{secret.pop()} on the command line is visible to all users of this machine: leave it out, and give the "
             f"password at the prompt, on standard input or in {PASSWORD_VARIABLE}"
         )
     iterations = fields.get("iterations", str(ITERATIONS_MIN))
     if not fields.get("name") or fields.keys() - {"name", "iterations"} or not iterations.isdecimal():
         raise CommandError(form)
     if not ITERATIONS_MIN <= int(iterations) <= ITERATIONS_MAX:
-        raise CommandError(f"{iterations} iterations: there are {ITERATIONS_MIN} to {ITERATIONS_MAX}")
+        raise CommandError(f"{iterations} iterations: use {ITERATIONS_MIN} to {ITERATIONS_MAX}")
     return fields["name"], BY_NAME[mechanism], int(iterations)

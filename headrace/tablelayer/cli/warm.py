@@ -8,8 +8,8 @@ from time import perf_counter
 
 from headrace.protocol.loading.kernel_cache import giving_way, one_writer
 
-#: Modules that have kernels, each with a `warm()`. What every write, lookup and scan of a table needs comes first: a
-#: server that was killed while it compiled the others has it again at once.
+#: Modules that have kernels, each with a `warm()`. The kernels that every write, lookup and scan of a table needs come
+#: first, so that a server that was killed while it compiled the others has them at its next start.
 KERNEL_MODULES = (
     "headrace.tablelayer.model.rows.keys",
     "headrace.tablelayer.model.rows.stored",
@@ -32,8 +32,9 @@ KERNEL_MODULES = (
 
 
 def warm_up() -> Iterator[tuple[str, float]]:
-    """Warm the modules one after the other; yields each one's name and seconds. Whoever needs a kernel meanwhile does
-    not wait for more than one of them. From one thread.
+    """Warm the modules one after the other; yield each one's name and seconds.
+
+    A thread that needs a kernel meanwhile waits for at most one of them. Call it from one thread.
     """
     one_writer()
     with giving_way():

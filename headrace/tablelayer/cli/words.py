@@ -1,4 +1,4 @@
-"""What several commands read from their words, and how they ask before they act."""
+"""Argument parsing and confirmation that several commands share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 from headrace.tablelayer.cli.errors import CommandError
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done without doing it.")]
 
 
 def named_values(texts: Sequence[str], option: str = "--set") -> dict[str, str]:
-    """`name=value` texts. Raises CommandError for one that is not of that form, and for a name with two values."""
+    """Parse `name=value` texts. Raises CommandError for another form, and for a name with two values."""
     values: dict[str, str] = {}
     for name, value in named_pairs(texts, option):
         if values.setdefault(name, value) != value:
@@ -24,7 +24,7 @@ def named_values(texts: Sequence[str], option: str = "--set") -> dict[str, str]:
 
 
 def named_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """`name=value` texts in their order; a name may be there again. Raises CommandError for another form."""
+    """Parse `name=value` texts in order; a name may occur again. Raises CommandError for another form."""
     pairs = []
     for text in texts:
         name, separator, value = text.partition("=")
@@ -35,20 +35,20 @@ def named_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def moment_of(text: str, option: str = "--at") -> int:
-    """Milliseconds: given as such, or as a date and time (UTC if it does not say). Raises CommandError."""
+    """Parse a moment in milliseconds, or a date and time (default UTC), to milliseconds. Raises CommandError."""
     if text.isdigit():
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise CommandError(
-            f"{option} {text!r} is no time: write 2024-09-19T12:00:00, or milliseconds since 1970"
+            f"{option} {text!r} is not a time: write 2024-09-19T12:00:00, or milliseconds since 1970"
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def topic_and_partitions(text: str) -> tuple[str, list[int] | None]:
-    """`clicks` or `clicks:0,2`; None: all of them. Raises CommandError."""
+    """Parse `clicks` or `clicks:0,2`; None: all partitions. Raises CommandError."""
     topic, colon, numbers = text.partition(":")
     if not colon:
         return topic, None
@@ -59,6 +59,6 @@ def topic_and_partitions(text: str) -> tuple[str, list[int] | None]:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on the terminal unless that was answered before. Ends the command if the answer is no."""
+    """Ask for confirmation on the terminal unless `yes`. A negative answer ends the command."""
     if not yes:
         typer.confirm(question, abort=True, err=True)

@@ -15,19 +15,19 @@ from headrace.broker.stores.zookeeper_server import answers, server_command, ser
 from headrace.tablelayer.cli.errors import CommandError
 
 TICK_MS: Final = 500
-"""Sessions last between 1 and 10 s."""
+"""Tick of ZooKeeper; sessions last between 1 and 10 s."""
 READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
 _LOG_FILE: Final = "zookeeper.log"
 
 
 def run_zookeeper(data: Path, listen: str) -> None:
-    """Raises CommandError if it cannot start."""
+    """Run the server. Raises CommandError if it cannot start."""
     host, port = parse_listener(listen)
     if shutil.which("java") is None:
-        raise CommandError("ZooKeeper needs Java (17 or later) on the PATH, and there is none")
+        raise CommandError("ZooKeeper needs Java (17 or later), but there is no `java` on the PATH")
     if answers(host, port):
-        raise CommandError(f"a ZooKeeper server is running at {host}:{port} already")
+        raise CommandError(f"a ZooKeeper server is already running at {host}:{port}")
     data.mkdir(parents=True, exist_ok=True)
     settings, log_file = data / "zoo.cfg", data / _LOG_FILE
     settings.write_text(server_settings(data.resolve(), host, port, TICK_MS))

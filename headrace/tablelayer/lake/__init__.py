@@ -1,1 +1,1 @@
-"""The tiering job, the lake adapters, the union read."""
+"""Tiering job, lake adapters and union read."""

@@ -1,11 +1,11 @@
-"""What tiering asks of a lake, and the words for it. One small adapter per lake format implements `LakeTable`.
+"""Interface between tiering and a lake format: each format has one adapter that implements `LakeTable`.
 
-The offsets up to which a table was tiered live **inside the lake's own snapshot**, committed in one step
-with the rows, so they can never disagree with them. What the server keeps is a copy.
+The offsets up to which a table was tiered live **inside the lake's own snapshot**. They are committed in one step with
+the rows, so offsets and rows cannot disagree. The server keeps only a copy. Properties of a snapshot:
 
     headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket (`model/lake/offsets.py`)
-    headrace.table-id   the table's id, also of the lake table: a table dropped and created again has another one
-    headrace.epoch      the tiering round's epoch
+    headrace.table-id   id of the table, also a property of the lake table; a recreated table has a new id
+    headrace.epoch      epoch of the tiering round
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ TABLE_ID_PROPERTY = "headrace.table-id"
 EPOCH_PROPERTY = "headrace.epoch"
 BRANCH_PREFIX = "hr_"
 TIERED_NAME = "headrace_tiered"
-"""Of what keeps the last round's snapshot from expiry: a tag of Iceberg's, a consumer of Paimon's."""
+"""Name of the reference that keeps the last round's snapshot from expiry: an Iceberg tag, a Paimon consumer."""
 
 
 class LakeError(Exception):
-    """Tiering or reading the lake cannot go on. The message says which table, what was found and what to do."""
+    """Tiering or reading the lake cannot continue. The message names the table, the cause and the remedy."""
 
 
 class RoundLostError(LakeError):
-    """Somebody else committed to the lake table first. Nothing of this round is in it."""
+    """Another writer committed to the lake table first. Nothing of this round is in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LakeState:
-    """What one look at the lake table found.
+    """State of a lake table, read at one moment.
 
-    `head` is its current snapshot (None: it has none yet); `committed` the newest snapshot in the head's
-    history that tiering made (None: none so far); `offsets` what is tiered, by place, as exclusive ends.
+    `head` is the current snapshot (None: there is none yet). `committed` is the newest snapshot in the head's history
+    that tiering made (None: none so far). `offsets` are the tiered offsets by place, as exclusive ends.
     """
 
     head: int | None = None
@@ -55,7 +55,7 @@ class LakeState:
 
 
 def round_properties(definition: TableDefinition, offsets: Offsets, epoch: int) -> dict[str, str]:
-    """What a round's snapshot says of it."""
+    """Return the snapshot properties of a round."""
     return {
         OFFSETS_PROPERTY: offsets_to_json(offsets),
         TABLE_ID_PROPERTY: str(definition.table_id),
@@ -67,57 +67,57 @@ class LakeTable(Protocol):
     """One table in a lake."""
 
     def stored_definition(self) -> TableDefinition | None:
-        """The definition that the lake table was made or last changed from; None if there is no such table."""
+        """Return the definition that the lake table was created or last changed from; None without a lake table."""
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
-        """The table's state, read from the lake itself.
+        """Read the table's state from the lake itself.
 
-        `known_snapshot` is the last one the server was told of: a witness for the case that the history in
-        between was expired. Raises LakeError when the table belongs to another table id, or when its
-        history no longer says what was tiered.
+        `known_snapshot` is the last snapshot that was reported to the server. It is used when the history in between
+        was expired. Raises LakeError when the lake table belongs to another table id, or when its history no longer
+        shows the tiered offsets.
         """
 
     def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
-        """Write a round where no reader sees it, on top of `base`, `offsets` with it; the new snapshot's id.
+        """Write a round and its `offsets` on top of `base`, invisible to readers; return the new snapshot's id.
 
-        `changes`: a DataFrame; for a PK table the last change of each key, with a column `_deleted`. A round may
-        be written in several pieces, each on top of the one before, with the same epoch.
+        `changes` is a DataFrame; for a PK table it has the last change of each key and a column `_deleted`. A round may
+        be written in several pieces with the same epoch, each on top of the previous one.
 
-        Of a partitioned table a round has only rows of the partitions whose offsets differ from `base`'s; what the
-        lake still has of those in `new_partitions(base, offsets)` is of earlier ones of the same name, and goes in
-        the same step.
+        For a partitioned table, a round has rows only of the partitions whose offsets differ from those of `base`.
+        Partitions in `new_partitions(base, offsets)` may have old rows in the lake, from an earlier partition of the
+        same name; they are deleted in the same step.
         """
 
     def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
-        """Make the written round the table's current state, if that is still `base`.
+        """Make the written round the table's current state, if the current state is still `base`.
 
-        Raises RoundLostError if it is not. When an error hides the outcome, the lake is looked at again:
-        returning means committed, any other exception means not committed.
+        Raises RoundLostError if it is not. When an error hides the outcome, the adapter looks at the lake again: a
+        return means committed, any other exception means not committed.
         """
 
     def discard(self, epoch: int) -> None:
-        """Forget what this and earlier rounds wrote and did not commit. Never raises."""
+        """Delete uncommitted data of this and earlier rounds. Never raises."""
 
     def maintain(self) -> str:
-        """Compact and expire as the table's options ask for, if it is worth while; what was done, for a person.
+        """Compact and expire as the table's options ask, if worthwhile; return a readable summary of the work.
 
-        Offsets can be found afterwards as before. Called by the holder of the round after its last commit; a
-        commit of somebody else meanwhile wins over it.
+        Offsets can still be found afterwards. The holder of the round calls this after its last commit. A concurrent
+        commit of another writer takes precedence.
         """
 
     def read(self, snapshot: int | None = None) -> Any:
-        """A DataFrame of the table at a snapshot (None: now), with the table's own types."""
+        """Return a DataFrame of the table at a snapshot (None: now), with the table's own types."""
 
     def snapshots(self) -> Any:
-        """A DataFrame with a row for each snapshot that is left, the oldest first.
+        """Return a DataFrame with a row for each remaining snapshot, oldest first.
 
-        Columns: `snapshot_id`, `parent_id`, `committed_at`, `operation`, and for those that tiering made `epoch`
-        and `offsets`, a map of exclusive ends by bucket, or for a partitioned table of such maps by partition.
+        Columns: `snapshot_id`, `parent_id`, `committed_at`, `operation`. Snapshots made by tiering also have `epoch`
+        and `offsets`: a map of exclusive ends by bucket, or for a partitioned table a map of such maps by partition.
         """
 
 
 def new_partitions(base: LakeState, offsets: Offsets) -> list[str]:
-    """Names of the partitions that this round is the first of: they are new, or made anew under an old name."""
+    """Return the names of partitions whose first round this is: new ones, and ones recreated under an old name."""
     known = {place.table_id for place in base.offsets if isinstance(place, PartitionBucket)}
     return partitions_of(
         [place for place in offsets if isinstance(place, PartitionBucket) and place.table_id not in known]
@@ -125,12 +125,12 @@ def new_partitions(base: LakeState, offsets: Offsets) -> list[str]:
 
 
 def touched_partitions(base: LakeState, offsets: Offsets) -> list[str]:
-    """Names of the partitions that a round from `base` to `offsets` may have rows of."""
+    """Return the names of the partitions that may have rows in a round from `base` to `offsets`."""
     return partitions_of([place for place, offset in offsets.items() if base.offsets.get(place) != offset])
 
 
 def partition_condition(definition: TableDefinition, partitions: Sequence[str], prefix: str = "") -> str:
-    """In SQL: whether a row is in one of these partitions."""
+    """Return an SQL condition that is true for rows of these partitions."""
     columns = [definition.schema.column(key) for key in definition.partition_keys]
     each = [
         " AND ".join(

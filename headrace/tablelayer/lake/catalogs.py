@@ -1,6 +1,6 @@
-"""The lake's catalogs: the one place that knows the lake formats, and where a table's copy is found from its name.
+"""Catalogs of the lake: the one module that knows the lake formats and finds a table's copy by its name.
 
-A format has two adapters, each loaded when it is asked for: one in Spark, which tiering writes with, and one without.
+A format has two adapters, each loaded on demand: one in Spark, used to write, and one without Spark.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from headrace.tablelayer.model.table.definition import TableDefinition, TablePat
 from headrace.tablelayer.spark.sessions import iceberg_catalog_properties
 
 CATALOG_PROPERTY_PREFIX = "datalake.{format}."
-"""Of the server's settings for the catalogs of a lake format; what follows is the format's own word."""
+"""Prefix of the server's settings for a lake format's catalog; the rest of the name is the format's property."""
 
 
 @dataclass(frozen=True, slots=True)
 class LakeCatalog:
-    """The catalog of a lake format, `iceberg` or `paimon`; its properties, in the format's words, may be secret."""
+    """Catalog of a lake format, `iceberg` or `paimon`. Its properties have the format's names and may be secret."""
 
     format: str
     properties: Mapping[str, str] = field(repr=False)
 
     def table(self, spark: Any, definition: TableDefinition) -> LakeTable:
-        """A table's copy, to be written and read in this session. Raises LakeError."""
+        """Return a table's copy, for reading and writing in this session. Raises LakeError."""
         if self.format == "paimon":
             from headrace.tablelayer.lake.paimon import PaimonTable
 
@@ -38,7 +38,7 @@ class LakeCatalog:
         return IcebergTable(spark, definition, self.properties)
 
     def reader(self, definition: TableDefinition) -> LakeReader:
-        """A table's copy, read without Spark, as it is now. Raises LakeError."""
+        """Return a table's copy as it is now, for reading without Spark. Raises LakeError."""
         if self.format == "paimon":
             from headrace.tablelayer.lake.paimon_reader import PaimonReader
 
@@ -50,7 +50,7 @@ class LakeCatalog:
 
 @dataclass(frozen=True, slots=True)
 class TieredTable:
-    """A table and its lake's catalog. `known_snapshot`: the last one there that the server was told of."""
+    """A table and its lake's catalog. `known_snapshot` is the last lake snapshot that was reported to the server."""
 
     definition: TableDefinition
     catalog: LakeCatalog
@@ -58,12 +58,13 @@ class TieredTable:
 
 
 def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTable:
-    """The table "db.t"; `warehouse` overrides the server's. Raises LakeError: it is not tiered, or a partition;
-    TableError: there is none.
+    """Return the tiered table "db.t"; `warehouse` overrides the server's setting.
+
+    Raises LakeError when the table is not tiered or is a partition, and TableError when it does not exist.
     """
     path = TablePath.parse(name)
     if path.partition is not None:
-        raise LakeError(f"{path} is a partition: it is tiered together with its table, read {path.whole}")
+        raise LakeError(f"{path} is a partition, which is tiered together with its table: read {path.whole}")
     definition = connection.admin.describe_table(path)
     if definition.table_id is None:
         raise LakeError(f"{path} has no id")
@@ -72,10 +73,10 @@ def tiered_table(connection: Any, name: str, warehouse: str | None) -> TieredTab
 
 
 def lake_catalog(status: LakeStatus, warehouse: str | None, path: TablePath | str) -> LakeCatalog:
-    """The catalog of a table, or of the plain topic of that name: the server's `datalake.<format>.*`, the warehouse
-    given by hand first.
+    """Return the catalog of a table, or of the plain topic of that name, from the server's `datalake.<format>.*`.
 
-    Raises LakeError when the table is not tiered, or nobody says where to.
+    `warehouse`, if given, overrides the server's. Raises LakeError when the table is not tiered, or when no warehouse
+    is configured.
     """
     if not status.enabled:
         option = "datalake.enabled" if isinstance(path, str) else "table.datalake.enabled"
@@ -84,8 +85,9 @@ def lake_catalog(status: LakeStatus, warehouse: str | None, path: TablePath | st
     kept = [name for name, value in status.properties.items() if name.startswith(prefix) and value is None]
     if kept:
         raise LakeError(
-            f"the server tells {', '.join(kept)} to nobody who does not present its tiering token: set"
-            f" datalake.tiering.token there, and {TOKEN_VARIABLE} to the same text in the environment of this process"
+            f"the server returns {', '.join(kept)} only to clients that present its tiering token: set"
+            f" datalake.tiering.token on the server, and {TOKEN_VARIABLE} to the same text in the environment"
+            " of this process"
         )
     given = {
         name.removeprefix(prefix): value
@@ -105,12 +107,12 @@ def lake_catalog(status: LakeStatus, warehouse: str | None, path: TablePath | st
             f"{path} asks for lake format '{status.format}': tables are tiered into iceberg or paimon"
         )
     elif given.get("type", "hadoop") != "hadoop" or "catalog-impl" in given:
-        # What a warehouse is, such a catalog knows.
+        # Such a catalog knows its own warehouse.
         return LakeCatalog(status.format, {**given, **({"warehouse": place} if place else {})})
     if not place:
         raise LakeError(
-            f"nobody says where the lake of {path} is: start the server with"
-            f" --set {prefix}warehouse=FOLDER, or give the warehouse to this command"
+            f"no warehouse is configured for the lake of {path}: start the server with"
+            f" --set {prefix}warehouse=FOLDER, or pass the warehouse to this command"
         )
     if status.format == "paimon":
         place = place if "://" in place else str(Path(place).resolve())

@@ -1,4 +1,4 @@
-"""What a tiering round and a union read ask of a table's log: where it begins and ends, and what is between."""
+"""Log of a table as tiering rounds and union reads see it: earliest and latest offsets, state and changes."""
 
 from __future__ import annotations
 
@@ -27,29 +27,33 @@ from headrace.tablelayer.spark.splits import (
 )
 
 LOCAL_ROWS_MAX, LOCAL_BYTES_MAX = 250_000, 16 << 20
-"""Of changes that the driver holds and each task of a join gets: a third of what Spark takes as local rows at all
-(`spark.sql.execution.arrow.localRelationThreshold`)."""
+"""Limits of the changes that the driver holds and sends to each task of a join.
+
+They are a third of Spark's own limit for local rows (`spark.sql.execution.arrow.localRelationThreshold`).
+"""
 _READ_AT_ONCE = 4
 
 
 class ChangeSource(Protocol):
-    """The log of one table, or of all partitions of a partitioned one: offsets by place."""
+    """Log of one table, or of all partitions of a partitioned table. Offsets are by place."""
 
     def earliest(self) -> dict[Any, int]:
-        """The first offset each place still has."""
+        """Return the first offset that each place still has."""
 
     def latest(self) -> dict[Any, int]:
-        """The end (exclusive) of each place's log, as readers may see it now: these are the places that there are."""
+        """Return the visible log end (exclusive) of each place. The keys are all places that exist."""
 
     def state(self, spark: Any, end: Offsets) -> Any | None:
-        """A DataFrame in this session of a PK table's rows at `end`, with a column `_deleted` that is false.
+        """Return a DataFrame of a PK table's rows at `end`, with a column `_deleted` that is false.
 
-        None for a log table, and where the log itself is to be read.
+        Return None for a log table, and when the log itself has to be read.
         """
 
     def changes(self, spark: Any, start: Offsets, end: Offsets) -> Any:
-        """A DataFrame in this session of what is in `[start, end)`: a log table's rows; for a PK table the
-        last change of each key with a column `_deleted`."""
+        """Return a DataFrame of the changes in `[start, end)`.
+
+        For a log table these are its rows; for a PK table the last change of each key with a column `_deleted`.
+        """
 
 
 class TableChanges:
@@ -73,7 +77,7 @@ class TableChanges:
         before = {each.name: each for each in self._table.partitions()}
         found = self._table.partition_offsets(at)
         after = {each.name: each.table_id for each in self._table.partitions()}
-        # What was dropped, or dropped and made anew, while we asked is left to the next round.
+        # A partition that was dropped or recreated during these calls is left to the next round.
         self._partitions |= {each.table_id: each for each in before.values()}
         return {
             PartitionBucket(name, before[name].table_id, bucket): offset
@@ -83,11 +87,11 @@ class TableChanges:
         }
 
     def state(self, spark: Any, end: Offsets) -> Any | None:
-        """From the key-value store: a long changelog need not be read, and may have been shortened.
+        """Read the state from the key-value store: a long changelog need not be read, and may have been truncated.
 
-        A changelog without old images (WAL) cannot be undone back to `end`, so it is read itself while it is
-        whole. Where it is not, the lake's first state is that of a moment after `end`; the rounds from `end` on
-        repeat what it has already, and readers of lake and log together see no difference.
+        A changelog without old images (WAL) cannot be undone back to `end`, so the log is read while it is whole. When
+        it is not whole, the lake's first state is of a moment after `end`. The rounds from `end` on repeat changes that
+        the lake already has, and readers of lake and log together see no difference.
         """
         from pyspark.sql import functions
 
@@ -109,8 +113,9 @@ class TableChanges:
         return splits_frame(spark, *self._read(start, end))
 
     def local(self, spark: Any, start: Offsets, end: Offsets) -> Any | None:
-        """As `changes`, read here and now and handed to Spark as rows, which spares it the jobs that a frame of
-        Python's costs each time it is used; None when there is more than LOCAL_ROWS_MAX or LOCAL_BYTES_MAX of it.
+        """Return `changes` as local rows in Spark; None above LOCAL_ROWS_MAX or LOCAL_BYTES_MAX.
+
+        Local rows spare Spark the jobs that a Python data source costs each time its frame is used.
         """
         if sum(offset - start.get(place, 0) for place, offset in end.items()) > LOCAL_ROWS_MAX:
             return None
@@ -139,7 +144,7 @@ class TableChanges:
         ]
 
     def by_partition(self, offsets: Offsets) -> list[tuple[Partition | None, dict[int, int]]]:
-        """Offsets by bucket: of the table, or of each of its partitions."""
+        """Group offsets by bucket: for the table (None), or for each of its partitions."""
         found: dict[Partition | None, dict[int, int]] = {}
         for place, offset in in_order(offsets):
             if isinstance(place, PartitionBucket):
@@ -153,7 +158,7 @@ class TableChanges:
 def with_state(
     state: Any | None, new: Collection[Any], source: ChangeSource, spark: Any, start: Offsets, end: Offsets
 ) -> Any:
-    """The changes from `start` to `end`, but for the `new` places their `state` at the end, if there is one."""
+    """Return the changes from `start` to `end`; for `new` places their `state` at the end, if there is one."""
     if state is None:
         return source.changes(spark, start, end)
     known = {place: offset for place, offset in end.items() if place not in new}

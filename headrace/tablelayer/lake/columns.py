@@ -1,11 +1,11 @@
-"""Which field of a lake table is which column: what all lake formats have in common.
+"""Mapping between columns and fields of a lake table: the part that all lake formats share.
 
-A lake table knows its fields by numbers of its own. Whose they are stands in its properties (Iceberg) or options
+A lake table identifies its fields by its own numbers. The mapping is stored in its properties (Iceberg) or options
 (Paimon), in the same commit as every change of its schema:
 
-    headrace.columns      {"0": 1, ...}   our column id -> the lake's field id
-    headrace.schema-id    the table's schema that the fields were made from
-    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/lake/topics.py`)
+    headrace.columns      {"0": 1, ...}   column id -> field id in the lake
+    headrace.schema-id    id of the table schema that the fields were made from
+    headrace.definition   whole definition; for plain topics this is the only copy (`model/lake/topics.py`)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFINITION_PROPERTY = "headrace.definition"
 
 
 def column_properties(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
-    """`fields`: the lake's field id of each column."""
+    """Return the properties that store the mapping; `fields` is the lake's field id of each column id."""
     listed = {str(column): field for column, field in sorted(fields.items())}
     return {
         COLUMNS_PROPERTY: json.dumps(listed, separators=(",", ":")),
@@ -39,7 +39,7 @@ def column_properties(definition: TableDefinition, fields: Mapping[int, int]) ->
 
 
 def fields_by_column(text: str | None, definition: TableDefinition, first_field: int) -> dict[int, int]:
-    """The lake's field id of each column, from the property that says so; without it fields are numbered in order."""
+    """Return the lake's field id of each column id from the property; without it fields are numbered in order."""
     if text is None:
         first = definition.versions.schemas[0]
         return {column.id: index + first_field for index, column in enumerate(first.columns)}
@@ -47,7 +47,7 @@ def fields_by_column(text: str | None, definition: TableDefinition, first_field:
 
 
 def stored_definition(definition: TableDefinition, properties: Any) -> TableDefinition | None:
-    """The definition that is in a lake table's properties, a mapping of Python's or Java's; None if there is none."""
+    """Return the definition in a lake table's properties (a Python or Java mapping); None if there is none."""
     text = properties.get(DEFINITION_PROPERTY)
     if text is None:
         return None
@@ -55,13 +55,14 @@ def stored_definition(definition: TableDefinition, properties: Any) -> TableDefi
 
 
 def is_of_another_schema(definition: TableDefinition, known: int) -> bool:
-    """Whether the lake table's fields, made from schema `known`, are to be changed. Raises RoundLostError if that is
-    a newer one.
+    """Return whether the lake table's fields, made from schema `known`, have to change.
+
+    Raises RoundLostError if `known` is a newer schema.
     """
     if known > definition.schema.schema_id:
         raise RoundLostError(
-            f"the lake table of {definition.path} has the columns of schema {known} already, this round began with"
-            f" schema {definition.schema.schema_id}: another tierer was first"
+            f"the lake table of {definition.path} already has the columns of schema {known}, but this round began with"
+            f" schema {definition.schema.schema_id}: another tierer committed first"
         )
     return known != definition.schema.schema_id
 
@@ -69,13 +70,13 @@ def is_of_another_schema(definition: TableDefinition, known: int) -> bool:
 def check_nothing_is_lost(
     definition: TableDefinition, fields: Mapping[int, int], present: Iterable[int]
 ) -> None:
-    """That the fields of all columns are among those `present`. Raises LakeError."""
+    """Check that the fields of all columns are among those `present`. Raises LakeError."""
     columns, there = {column.id: column for column in definition.schema.columns}, set(present)
     for column_id, field_id in fields.items():
         if column_id in columns and field_id not in there:
             raise LakeError(
-                f"the lake table of {definition.path} has lost column '{columns[column_id].name}': somebody else"
-                " dropped it. Drop or rename the lake table to have it built again"
+                f"the lake table of {definition.path} has lost column '{columns[column_id].name}': another writer"
+                " dropped it. Drop or rename the lake table to have it rebuilt"
             )
 
 
@@ -85,9 +86,9 @@ def columns_over(
     fields: Mapping[int, int],
     names: Mapping[int, str],
 ) -> list[Any]:
-    """Spark's expressions for columns of the table, in its own types, over rows whose fields have these `names` by id.
+    """Return Spark expressions for columns in the table's own types, over rows with these field `names` by id.
 
-    What the rows do not know yet is filled in.
+    Columns that the rows do not have yet get their default.
     """
     from pyspark.sql import functions
 
@@ -108,7 +109,7 @@ def columns_over(
 
 
 def _was_shorter(definition: TableDefinition, column: Column) -> bool:
-    """BINARY(n) that was made longer: in the lake it has no length, and old values have their old one."""
+    """Return whether a BINARY(n) column was lengthened: old values in the lake keep their old length."""
     return column.type.kind is TypeKind.BINARY and any(
         other.id == column.id and other.type != column.type
         for schema in definition.history

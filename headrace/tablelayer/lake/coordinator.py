@@ -1,8 +1,8 @@
-"""The server's side of tiering, as the tierer sees it: rounds with an epoch and a lease.
+"""Client of the server's tiering coordinator: rounds with an epoch and a lease.
 
-The coordinator hands out one round per table at a time. It spares tierers from working against each other;
-it is not what makes a round exact: that is the compare-and-set in the lake. Its record of what is tiered is
-a copy, kept so that the log's retention knows how far it may go.
+The coordinator grants one round per table at a time, so that tierers do not compete. Exactness does not depend on it;
+that comes from the compare-and-set in the lake. Its record of the tiered offsets is a copy, kept so that the log's
+retention knows how far it may delete.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from headrace.tablelayer.model.table.definition import TablePath
 TOKEN_VARIABLE = "HEADRACE_TIERING_TOKEN"
 _SECRET_NAME = re.compile(r"secret|password|token|credential|key|sas|authorization", re.IGNORECASE)
 _SECRET_LENGTH_MIN = 6
-"""A shorter text is part of other words; one cannot tell it from them in a message."""
+"""Minimum length of a secret that is hidden; a shorter one may be part of ordinary words in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TieringRound:
-    """Leave to tier one table, or the plain topic of that name, until the lease ends; every heartbeat renews it."""
+    """Grant to tier one table, or the plain topic of that name, until the lease ends; heartbeats renew the lease."""
 
     path: TablePath | str
     table_id: UUID
@@ -55,13 +55,14 @@ class TieringRound:
 
 @dataclass(frozen=True, slots=True)
 class LakeStatus:
-    """What the coordinator knows of a table's lake: `snapshot_id` None before the first commit.
+    """State of a table's lake as the coordinator knows it. `snapshot_id` is None before the first commit.
 
-    `properties` are the lake catalogs', None for what the server keeps from who has no tiering token. `offsets` are
-    tiered, `ends` where the log ends, by place; `behind_ms` is the age of the oldest change that the lake does not
-    have (0: it has all, -1: unknown), `commits` how many were reported since the server started. `worker` (None:
-    nobody), `doing`, `changes` and `round_ms` are of the round that is running; `failures`, `retry_in_ms` and
-    `failure` of the rounds that failed since the last commit; `committed_at_ms` is -1 before the first.
+    `properties` are the lake catalog's; a value is None when the server hides it from clients without the tiering
+    token. `offsets` are tiered offsets and `ends` log ends, both by place. `behind_ms` is the age of the oldest change
+    that is not in the lake (0: all are, -1: unknown). `commits` counts the commits reported since the server started.
+    `worker` (None: no worker), `doing`, `changes` and `round_ms` describe the running round. `failures`, `retry_in_ms`
+    and `failure` describe the rounds that failed since the last commit. `committed_at_ms` is -1 before the first
+    commit.
     """
 
     enabled: bool
@@ -84,41 +85,46 @@ class LakeStatus:
 
     @property
     def behind(self) -> int:
-        """Changes in the log that the lake does not have."""
+        """Number of changes in the log that are not in the lake."""
         return sum(max(0, end - self.offsets.get(place, 0)) for place, end in self.ends.items())
 
 
 class Coordinator(Protocol):
-    """Who gives out rounds."""
+    """Interface that grants rounds."""
 
     def begin(self, path: TablePath | str | None, *, force: bool) -> TieringRound | None:
-        """A round of this table or plain topic, or of what needs it most; None if there is none to be had now."""
+        """Begin a round of this table or plain topic; with None, of the one that needs it most.
+
+        None if no round is to be had now.
+        """
 
     def heartbeat(self, granted: TieringRound, changes: int = 0, doing: str = "") -> bool:
-        """Renew the lease and tell of the progress; whether the round is to finish with what is in hand.
+        """Renew the lease and report progress; return whether the round should finish with the data it has.
 
-        Raises TableError(FENCED_TIERING_EPOCH) when the round is somebody else's by now.
+        Raises TableError(FENCED_TIERING_EPOCH) when another worker holds the round by now.
         """
 
     def commit(self, granted: TieringRound, snapshot_id: int, offsets: Offsets) -> None:
-        """Tell what is in the lake already. Raises TableError(FENCED_TIERING_EPOCH)."""
+        """Report what was committed to the lake. Raises TableError(FENCED_TIERING_EPOCH)."""
 
     def release(self, granted: TieringRound, failure: str | None = None) -> None:
-        """End the round; `failure` says why it could not be done, and puts the table off for a while.
+        """End the round. `failure` is the reason it failed; the table's next round is then delayed.
 
-        Never raises: at worst the lease runs out by itself.
+        Never raises: if the call fails, the lease expires by itself.
         """
 
     def describe(self, table_id: UUID) -> LakeStatus:
-        """What is known of the table's lake."""
+        """Return the state of the table's lake."""
 
 
 class ServerCoordinator:
-    """The coordinator inside the server, over the table client."""
+    """Coordinator inside the server, called through the table client."""
 
     def __init__(self, connection: Any, worker: str, token: str | None = None) -> None:
-        """`worker` names this tierer in the server's messages. `token`: the server's `datalake.tiering.token`, by
-        default what the environment has as HEADRACE_TIERING_TOKEN.
+        """`worker` names this tierer in the server's messages.
+
+        `token` is the server's `datalake.tiering.token`; the default is the environment variable
+        HEADRACE_TIERING_TOKEN.
         """
         self._connection = connection
         self._worker = worker
@@ -126,7 +132,7 @@ class ServerCoordinator:
         self._token = (os.environ.get(TOKEN_VARIABLE, "").strip() or None) if token is None else token
 
     def _call(self, request: Any, response: Any, doing: str) -> Any:
-        """The controller of a cluster gives out the rounds."""
+        """Call the controller: in a cluster it grants the rounds."""
         return self._connection.call(request, response, doing=doing, to_controller=True)
 
     def begin(self, path: TablePath | str | None, *, force: bool) -> TieringRound | None:
@@ -168,7 +174,7 @@ class ServerCoordinator:
             return
 
     def finish(self, table_id: UUID) -> bool:
-        """Have whoever tiers the table told to finish; False if nobody does."""
+        """Ask the worker that tiers the table to finish its round; return False if there is no worker."""
         answer = self._call(
             LakeFinishRequest(table_id=table_id), LakeFinishResponse, "finish a tiering round"
         )
@@ -207,7 +213,7 @@ class ServerCoordinator:
 
 
 def list_lake(connection: Any) -> list[ListedLake]:
-    """How far the lake of everything that is tiered is: tables, then plain topics."""
+    """Return the lake state of everything that is tiered: tables first, then plain topics."""
     answer = connection.call(
         ListLakeRequest(), ListLakeResponse, doing="list what is tiered", to_controller=True
     )
@@ -215,11 +221,11 @@ def list_lake(connection: Any) -> list[ListedLake]:
 
 
 class Heartbeats:
-    """Renews a round's lease from a thread, three times per lease, while the context is open.
+    """Renewal of a round's lease from a thread, three times per lease, while the context is open.
 
-    `fenced` is set when the coordinator says that the round is not ours any more, `finish` when it wants the
-    round to end with what is in hand. An unreachable server is no reason to stop: the lake decides at the
-    commit. `changes` and `doing` are told to the coordinator; the owner of the round sets them.
+    `fenced` is set when the coordinator says that this worker no longer holds the round. `finish` is set when the round
+    should end with the data it has. An unreachable server does not stop the round: the lake decides at the commit.
+    `changes` and `doing` are reported to the coordinator; the owner of the round sets them.
     """
 
     def __init__(self, coordinator: Coordinator, granted: TieringRound) -> None:

@@ -1,9 +1,9 @@
-"""Which column is which field, where the columns of a lake table are the fields of JSON objects.
+"""Column names for the fields of JSON objects, where a lake table's columns are such fields.
 
-A field's name may be any text: empty, with dots and backquotes, of any length, or the name of another one but for its
-case. Tables, Spark, Iceberg and Paimon do not take all of that. A field that nobody has trouble with is the column of
-its name; any other gets a name made of its letters and a digest of the whole, and the column's comment says which field
-it is. That is kept with the lake table, so that a name, once given, stays.
+A field's name may be any text: empty, of any length, with dots and backquotes, or equal to another name except for
+case. Tables, Spark, Iceberg and Paimon do not accept all of that. A name that all of them accept becomes the column's
+name. Any other field gets a name made of its letters and a digest of the whole name, and the column's comment records
+the field. The comment is stored in the lake table, so an assigned name never changes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LETTERS_MAX = 40
 _TROUBLE = re.compile(r"""[.`,"'\\]""")
 _TAKEN = frozenset(
     {
-        # columns that Iceberg has of its own (its `MetadataColumns`)
+        # Iceberg's metadata columns (`MetadataColumns`).
         "_file", "_pos", "_deleted", "_spec_id", "_partition", "_change_type", "_change_ordinal", "_commit_snapshot_id",
         "_row_id", "_last_updated_sequence_number",
-        # those that rounds add meanwhile
+        # Columns that rounds add temporarily.
         "_row", "_topic_timestamp", "_topic_partition", "_topic_offset",
     }
 )  # fmt: skip
@@ -34,7 +34,7 @@ _PAIMONS = ("_key_", "_sequence_number", "_value_kind", "_level", "rowkind")
 
 
 def field_of(column: Column) -> str:
-    """The name of the field that a column is."""
+    """Return the name of the JSON field that a column stands for."""
     if column.comment is not None and column.comment.startswith(_COMMENT):
         try:
             field = json.loads(column.comment.removeprefix(_COMMENT))
@@ -46,15 +46,17 @@ def field_of(column: Column) -> str:
 
 
 def as_fields(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """The columns under the names of their fields, as they are looked for in JSON objects."""
+    """Return the columns renamed to their fields, for looking them up in JSON objects."""
     return tuple(replace(column, name=field_of(column)) for column in columns)
 
 
 def columns_of_fields(
     fields: Sequence[Column], stored: Sequence[Column], as_they_are: Collection[str] = ()
 ) -> list[Column]:
-    """The columns for fields, given as columns of their names. `stored`: those that there are already; `as_they_are`:
-    names that somebody has chosen."""
+    """Return columns for `fields`, which are given as columns named after their fields.
+
+    `stored` are the existing columns; `as_they_are` are names that the user chose.
+    """
     known = {field_of(column): column for column in stored}
     taken = {column.name.lower() for column in stored} | {name.lower() for name in as_they_are}
     found = []

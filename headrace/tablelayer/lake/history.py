@@ -1,8 +1,8 @@
-"""What the history of a lake table says was tiered: one rule for all formats, in Spark and without it.
+"""Tiered offsets from a lake table's history: one rule for all formats, in Spark and without it.
 
-The newest snapshot with tiering's properties counts, in the history of the current one: others may have committed on
-top of it. Where the history was expired before one was found, a snapshot that is vouched for is believed. Otherwise
-nobody knows what was tiered, and that is an error: starting over would duplicate rows.
+The newest snapshot with tiering's properties in the history of the current one counts; other writers may have committed
+on top of it. If the history was expired before such a snapshot was found, a snapshot that the caller vouches for is
+accepted. Otherwise the tiered offsets are unknown, which is an error: starting over would duplicate rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.tablelayer.model.table.definition import TableDefinition
 
 @dataclass(frozen=True, slots=True)
 class LakeSnapshot:
-    """`parent_id` None: it is the first that there was. `properties`: a mapping of Python's or Java's, or None."""
+    """One snapshot. `parent_id` None: it is the first. `properties` is a Python or Java mapping, or None."""
 
     snapshot_id: int
     parent_id: int | None
@@ -38,10 +38,10 @@ def find_committed(
     look_up: Callable[[int], LakeSnapshot | None],
     vouched_for: int | None = None,
 ) -> LakeState:
-    """The state of the lake table that table id `owner` stands in, and whose current snapshot is `head`.
+    """Return the state of the lake table whose property names table id `owner` and whose current snapshot is `head`.
 
-    `look_up` gives a snapshot, None for one that was expired. Raises LakeError: it is another table's, or its history
-    does not say any more what was tiered.
+    `look_up` returns a snapshot, or None for an expired one. Raises LakeError when the lake table belongs to another
+    table, or when its history no longer shows the tiered offsets.
     """
     _check_owner(definition, owner, "the lake table")
     if head is None:
@@ -58,16 +58,17 @@ def find_committed(
     found = None if witness is None else committed_in(definition, witness, head)
     if found is None:
         raise LakeError(
-            f"the history of the lake table of {definition.path} does not say any more what was tiered: the snapshots"
-            f" with {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate rows. Drop the lake"
-            " table to have it built again."
+            f"the history of the lake table of {definition.path} no longer shows which offsets were tiered: the"
+            f" snapshots with {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate rows."
+            " Drop the lake table to have it rebuilt."
         )
     return found
 
 
 def committed_in(definition: TableDefinition, snapshot: LakeSnapshot, head: int) -> LakeState | None:
-    """What a snapshot says of the table at `head`; None if it is none of tiering's. Raises LakeError when it is another
-    table's.
+    """Return the state that a snapshot of tiering records; None for a snapshot of another writer.
+
+    Raises LakeError when the snapshot belongs to another table.
     """
     text = None if snapshot.properties is None else snapshot.properties.get(OFFSETS_PROPERTY)
     if text is None:

@@ -1,25 +1,25 @@
 """Iceberg through Spark's own connector.
 
-A round is a branch: created at the snapshot that was found, filled by one append or MERGE that carries our
-offsets as snapshot properties (`adapter.py`), then `fast_forward` moves `main` onto it. Iceberg never lets two appends
-conflict, so without this a tierer that was thought dead could add its rows a second time; fast_forward is a
-compare-and-set on `main` and fails if anything came in between.
+A round is a branch. It is created at the snapshot that was found, filled by one append or MERGE that carries our
+offsets as snapshot properties (`adapter.py`), and then `fast_forward` moves `main` onto it. Iceberg never lets two
+appends conflict, so without this a tierer that was believed dead could add its rows a second time. fast_forward is a
+compare-and-set on `main`; it fails if another commit came in between.
 
-Compaction by others makes snapshots without them, so the newest ancestor of `main` that has them counts (ours,
-`iceberg_maintenance.py`, carries them along). Expiry may remove it; the tag `headrace_tiered` keeps the last one
-alive, and is believed when its snapshot is in the history or is the one the server was told of. Otherwise
-tiering stops with an error, because starting over would duplicate rows.
+Other writers' compaction makes snapshots without the offsets, so the newest ancestor of `main` that has them counts.
+Our own compaction (`iceberg_maintenance.py`) carries them along. Expiry may remove that ancestor; the tag
+`headrace_tiered` keeps the last one alive. The tag is believed when its snapshot is in the history or is the one
+reported to the server. Otherwise tiering stops with an error, because starting over would duplicate rows.
 
-Columns are known by id on both sides: `iceberg_columns.py` keeps which field of the lake table is which column, and
-carries ADD, DROP, RENAME and widening over before a round is written.
+Columns are matched by id on both sides: `iceberg_columns.py` maps fields of the lake table to columns, and applies ADD,
+DROP, RENAME and widening before a round is written.
 
-A partitioned table is one lake table, whose first partition fields are the partition columns (identity). Partitions
-that were dropped stay in the lake; one that is made anew under its old name replaces what was there, in one step
-with its first rows.
+A partitioned table is one lake table, whose first partition fields are the partition columns (identity). Dropped
+partitions stay in the lake. A partition that is recreated under its old name replaces the old rows, in one step with
+its first new rows.
 
-Bucket i of the table is bucket i of the lake table when the bucket key is one column. A Hadoop catalog on a
-local folder commits by renaming, which does not exclude two writers; tierers of one machine therefore take
-turns with a file lock for every change of the table's metadata.
+Bucket i of the table is bucket i of the lake table when the bucket key is one column. A Hadoop catalog on a local
+folder commits by renaming, which does not exclude two writers. Tierers on one machine therefore take a file lock for
+every change of the table's metadata.
 """
 
 from __future__ import annotations
@@ -67,25 +67,25 @@ _CHANGES_VIEW = "headrace_changes"
 
 _TABLE_PROPERTIES = {
     "format-version": "2",
-    # Updates and deletes write small delete files instead of whole data files again.
+    # Updates and deletes write small delete files instead of rewriting whole data files.
     "write.merge.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
-    # Rows come bucket by bucket already: a shuffle would only cost.
+    # Rows already come bucket by bucket: a shuffle would only cost time.
     "write.distribution-mode": "none",
     "write.merge.distribution-mode": "none",
 }
 
 
-# Iceberg's bucket transform does not take these.
+# Iceberg's bucket transform does not support these types.
 _WITHOUT_BUCKETS = frozenset({TypeKind.BOOLEAN, TypeKind.FLOAT, TypeKind.DOUBLE})
 
 
 class IcebergTable:
     """A table's copy in an Iceberg catalog.
 
-    A MERGE takes its snapshot properties from the session's settings, so a session that writes must be this
-    object's alone: `spark.newSession()`.
+    A MERGE takes its snapshot properties from the session's settings. A session that writes must therefore belong to
+    this object alone: `spark.newSession()`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class IcebergTable:
         properties: Mapping[str, str],
         catalog: str = LAKE_CATALOG,
     ) -> None:
-        """`properties` are the catalog's, as `spark.sql.catalog.<name>.*` takes them; `warehouse` is required."""
+        """`properties` are the catalog's, as in `spark.sql.catalog.<name>.*`; `warehouse` is required."""
         if definition.table_id is None:
             raise LakeError(f"table {definition.path} has no id: describe it on the server first")
         self.definition = definition
@@ -109,13 +109,13 @@ class IcebergTable:
         self._plain_name = f"{catalog}.{path.database}.{path.table}"
         self._lock_file = _lock_file(properties, definition)
 
-    # ---- looking
+    # ---- state
 
     def exists(self) -> bool:
         return bool(self.spark.catalog.tableExists(self.name))
 
     def create(self) -> None:
-        """Create the table if it is not there. Raises LakeError for column types Iceberg does not have."""
+        """Create the table if it does not exist. Raises LakeError for column types that Iceberg does not have."""
         if self.exists():
             return
         schema = self.definition.schema
@@ -142,8 +142,10 @@ class IcebergTable:
             )
 
     def evolve(self) -> None:
-        """Give the lake table the columns that the table has now. Raises RoundLostError when it has those of a newer
-        schema: another tierer was here; LakeError when its fields are not the ones that they are said to be.
+        """Give the lake table the columns that the table has now.
+
+        Raises RoundLostError when it has the columns of a newer schema, which means that another tierer committed;
+        LakeError when its fields are not the recorded ones.
         """
         table = self._load()
         if table is None:
@@ -161,7 +163,7 @@ class IcebergTable:
         return None if table is None else stored_definition(self.definition, table.properties())
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
-        """See `LakeTable`. One read of the table's metadata, so head and offsets belong together."""
+        """Read the table's metadata once, so that head and offsets are consistent. See `LakeTable`."""
         table = self._load()
         if table is None:
             return LakeState()
@@ -180,8 +182,8 @@ class IcebergTable:
         )
 
     def _load(self) -> Any | None:
-        """Iceberg's own table object, fresh; None if there is no such table."""
-        # Asking first makes this session the active one too, in whose settings Spark looks the catalog up.
+        """Return Iceberg's own table object, freshly loaded; None if there is no such table."""
+        # `exists` also makes this session the active one, in whose settings Spark looks the catalog up.
         if not self.exists():
             return None
         helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
@@ -214,7 +216,7 @@ class IcebergTable:
             written = self._branch_snapshot(branch)
         if written is None:
             raise LakeError(
-                f"branch {branch} of {self._plain_name} went away while it was written: another tierer"
+                f"branch {branch} of {self._plain_name} disappeared while it was written: another tierer removed it"
             )
         return written
 
@@ -225,7 +227,7 @@ class IcebergTable:
         writer.append()
 
     def _clear(self, partitions: Sequence[str], target: str, properties: Mapping[str, str]) -> None:
-        """Take out what the lake has of partitions that are made anew: whole files, without reading them."""
+        """Delete the lake's old rows of recreated partitions: whole files, without reading them."""
         if partitions:
             with self._snapshot_properties(properties):
                 self.spark.sql(
@@ -235,7 +237,7 @@ class IcebergTable:
     def _merge(
         self, changes: Any, target: str, properties: Mapping[str, str], partitions: Sequence[str] = ()
     ) -> None:
-        """Only files of these partitions are looked at."""
+        """Merge the changes; with `partitions`, only files of these partitions are scanned."""
         changes.createOrReplaceTempView(_CHANGES_VIEW)
         schema = self.definition.schema
         on = " AND ".join(f"t.`{name}` = c.`{name}`" for name in schema.primary_key)
@@ -258,7 +260,7 @@ class IcebergTable:
 
     @contextmanager
     def _snapshot_properties(self, properties: Mapping[str, str]) -> Iterator[None]:
-        """Statements have no options of their own; the settings are this adapter's session's, and are taken back."""
+        """Set snapshot properties in the session, as SQL statements have no options; reset them at the end."""
         settings = {
             f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()
         }
@@ -279,7 +281,7 @@ class IcebergTable:
                 target = f"{path.database}.{path.table}"
                 self.spark.sql(f"CALL `{self.catalog}`.system.fast_forward('{target}', 'main', '{branch}')")
                 failure: Exception | None = None
-            except Exception as error:  # noqa: BLE001 - whatever it was, only the table knows the outcome
+            except Exception as error:  # noqa: BLE001 - for any error, only the table knows the outcome
                 failure = error
             head = self._main_snapshot()
             if not self._contains(head, snapshot):
@@ -289,7 +291,7 @@ class IcebergTable:
                     ) from failure
                 raise RoundLostError(
                     f"{self._plain_name}: main is at snapshot {head}, no longer at {base.head}:"
-                    " another tierer was first"
+                    " another tierer committed first"
                 ) from failure
             self.spark.sql(
                 f"ALTER TABLE {self.name} CREATE OR REPLACE TAG `{TIERED_NAME}` AS OF VERSION {snapshot}"
@@ -319,7 +321,7 @@ class IcebergTable:
         return ", ".join(each for each in done if each)
 
     def discard(self, epoch: int) -> None:
-        """See `LakeTable`. Branches of later epochs belong to others and stay."""
+        """See `LakeTable`. Branches of later epochs belong to other tierers and stay."""
         try:
             table = self._load()
             names = [] if table is None else list(table.refs().keySet())
@@ -378,7 +380,10 @@ class IcebergTable:
         )
 
     def _offsets_expression(self) -> str:
-        """Of the property's JSON, in SQL: maps of numbers by bucket, for a partitioned table such maps by partition."""
+        """Return an SQL expression that parses the offsets property into a map by bucket.
+
+        For a partitioned table it is a map by partition of such maps.
+        """
         by_bucket, text = "(bucket, _) -> int(bucket)", f"summary['{OFFSETS_PROPERTY}']"
         if not self.definition.is_partitioned:
             return f"transform_keys(from_json({text}, 'map<string,bigint>'), {by_bucket})"
@@ -399,12 +404,12 @@ class IcebergTable:
 
 
 def _escaped(text: str) -> str:
-    """As it stands between the quotes of a literal of Spark."""
+    """Escape text for a literal in quotes of Spark SQL."""
     return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _lock_file(properties: Mapping[str, str], definition: TableDefinition) -> Path | None:
-    """Only a Hadoop catalog on a local folder needs the lock."""
+    """Return the lock file; None except for a Hadoop catalog on a local folder."""
     warehouse = properties.get("warehouse", "").removeprefix("file://")
     if properties.get("type", "hadoop") != "hadoop" or "://" in warehouse or not warehouse:
         return None

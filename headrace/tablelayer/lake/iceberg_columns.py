@@ -1,13 +1,12 @@
-"""A table's columns as fields of its Iceberg table: matched by id, carried over, and read back.
+"""Columns of a table as fields of its Iceberg table: matched by id, carried over, and read back.
 
-Iceberg knows a field by its id as we know a column by its own; which field is which column stands in the lake table's
-properties (`columns.py`). So a column that was dropped and added again is a new field, and old values stay behind. A
-column that was added with a default for the rows that were there has it as Iceberg's initial default, for which the
-lake table's format is raised to version 3; other tables stay at version 2. The order of columns is not carried over:
-new fields are the last ones.
+Both sides identify columns and fields by id; the lake table's properties store the mapping (`columns.py`). A column
+that was dropped and added again is therefore a new field, and the old values are not reused. A column added with a
+default for existing rows has it as Iceberg's initial default, which requires format version 3; other tables stay at
+version 2. The order of columns is not carried over: new fields come last.
 
-A snapshot is read in the schema that it was written under, so a read pads, renames and casts by id like every
-other reader of the table.
+A snapshot is read in the schema that it was written with. A read pads, renames and casts by id, like every other reader
+of the table.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ _PRIMITIVES = {
 
 
 def spark_ddl_type(column: Column) -> str:
-    """The column's type in Spark's DDL for Iceberg. Raises LakeError for types that Iceberg tables of Spark do
-    not have.
+    """Return the column's type in Spark's DDL for Iceberg.
+
+    Raises LakeError for types that Spark's Iceberg tables do not have.
     """
     if column.type.contains(frozenset({TypeKind.TIME})):
         raise LakeError(
@@ -76,13 +76,13 @@ def _ddl_type(data_type: DataType, name: str) -> str:
 
 
 def new_table_properties(definition: TableDefinition) -> dict[str, str]:
-    """The properties of a table that is made with these columns in order: Iceberg numbers them from 1."""
+    """Return the properties of a table created with these columns in order: Iceberg numbers them from 1."""
     fields = {column.id: index + 1 for index, column in enumerate(definition.schema.columns)}
     return column_properties(definition, fields)
 
 
 def _fields_of(table: Any, definition: TableDefinition) -> dict[int, int]:
-    """Iceberg's field id of each column that the lake table knows."""
+    """Return Iceberg's field id of each column id that the lake table knows."""
     return fields_by_column(table.properties().get(COLUMNS_PROPERTY), definition, 1)
 
 
@@ -92,13 +92,14 @@ def _schema_id_of(table: Any, definition: TableDefinition) -> int:
 
 
 def needs_evolution(table: Any, definition: TableDefinition) -> bool:
-    """Whether the lake table was made from another schema. Raises RoundLostError if that is a newer one."""
+    """Return whether the lake table was made from another schema. Raises RoundLostError if that one is newer."""
     return is_of_another_schema(definition, _schema_id_of(table, definition))
 
 
 def check_fields(table: Any, definition: TableDefinition) -> None:
-    """That every column's field is the one with its name: a catalog may number the fields of a new table as it likes.
-    Raises LakeError.
+    """Check that every column's field has the column's name. Raises LakeError.
+
+    A catalog may number the fields of a new table in its own way.
     """
     names = {field.fieldId(): field.name() for field in table.schema().columns()}
     fields = _fields_of(table, definition)
@@ -107,13 +108,14 @@ def check_fields(table: Any, definition: TableDefinition) -> None:
         if name is None or name.lower() != column.name.lower():
             raise LakeError(
                 f"field {fields[column.id]} of the lake table of {definition.path} should be column '{column.name}'"
-                f" and is {name!r}: its catalog did not number the fields from 1 as Iceberg's own do, or somebody else"
-                " changed the lake table. Nothing was written; use another catalog, or have the lake table built again"
+                f" but is {name!r}: its catalog did not number the fields from 1 as Iceberg's own catalogs do, or"
+                " another writer changed the lake table. Nothing was written; use another catalog, or have the lake"
+                " table rebuilt"
             )
 
 
 def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
-    """Carry the table's schema over, in one commit of Iceberg. Raises LakeError, RoundLostError."""
+    """Apply the table's schema to the lake table in one Iceberg commit. Raises LakeError, RoundLostError."""
     if not needs_evolution(table, definition):
         return
     java = spark._jvm
@@ -135,7 +137,7 @@ def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
             update.deleteColumn(name)
     update.commit()
     if new:
-        update = transaction.updateSchema()  # of its own: a new name may have been another column's
+        update = transaction.updateSchema()  # a separate update: a new name may have been another column's
         for column in new:
             _add(java, update, column)
         update.commit()
@@ -163,9 +165,9 @@ def _set_properties(transaction: Any, properties: Mapping[str, str]) -> None:
 
 
 def _change(java: Any, update: Any, field: Any, column: Column) -> None:
-    """Names are those of before the update, in all of its parts."""
+    """Add the change of one field to `update`, whose parts all use the names from before the update."""
     name = field.name()
-    if not column.type.is_nested:  # what is inside of a nested column never changes
+    if not column.type.is_nested:  # the inside of a nested column never changes
         wanted = _iceberg_type(java, column)
         if not field.type().equals(wanted):
             update.updateColumn(name, wanted)
@@ -178,9 +180,9 @@ def _change(java: Any, update: Any, field: Any, column: Column) -> None:
 
 
 def _add(java: Any, update: Any, column: Column) -> None:
-    """Within no other column: a dot in its name would be taken for the way into one."""
+    """Add a top-level column: without the parent (None), a dot in its name would be taken as a path."""
     arguments = [_iceberg_type(java, column)]
-    if column.comment is not None:  # a null could be another argument of theirs
+    if column.comment is not None:  # a null would be ambiguous between overloads
         arguments.append(column.comment)
     if column.initial is not None:
         arguments.append(_literal(java, column.initial, column.type).to(arguments[0]))
@@ -191,9 +193,7 @@ def _add(java: Any, update: Any, column: Column) -> None:
 
 
 def _iceberg_type(java: Any, column: Column) -> Any:
-    """Iceberg's own type of a column; what is inside of a nested one is numbered anew where it is added. Raises
-    LakeError.
-    """
+    """Return Iceberg's type of a column; Iceberg renumbers nested fields when they are added. Raises LakeError."""
     spark_ddl_type(column)
     return _type(java, column.type)
 
@@ -216,7 +216,7 @@ def _type(java: Any, data_type: DataType) -> Any:
 
 
 def _literal(java: Any, text: str, data_type: DataType) -> Any:
-    """A default as Iceberg's literal."""
+    """Return a default value as Iceberg's literal."""
     literal = java.org.apache.iceberg.expressions.Literal
     kind = data_type.kind
     if kind is TypeKind.BOOLEAN:
@@ -233,8 +233,9 @@ def _literal(java: Any, text: str, data_type: DataType) -> Any:
 
 
 def read_columns(spark: Any, table: Any, name: str, definition: TableDefinition, snapshot: int | None) -> Any:
-    """The lake table's rows at a snapshot (None: now) with the table's own columns and types: Iceberg has no TINYINT
-    and no SMALLINT.
+    """Return the rows at a snapshot (None: now) with the table's own columns and types.
+
+    The types are cast because Iceberg has no TINYINT and no SMALLINT.
     """
     reader = spark.read if snapshot is None else spark.read.option("versionAsOf", str(snapshot))
     schema = table.schema()

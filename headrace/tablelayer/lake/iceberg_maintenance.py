@@ -1,11 +1,11 @@
 """Compaction and expiry of an Iceberg table that is tiered into.
 
-Both are Iceberg's own, called so that what was tiered can still be found: compaction's snapshots carry the round's
-properties, which SQL procedures cannot give them; expiry spares the tag of the newest of them.
+Both are Iceberg's own, called so that the tiered offsets can still be found. Compaction's snapshots carry the round's
+properties, which SQL procedures cannot set; expiry keeps the tagged snapshot.
 
-Compaction rewrites files that are small, or have rows deleted in them, once a few have come together; then the
-delete files, which Iceberg otherwise keeps. It commits to `main`: whoever else commits meanwhile makes it fail, and
-it is tried again after a later round. Expiry goes by the lake table's own properties `history.expire.*`.
+Once enough files have accumulated, compaction rewrites small files and files with deleted rows, and then removes the
+delete files, which Iceberg would keep. It commits to `main`: a concurrent commit makes it fail, and it is tried again
+after a later round. Expiry uses the lake table's own properties `history.expire.*`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Mapping
 from typing import Any
 
 COMPACT_FILES_PER_BUCKET = 4
-"""So many rounds' files, data or deletes, come together in each bucket before it is worth a rewrite."""
+"""Number of files (data or deletes) per bucket since the last compaction that make a rewrite worthwhile."""
 
 _MAX_AGE_PROPERTY = "history.expire.max-snapshot-age-ms"
 _MAX_AGE_DEFAULT_MS = 5 * 24 * 3600 * 1000
 
 
 def compact(spark: Any, table: Any, properties: Mapping[str, str], bucket_count: int) -> str:
-    """Rewrite small files and files with deletes, if there are enough; what was done, empty if nothing."""
+    """Rewrite small files and files with deletes, if there are enough; return a summary, empty if nothing was done."""
     if not needs_compaction(table, bucket_count):
         return ""
     actions = spark._jvm.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)
     data = actions.rewriteDataFiles(table)
     for name, value in properties.items():
         data = data.snapshotProperty(name, value)
-    # Every file that rows were deleted from, and any group of a few small ones.
+    # Every file with deleted rows, and any group of a few small files.
     rewritten = (
         data.option("delete-file-threshold", "1")
         .option("min-input-files", str(COMPACT_FILES_PER_BUCKET))
@@ -45,12 +45,14 @@ def compact(spark: Any, table: Any, properties: Mapping[str, str], bucket_count:
         removed = int(result.rewrittenDeleteFilesCount()) - int(result.addedDeleteFilesCount())
     taken, added = int(rewritten.rewrittenDataFilesCount()), int(rewritten.addedDataFilesCount())
     return (
-        f"compacted {taken} data files into {added}, {removed} delete files away" if taken or removed else ""
+        f"compacted {taken} data files into {added}, {removed} delete files removed"
+        if taken or removed
+        else ""
     )
 
 
 def needs_compaction(table: Any, bucket_count: int) -> bool:
-    """Whether enough files came since the last compaction: counted from the summaries of the snapshots since."""
+    """Return whether enough files were added since the last compaction, according to the snapshots' summaries."""
     snapshot, files = table.currentSnapshot(), 0
     enough = COMPACT_FILES_PER_BUCKET * bucket_count
     while snapshot is not None and snapshot.operation() != "replace" and files < enough:
@@ -61,7 +63,7 @@ def needs_compaction(table: Any, bucket_count: int) -> bool:
 
 
 def expire(table: Any, tag: str) -> str:
-    """Remove snapshots that are too old, but for the newest and the tagged one; what was done, or nothing."""
+    """Remove old snapshots except the newest and the tagged one; return a summary, empty if nothing was done."""
     max_age_ms = int(table.properties().get(_MAX_AGE_PROPERTY) or _MAX_AGE_DEFAULT_MS)
     oldest = int(time.time() * 1000) - max_age_ms
     before = [snapshot.snapshotId() for snapshot in table.snapshots() if snapshot.timestampMillis() < oldest]

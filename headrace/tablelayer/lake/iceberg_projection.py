@@ -1,6 +1,6 @@
-"""Data of Iceberg's files in the schema that a scan asks for, with the NULLs that pyiceberg loses.
+"""Projection of Iceberg's files to the schema of a scan that keeps the NULLs that pyiceberg loses.
 
-pyiceberg 0.12 builds lists and maps of rows again from their offsets alone, so a NULL one becomes an empty one
+pyiceberg 0.12 rebuilds lists and maps of rows from their offsets alone, so a NULL list becomes an empty one
 (apache/iceberg-python issue 3833).
 """
 
@@ -17,7 +17,7 @@ from headrace.tablelayer.model.rows import nested
 
 
 class _Projection(pyiceberg_arrow.ArrowProjectionVisitor):
-    """As pyiceberg's, but a level is put together by `nested.make_entries`, which carries the NULLs over."""
+    """pyiceberg's projection, but `nested.make_entries` builds each level and carries the NULLs over."""
 
     def list(self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None) -> Any:
         if list_array is None or value_array is None:
@@ -44,7 +44,7 @@ class _Projection(pyiceberg_arrow.ArrowProjectionVisitor):
 
 
 class _Accessor(pyiceberg_arrow.ArrowAccessor):
-    """As pyiceberg's, but it gives only the entries of values that are there: not those outside of a slice."""
+    """pyiceberg's accessor, but it returns only the entries inside the slice and of values that are not NULL."""
 
     def list_element_partner(self, partner_list: pa.Array | None) -> pa.Array | None:
         return None if partner_list is None else nested.entries(partner_list)[1][0]
@@ -62,6 +62,6 @@ def _entries(target: pa.DataType, source: pa.Array, parts: list[tuple[pa.Field, 
 
 
 def keep_nulls() -> None:
-    """Have every scan of pyiceberg in this process project with the classes above."""
+    """Make every pyiceberg scan in this process project with the classes above."""
     pyiceberg_arrow.ArrowProjectionVisitor = _Projection  # type: ignore[misc]
     pyiceberg_arrow.ArrowAccessor = _Accessor  # type: ignore[misc]

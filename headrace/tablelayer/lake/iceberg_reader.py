@@ -1,11 +1,11 @@
-"""An Iceberg table read without Spark, by pyiceberg: for the table client's side of union read and for `headrace sql`.
+"""Reader of an Iceberg table without Spark, by pyiceberg: for the client's union read and for `headrace sql`.
 
-Position deletes and deletion vectors are honoured, which is what tiering writes; pyiceberg refuses equality deletes,
-which only others could have put there. The catalog is the server's: a Hadoop catalog is read through its folder's own
-version hint, every other one through pyiceberg's catalog of that type. One look at the metadata is the whole view:
-head, offsets and columns belong together however much is tiered meanwhile.
+Position deletes and deletion vectors, which tiering writes, are applied. pyiceberg refuses equality deletes, which only
+another writer can have added. The catalog is the server's: a Hadoop catalog is read through its folder's version hint,
+any other through pyiceberg's catalog of that type. The metadata is read once, so head, offsets and columns are
+consistent during concurrent tiering.
 
-Memory: one data file of one column selection at a time.
+Memory: one data file with the selected columns at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMPARISONS = {
 
 
 class IcebergReader:
-    """A table's copy in an Iceberg catalog, as it was when this was made."""
+    """A table's copy in an Iceberg catalog, as of the construction of this object."""
 
     def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
         """`properties` as for `IcebergTable`. Raises LakeError: pyiceberg is missing, or cannot read the catalog."""
@@ -55,17 +55,17 @@ class IcebergReader:
 
     @property
     def metadata_location(self) -> str:
-        """Where the table's metadata is, as it was when this was made."""
+        """Location of the table's metadata file, as of the construction of this object."""
         return str(self._table.metadata_location)
 
     def metadata_text(self) -> str:
-        """The metadata as it stands there, JSON: with what pyiceberg does not know."""
+        """Return the metadata file as JSON text, including fields that pyiceberg does not know."""
         with self._table.io.new_input(self.metadata_location).open() as stream:
             found: bytes = stream.read()
         return (gzip.decompress(found) if found.startswith(_GZIP) else found).decode()
 
     def state(self, known_snapshot: int | None) -> LakeState:
-        """As `LakeTable.find_committed`."""
+        """See `LakeTable.find_committed`."""
         if self._table is None:
             return LakeState()
         head, tag = self._table.current_snapshot(), self._table.refs().get(TIERED_NAME)
@@ -83,7 +83,7 @@ class IcebergReader:
         )
 
     def snapshots(self) -> pa.Table:
-        """A row for each snapshot that is left, the oldest first, in `snapshots_schema`."""
+        """Return a row for each remaining snapshot, oldest first, in `snapshots_schema`."""
         rows = []
         found = [] if self._table is None else self._table.metadata.snapshots
         for snapshot in sorted(found, key=lambda each: (each.timestamp_ms, each.snapshot_id)):
@@ -108,8 +108,10 @@ class IcebergReader:
         wanted: Filter | None = None,
         predicate: Predicate | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a snapshot for which `wanted` holds, in the table's own types; `columns` are all that are needed,
-        those of the filter included. `predicate`, no narrower than the filter, spares files that cannot have rows.
+        """Yield the rows of a snapshot for which `wanted` holds, in the table's own types.
+
+        `columns` are all needed columns, including those of the filter. `predicate` must not be narrower than the
+        filter; it skips files that cannot have matching rows.
         """
         from pyiceberg.io.pyarrow import ArrowScan
 
@@ -122,7 +124,7 @@ class IcebergReader:
         fields = fields_by_column(self._table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
         sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}
         selected = tuple(name for name in sources.values() if name is not None)
-        # Rows are counted by a column, whichever.
+        # Counting rows needs one column, and any will do.
         selected = selected or (next(iter(names.values())),)
         row_filter = _pruning(predicate, {column.name: column for column in columns}, sources)
         scan = self._table.scan(row_filter=row_filter, selected_fields=selected, snapshot_id=snapshot)
@@ -144,7 +146,7 @@ def _summary(snapshot: Any) -> Mapping[str, str]:
 
 
 def _load(definition: TableDefinition, properties: Mapping[str, str]) -> Any:
-    """pyiceberg's table; None if there is none yet."""
+    """Load pyiceberg's table; None if it does not exist yet."""
     path = definition.path
     try:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -168,7 +170,10 @@ def _load(definition: TableDefinition, properties: Mapping[str, str]) -> Any:
 
 
 def _newest_metadata(folder: str, properties: Mapping[str, str]) -> str | None:
-    """Of a Hadoop catalog's table. The hint may be behind: whoever died between commit and hint left it so."""
+    """Return the newest metadata file of a Hadoop catalog's table.
+
+    The hint may be behind when a writer died between commit and hint, so later versions are tried too.
+    """
     from pyiceberg.io import load_file_io
 
     hint = f"{folder}/metadata/version-hint.text"
@@ -189,7 +194,7 @@ def _newest_metadata(folder: str, properties: Mapping[str, str]) -> str | None:
 def _pruning(
     predicate: Predicate | None, columns: Mapping[str, Column], sources: Mapping[str, str | None]
 ) -> Any:
-    """As much of a predicate as Iceberg's statistics are sure to understand alike; never narrower."""
+    """Translate the parts of a predicate that Iceberg's statistics evaluate in the same way; never narrower."""
     from pyiceberg import expressions as e
 
     if predicate is None:

@@ -1,8 +1,8 @@
-"""`db.t$lake` and `db.t$lake$snapshots` of `format("headrace")`: a lake table alone, as Spark's Python source reads it.
+"""`db.t$lake` and `db.t$lake$snapshots` of `format("headrace")`: the lake table alone, in Spark's Python source.
 
 The snapshot is pinned when the frame is first used: the newest, the one that `snapshot` names, or the newest at
-`endingTimestamp`. The rows come through one task, without Spark's own readers of
-Iceberg and Paimon: for all of a large lake table `tablelayer.lake.union_read.union_read` is quicker.
+`endingTimestamp`. The rows come through one task, without Spark's own readers of Iceberg and Paimon. To read all of a
+large lake table, `tablelayer.lake.union_read.union_read` is faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.tablelayer.spark.worker import connection
 
 
 def view_schema(options: ReadOptions) -> Any:
-    """The `StructType` of the columns that are asked for. Raises TableError, LakeError."""
+    """Return the `StructType` of the selected columns. Raises TableError, LakeError."""
     tiered = _tiered(options)
     if options.view == "snapshots":
         names = options.columns or tuple(_snapshots(tiered).names)
@@ -38,7 +38,7 @@ def view_schema(options: ReadOptions) -> Any:
 
 
 class _Pinned(InputPartition):
-    """The lake as it was looked up on the driver; None for its snapshots."""
+    """State of the lake as looked up on the driver; None for `$lake$snapshots`."""
 
     def __init__(self, state: LakeState | None) -> None:
         super().__init__(0)
@@ -46,7 +46,7 @@ class _Pinned(InputPartition):
 
 
 class ViewReader(DataSourceReader):
-    """Looks the snapshot up on the driver, reads it in one task."""
+    """Reader that looks the snapshot up on the driver and reads it in one task."""
 
     def __init__(self, options: ReadOptions, names: list[str]) -> None:
         self.options = options
@@ -102,7 +102,7 @@ def _tiered(options: ReadOptions) -> TieredTable:
 
 
 def _snapshots(tiered: TieredTable) -> pa.Schema:
-    """Spark counts microseconds."""
+    """Return the schema of `$lake$snapshots` with timestamps in microseconds, Spark's unit."""
     found = snapshots_schema(tiered.definition)
     at = found.get_field_index("committed_at")
     return found.set(at, pa.field("committed_at", pa.timestamp("us", "UTC")))

@@ -1,4 +1,4 @@
-"""What can stand behind a table's name: other views of the same table."""
+"""Suffixes of a table's name that select another view of the same table."""
 
 LAKE_SUFFIX = "$lake"
 SNAPSHOTS_SUFFIX = "$lake$snapshots"

@@ -1,25 +1,25 @@
 """Paimon through its own Java library (`paimon_jvm.py`): a filesystem catalog, no Flink, no paimon-spark.
 
-A round is a branch, as with Iceberg: it begins as a copy of the snapshot that was found, takes one commit with our
-offsets in the snapshot's properties (`adapter.py`), and the branch's new snapshot is then put in the place of `main`'s
-next one, if nothing is there. Paimon's branches share data and manifests with `main`, so that one small file is the
-whole difference, and making it is a compare-and-set: two appends never conflict in Paimon, so without this a tierer
-that was thought dead could add its rows a second time.
+A round is a branch, as with Iceberg. It begins as a copy of the snapshot that was found and takes one commit with our
+offsets in the snapshot's properties (`adapter.py`). The branch's new snapshot then becomes `main`'s next one, if that
+does not exist yet. Paimon's branches share data and manifests with `main`, so the snapshot file is the only difference,
+and creating it is a compare-and-set. Two appends never conflict in Paimon, so without this a tierer that was believed
+dead could add its rows a second time.
 
     commit user, identifier   headrace-tier, the snapshot's own number: Paimon drops a repeated one by itself
 
-A partitioned table is one Paimon table with the same partition columns. Partitions that were dropped stay in the
-lake; of one that is made anew under its old name the files that were there leave in the commit of its first rows.
+A partitioned table is one Paimon table with the same partition columns. Dropped partitions stay in the lake. When a
+partition is recreated under its old name, the commit of its first rows removes the old files.
 
-The newest snapshot with them counts. Compaction by others makes snapshots without (ours carries them along), and expiry
-could remove the last one that has them; a consumer `headrace_tiered` stands on it, which expiry respects.
-Where it was removed all the same, tiering stops with an error, because starting over would duplicate rows.
+The newest snapshot with offsets counts. Other writers' compaction makes snapshots without them (ours carries them
+along), and expiry could remove the last snapshot that has them. A consumer `headrace_tiered` points at it, which expiry
+respects. If it was removed all the same, tiering stops with an error, because starting over would duplicate rows.
 
-On a local folder the compare-and-set is a hard link, which exactly one can make. Elsewhere it is Paimon's own
-`FileIO.tryToWriteAtomic`: right on HDFS, and as good as Paimon's commits themselves on object stores.
+On a local folder the compare-and-set is a hard link, which only one process can create. Elsewhere it is Paimon's own
+`FileIO.tryToWriteAtomic`: correct on HDFS, and on object stores as safe as Paimon's own commits.
 
-Writers only append (`write-only`); compaction is ours or the user's (`paimon_maintenance.py`). What a tierer wrote
-and could not commit before it was killed stays as unreferenced files, for Paimon's `remove_orphan_files`.
+Writers only append (`write-only`); compaction is ours or the user's (`paimon_maintenance.py`). A tierer that is killed
+before its commit leaves unreferenced files, for Paimon's `remove_orphan_files`.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ COMMIT_USER = "headrace-tier"
 
 _TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
 _WRITERS = 2
-"""Of a round at a time; each may take `write-buffer-size` (256 MB) of the heap."""
+"""Number of concurrent writers of a round; each may use `write-buffer-size` (256 MB) of the heap."""
 _TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
 class PaimonTable:
-    """A table's copy in a Paimon filesystem catalog. To be used by the thread that made it."""
+    """A table's copy in a Paimon filesystem catalog. Only the thread that created it may use it."""
 
     def __init__(self, spark: Any, definition: TableDefinition, properties: Mapping[str, str]) -> None:
-        """`properties` are the catalog's, as `CatalogContext` takes them; `warehouse` is required."""
+        """`properties` are the catalog's, as in `CatalogContext`; `warehouse` is required."""
         if definition.table_id is None:
             raise LakeError(f"table {definition.path} has no id: describe it on the server first")
         self.definition = definition
@@ -83,19 +83,19 @@ class PaimonTable:
         self.jvm = Jvm(spark)
         self.name = f"{definition.path.database}.{definition.path.table}"
         paimon = self.jvm.paimon
-        # Another process may commit to the same tables: what the catalog has cached would be out of date.
+        # Another process may commit to the same tables, so the catalog's cache could be out of date.
         options = paimon.options.Options(self.jvm.map_of({**properties, "cache-enabled": "false"}))
         context = paimon.catalog.CatalogContext.create(options)
         self._catalog = paimon.catalog.CatalogFactory.createCatalog(context)
         self._identifier = paimon.catalog.Identifier.create(definition.path.database, definition.path.table)
 
-    # ---- looking
+    # ---- state
 
     def exists(self) -> bool:
         return self._load() is not None
 
     def create(self) -> None:
-        """Create the table if it is not there. Raises LakeError for column types Paimon does not have."""
+        """Create the table if it does not exist. Raises LakeError for column types that Paimon does not have."""
         if self.exists():
             return
         definition = self.definition
@@ -128,8 +128,9 @@ class PaimonTable:
         self._protect(self._must_load(), 1)
 
     def evolve(self) -> None:
-        """Give the lake table the columns that the table has now. Raises RoundLostError when it has those of a newer
-        schema: another tierer was here.
+        """Give the lake table the columns that the table has now.
+
+        Raises RoundLostError when it has the columns of a newer schema, which means that another tierer committed.
         """
         table = self._load()
         if table is not None and needs_evolution(table, self.definition):
@@ -142,7 +143,7 @@ class PaimonTable:
         return None if table is None else stored_definition(self.definition, table.options())
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
-        """See `LakeTable`. Snapshots are numbered without gaps, so the history is walked by number."""
+        """Walk the history by number, because snapshots are numbered without gaps. See `LakeTable`."""
         table = self._load()
         if table is None:
             return LakeState()
@@ -155,7 +156,7 @@ class PaimonTable:
         return find_committed(self.definition, owner, snapshots.latestSnapshotId(), look_up)
 
     def _load(self) -> Any | None:
-        """Paimon's own table object, fresh; None if there is no such table."""
+        """Return Paimon's own table object, freshly loaded; None if there is no such table."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -185,7 +186,7 @@ class PaimonTable:
         return self._commit_on(branch, messages, base.head, round_properties(self.definition, offsets, epoch))
 
     def _branch(self, table: Any, head: int | None, epoch: int) -> Any:
-        """The round's branch as a table, at snapshot `head` of main."""
+        """Create the round's branch at snapshot `head` of main and return it as a table."""
         name = f"{BRANCH_PREFIX}{epoch}"
         if name in list(table.branchManager().branches()):
             table.deleteBranch(name)
@@ -197,7 +198,7 @@ class PaimonTable:
         return branch
 
     def _write_rows(self, table: Any, base: LakeState, changes: Any) -> list[Any]:
-        """Paimon's commit messages of the rows, in files that no snapshot has yet."""
+        """Return Paimon's commit messages for the rows, in files that belong to no snapshot yet."""
         if self.definition.is_primary_key_table and base.head is None:  # nothing to delete yet
             changes = changes.where(f"NOT {DELETED_COLUMN}")
         staging = Path(tempfile.mkdtemp(prefix="headrace-paimon-"))
@@ -208,7 +209,7 @@ class PaimonTable:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _cleared(self, table: Any, head: int, partitions: Sequence[str]) -> list[Any]:
-        """Commit messages that take out what snapshot `head` has of partitions that are made anew: whole files."""
+        """Return commit messages that delete the old rows of recreated partitions at `head`: whole files."""
         messages = []
         io, nothing = self.jvm.paimon.io, self.jvm.java.java.util.ArrayList()
         unchanged = io.CompactIncrement.emptyIncrement()
@@ -222,11 +223,11 @@ class PaimonTable:
         return messages
 
     def _stage(self, table: Any, changes: Any, folder: Path) -> Sequence[Path]:
-        """The rows as Parquet files of the driver's: the lake table's fields in its order, then the row kind."""
+        """Write the rows as Parquet files on the driver: the lake table's fields in its order, then the row kind."""
         if not self.spark.sparkContext.master.startswith("local"):
             raise LakeError(
-                f"{self.name}: rows go to Paimon through a folder of this machine, so Spark must run here"
-                f" (master local[...]), not on {self.spark.sparkContext.master}"
+                f"{self.name}: Spark must run on this machine (master local[...]), not on"
+                f" {self.spark.sparkContext.master}: rows go to Paimon through a local folder"
             )
         kind = f"CAST({KIND_INSERT} AS TINYINT)"
         if self.definition.is_primary_key_table:
@@ -242,7 +243,7 @@ class PaimonTable:
         return sorted(folder.glob("*.parquet"))
 
     def _feed(self, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
-        """Each key of a round is in one file, so that it does not matter which writer numbers its row first."""
+        """Write the files with several writers. Each key of a round is in one file, so their order does not matter."""
         shares = [share for share in (files[each::_WRITERS] for each in range(_WRITERS)) if share]
         if len(shares) < 2:
             return [
@@ -267,8 +268,10 @@ class PaimonTable:
     def _commit_on(
         self, branch: Any, messages: Sequence[Any], head: int | None, properties: Mapping[str, str]
     ) -> int:
-        """Commit to a round's branch; the new snapshot's number. A round may have offsets and no row, which makes a
-        snapshot too; for compaction an empty one before its own would be one too many.
+        """Commit to a round's branch and return the new snapshot's number.
+
+        A round without rows also makes a snapshot, for its offsets. A compaction must not make an empty snapshot before
+        its own.
         """
         compacts = any(not message.compactIncrement().isEmpty() for message in messages)
         number = (head or 0) + 1
@@ -287,7 +290,7 @@ class PaimonTable:
         if written != number:
             raise LakeError(
                 f"branch {branch.snapshotManager().branch()} of {self.name} is at snapshot {written} and not at"
-                f" {number} after its commit: another tierer"
+                f" {number} after its commit: another tierer wrote to it"
             )
         return number
 
@@ -296,43 +299,43 @@ class PaimonTable:
         table = self._must_load()
         branch = table.switchToBranch(f"{BRANCH_PREFIX}{epoch}")
         self._publish(table, branch, base.head, snapshot)
-        with contextlib.suppress(Exception):  # the round before it is protected still
+        with contextlib.suppress(Exception):  # the previous round is still protected
             self._protect(table, snapshot)
 
     def _publish(self, table: Any, branch: Any, head: int | None, number: int) -> None:
-        """Make the branch's snapshot `number` main's, if main is at `head`. Raises as `LakeTable.commit`."""
+        """Make the branch's snapshot `number` main's, if main is at `head`. Raises as `LakeTable.commit` does."""
         snapshots = table.snapshotManager()
         text = branch.snapshotManager().snapshot(number).toJson()
         failure: Exception | None = None
         if snapshots.latestSnapshotIdFromFileSystem() == head:
             try:
                 self._put(table, snapshots.snapshotPath(number), text)
-            except Exception as error:  # noqa: BLE001 - whatever it was, only the table knows the outcome
+            except Exception as error:  # noqa: BLE001 - for any error, only the table knows the outcome
                 failure = error
         now = snapshots.latestSnapshotIdFromFileSystem()
         path = snapshots.snapshotPath(number)
         ours = snapshots.snapshotExists(number) and snapshots.snapshot(number).toJson() == text
-        # Where main went on and the base is gone, the number may have been free because it was expired.
+        # If main moved on and the base is gone, the number may have been free because it was expired.
         if ours and (now == number or (head is not None and snapshots.snapshotExists(head))):
-            with contextlib.suppress(Exception):  # a hint only
+            with contextlib.suppress(Exception):  # only a hint
                 snapshots.commitLatestHint(now)
             return
         if now == head and failure is not None:
             raise LakeError(f"{self.name}: the commit failed and changed nothing: {failure}") from failure
-        if ours:  # not needed by anybody either if it was main's once
+        if ours:  # not needed any more, even if it once was main's
             table.fileIO().deleteQuietly(path)
         raise RoundLostError(
-            f"{self.name}: main is at snapshot {now}, no longer at {head}: another tierer was first"
+            f"{self.name}: main is at snapshot {now}, no longer at {head}: another tierer committed first"
         ) from failure
 
     def _put(self, table: Any, path: Any, text: str) -> bool:
-        """Make the file with this text, whole, if it is not there; whether it was made."""
+        """Create the whole file with this text if it does not exist; return whether it was created."""
         if not table.fileIO().isObjectStore() and path.toUri().getScheme() in (None, "file"):
             return _link_new(Path(path.toUri().getPath()), text)
         return bool(table.fileIO().tryToWriteAtomic(path, text))
 
     def _protect(self, table: Any, snapshot: int) -> None:
-        """Let expiry stop before this snapshot."""
+        """Make expiry stop before this snapshot."""
         table.consumerManager().resetConsumer(TIERED_NAME, self.jvm.paimon.consumer.Consumer(snapshot))
 
     def maintain(self) -> str:
@@ -346,7 +349,7 @@ class PaimonTable:
         return ", ".join(each for each in done if each)
 
     def _compact(self) -> str:
-        """A round of its own kind: its commit has the offsets that are there, and wins or loses as any other."""
+        """Compact in a round of its own. Its commit carries the present offsets and may lose to another one."""
         table, state = self._must_load(), self.find_committed()
         if state.head is None:
             return ""
@@ -366,7 +369,7 @@ class PaimonTable:
             self.discard(state.epoch)
 
     def discard(self, epoch: int) -> None:
-        """See `LakeTable`. Branches of later epochs belong to others and stay."""
+        """See `LakeTable`. Branches of later epochs belong to other tierers and stay."""
         try:
             table = self._load()
             if table is None:
@@ -406,7 +409,7 @@ class PaimonTable:
         return self.spark.createDataFrame(rows, f"{columns} epoch bigint, offsets {ends}")
 
     def _listed(self, offsets: Offsets) -> dict[Any, Any]:
-        """By bucket, or by partition and bucket."""
+        """Return the offsets by bucket, or by partition and bucket."""
         if not self.definition.is_partitioned:
             return dict(offsets)
         listed: dict[str, dict[int, int]] = {}
@@ -417,13 +420,13 @@ class PaimonTable:
 
 
 def _described(snapshot: Any) -> LakeSnapshot:
-    """Of Java's; snapshots are numbered from 1."""
+    """Describe a Java snapshot. Snapshots are numbered from 1."""
     number = snapshot.id()
     return LakeSnapshot(number, number - 1 or None, snapshot.properties())
 
 
 def _link_new(path: Path, text: str) -> bool:
-    """A whole file at once: written aside and linked, which fails if the name is taken."""
+    """Create a whole file atomically: write a temporary file and link it, which fails if the name is taken."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""A table's columns as fields of its Paimon table: matched by id, carried over, and read back.
+"""Columns of a table as fields of its Paimon table: matched by id, carried over, and read back.
 
 | table | Paimon |
 |---|---|
@@ -7,13 +7,13 @@
 | TIMESTAMP(p), TIMESTAMP_LTZ(p) | TIMESTAMP(6), TIMESTAMP(6) WITH LOCAL TIME ZONE: Spark's own |
 | TIME(p) | none: Spark does not read Paimon's |
 
-The others have the same name on both sides, ARRAY, MAP and ROW with what is inside by the same rules. Which field is
-which column stands in the lake table's options (`columns.py`).
+The other types have the same name on both sides; the element types of ARRAY, MAP and ROW follow the same rules. The
+lake table's options map fields to columns (`columns.py`).
 
-So a column that was dropped and added again is a new field, and old values stay behind. New fields are the last
-ones. Paimon has no defaults for the rows that were there before a column: our reads fill them in for files that
-were written under an older schema, other engines see NULL there. Compaction would write the NULLs down, so a table
-with such files is not compacted (`filled_on_read`).
+A column that was dropped and added again is therefore a new field, and the old values are not reused. New fields come
+last. Paimon has no defaults for rows that are older than a column. Our reads fill them in for files that were written
+with an older schema; other engines see NULL there. Compaction would store the NULLs, so a table with such files is not
+compacted (`filled_on_read`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SIMPLE = {
 
 
 def paimon_type(jvm: Jvm, column: Column) -> Any:
-    """The column's type as Paimon's `DataType`. Raises LakeError for TIME."""
+    """Return the column's type as Paimon's `DataType`. Raises LakeError for TIME."""
     if column.type.contains(frozenset({TypeKind.TIME})):
         raise LakeError(
             f"column '{column.name}' is {column.type}: Spark does not read Paimon's TIME,"
@@ -72,7 +72,7 @@ def _type_of(jvm: Jvm, data_type: DataType) -> Any:
         if kind is TypeKind.MAP:
             return types.MAP(*inside)
         named = zip(data_type.fields, inside, strict=True)
-        # Paimon gives the fields numbers of its own when the column is made.
+        # Paimon renumbers the fields when the column is created.
         made = [jvm.paimon.types.DataField(n, field.name, part) for n, (field, part) in enumerate(named)]
         return jvm.paimon.types.RowType(jvm.list_of(made))
     if kind is TypeKind.DECIMAL:
@@ -85,13 +85,13 @@ def _type_of(jvm: Jvm, data_type: DataType) -> Any:
 
 
 def _fields_inside(data_type: DataType) -> int:
-    """How many fields of ROWs are in a type: Paimon numbers them as it numbers columns, after their column."""
+    """Return the number of ROW fields in a type: Paimon numbers them like columns, after their column."""
     own = len(data_type.fields) if data_type.kind is TypeKind.ROW else 0
     return own + sum(_fields_inside(field.type) for field in data_type.fields)
 
 
 def spark_ddl_of(kind: Any) -> str:
-    """A Paimon `DataType` in Spark's DDL: what its Parquet files hold."""
+    """Return a Paimon `DataType` as it is in Paimon's Parquet files, in Spark's DDL."""
     root = str(kind.getTypeRoot().name())
     if root == "ARRAY":
         return f"array<{spark_ddl_of(kind.getElementType())}>"
@@ -107,7 +107,7 @@ def spark_ddl_of(kind: Any) -> str:
 
 
 def new_table_options(definition: TableDefinition) -> dict[str, str]:
-    """The options of a table that is made with these columns in order: Paimon numbers them from 0."""
+    """Return the options of a table created with these columns in order: Paimon numbers them from 0."""
     fields, following = {}, 0
     for column in definition.schema.columns:
         fields[column.id] = following
@@ -116,19 +116,19 @@ def new_table_options(definition: TableDefinition) -> dict[str, str]:
 
 
 def _fields_of(table: Any, definition: TableDefinition) -> dict[int, int]:
-    """Paimon's field id of each column that the lake table knows."""
+    """Return Paimon's field id of each column id that the lake table knows."""
     return fields_by_column(table.options().get(COLUMNS_PROPERTY), definition, 0)
 
 
 def needs_evolution(table: Any, definition: TableDefinition) -> bool:
-    """Whether the lake table was made from another schema. Raises RoundLostError if that is a newer one."""
+    """Return whether the lake table was made from another schema. Raises RoundLostError if that one is newer."""
     return is_of_another_schema(definition, int(table.options()[SCHEMA_ID_PROPERTY]))
 
 
 def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
-    """Paimon's `SchemaChange`s, a Java list, that give the lake table the columns of now; they apply in order.
+    """Return a Java list of `SchemaChange`s, to apply in order, that give the lake table its present columns.
 
-    Raises LakeError when somebody else dropped a column.
+    Raises LakeError when another writer dropped a column.
     """
     change = jvm.paimon.schema.SchemaChange
     by_id = {field.id(): field for field in table.schema().fields()}
@@ -142,7 +142,7 @@ def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
     ]
     kept = {column_id: by_id[field_id] for column_id, field_id in fields.items() if column_id in columns}
     renamed = {each: field.name() for each, field in kept.items() if field.name() != columns[each].name}
-    for column_id, name in renamed.items():  # by a name that no column has: names may have been exchanged
+    for column_id, name in renamed.items():  # through an unused name: columns may have exchanged their names
         changes.append(change.renameColumn(name, f"headrace_{column_id}_{name}"))
     for column_id, name in renamed.items():
         changes.append(change.renameColumn(f"headrace_{column_id}_{name}", columns[column_id].name))
@@ -153,7 +153,7 @@ def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
     for column in definition.schema.columns:
         if column.id in fields:
             continue
-        # Rows that are there have no value for it, so whatever the table says it may be null.
+        # Existing rows have no value, so the field is nullable even if the column is not.
         changes.append(change.addColumn(column.name, paimon_type(jvm, column).copy(True), column.comment))
         after[column.id] = following
         following += 1 + _fields_inside(column.type)
@@ -174,7 +174,7 @@ def _changes_of(jvm: Jvm, change: Any, field: Any, column: Column) -> list[Any]:
 
 
 def filled_on_read(table: Any, definition: TableDefinition, schema_ids: Iterable[int]) -> bool:
-    """Whether files of these schemas lack a column whose default for their rows only our reads know."""
+    """Return whether files of these schemas lack a column with a default, which only our reads fill in."""
     fields = _fields_of(table, definition)
     defaulted = [fields[c.id] for c in definition.schema.columns if c.initial is not None and c.id in fields]
     return any(
@@ -185,7 +185,7 @@ def filled_on_read(table: Any, definition: TableDefinition, schema_ids: Iterable
 
 
 def file_fields(table: Any, schema_id: int) -> dict[int, tuple[str, str]]:
-    """Of the schema that a file was written under: (name, Spark's DDL type) by field id."""
+    """Return the fields of the schema of a file: (name, Spark's DDL type) by field id."""
     fields = table.schemaManager().schema(schema_id).fields()
     return {field.id(): (field.name(), spark_ddl_of(field.type())) for field in fields}
 
@@ -193,6 +193,6 @@ def file_fields(table: Any, schema_id: int) -> dict[int, tuple[str, str]]:
 def columns_of_files(
     table: Any, definition: TableDefinition, columns: Sequence[Column], known: Mapping[int, tuple[str, str]]
 ) -> list[Any]:
-    """Spark's expressions for the table's columns of today over files with the fields `known`."""
+    """Return Spark expressions for the table's present columns over files with the fields `known`."""
     names = {field_id: name for field_id, (name, _) in known.items()}
     return columns_over(definition, columns, _fields_of(table, definition), names)

@@ -1,13 +1,12 @@
-"""Paimon's own Java library, called from the driver through py4j: no code of ours in the JVM, nothing in Python that
-Paimon's file formats depend on.
+"""Paimon's Java library, called from the driver through py4j, without Java code of ours.
 
-The library is the `paimon-bundle` jar, fetched like Spark's other jars when the first table needs it and added to
-the running session. Rows go from the executors to Paimon's writer as Parquet files in a folder of the driver's: Spark
-writes them, and one call per file lets the JVM read them back with Paimon's Parquet reader into Paimon's writer. That
-loop is `RecordReader.forEachRemaining` over a consumer put together from method handles, so Python is not asked once
-per row.
+Python code does not depend on Paimon's file formats. The library is the `paimon-bundle` jar. It is fetched like Spark's
+other jars when the first table needs it, and added to the running session. Rows go from the executors to Paimon's
+writer as Parquet files in a folder on the driver. Spark writes them, and one call per file makes the JVM read it with
+Paimon's Parquet reader into Paimon's writer. That loop is `RecordReader.forEachRemaining` with a consumer built from
+method handles, so there is no call into Python per row.
 
-py4j cannot call the default methods of Java interfaces; those go through reflection (`Jvm.call_default`).
+py4j cannot call the default methods of Java interfaces; `Jvm.call_default` uses reflection for them.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from headrace.tablelayer.spark.jars import paimon_jar
 
 _PROBE = "org.apache.paimon.catalog.CatalogFactory"
 _KIND_FIELD_ID = 1_000_000
-"""Of the column that exists in staged files only; far from the ids of real fields."""
+"""Field id of the column that exists in staged files only; far from the ids of real fields."""
 
 KIND_COLUMN = "_headrace_kind"
-"""TINYINT, the last column of a staged file: Paimon's row kinds."""
+"""Last column of a staged file, TINYINT: Paimon's row kind."""
 KIND_INSERT, KIND_DELETE = 0, 3
 
 
 class Jvm:
-    """Paimon's classes in the JVM of a Spark session. Made by the thread that uses it."""
+    """Paimon's classes in the JVM of a Spark session. Only the thread that created it may use it."""
 
     def __init__(self, spark: Any) -> None:
         self._gateway = spark.sparkContext._gateway
@@ -37,7 +36,7 @@ class Jvm:
         self.paimon = spark._jvm.org.apache.paimon
 
     def _class_loader(self, spark: Any) -> Any:
-        """A loader that knows Paimon, made the one in which this thread's classes are looked up."""
+        """Return a class loader that knows Paimon, and make it this thread's context class loader."""
         thread = self.java.java.lang.Thread.currentThread()
         for attempt in range(2):
             loader = spark._jsparkSession.sharedState().jarClassLoader()
@@ -46,10 +45,10 @@ class Jvm:
                 return loader
             if attempt == 0:
                 spark.sql(f"ADD JAR '{paimon_jar()}'")
-        raise AssertionError(f"Spark took the jar {paimon_jar()}, but does not find {_PROBE} in it")
+        raise AssertionError(f"Spark added the jar {paimon_jar()}, but {_PROBE} is not in it")
 
     def type_of(self, name: str) -> Any:
-        """The `java.lang.Class` of a name below `org.apache.paimon`, or of a full name of Java's own."""
+        """Return the `java.lang.Class` of a name below `org.apache.paimon`, or of a full name in `java.`."""
         return self._loader.loadClass(name if name.startswith("java.") else f"org.apache.paimon.{name}")
 
     def array(self, kind: Any, *values: Any) -> Any:
@@ -71,7 +70,7 @@ class Jvm:
         return made
 
     def call_default(self, owner: str, method: str, target: Any, *given: tuple[Any, Any]) -> Any:
-        """`target.method(...)` for a default method of the interface `owner`; `given` are (class, value) pairs."""
+        """Call `target.method(...)`, a default method of interface `owner`; `given` are (class, value) pairs."""
         types = self.array(self.java.java.lang.Class, *[kind for kind, _ in given])
         values = self.array(self.java.java.lang.Object, *[value for _, value in given])
         return self.type_of(owner).getMethod(method, types).invoke(target, values)
@@ -79,12 +78,12 @@ class Jvm:
     # ---- rows
 
     def signature(self, returns: Any, *parameters: Any) -> Any:
-        """A `MethodType` of these classes."""
+        """Return a `MethodType` of these classes."""
         kinds = self.array(self.java.java.lang.Class, *parameters)
         return self.java.java.lang.invoke.MethodType.methodType(returns, kinds)
 
     def _writer_of(self, writer: Any, kind_position: int) -> Any:
-        """A `java.util.function.Consumer` that writes a staged row with the kind that it carries."""
+        """Return a `java.util.function.Consumer` that writes a staged row with its row kind."""
         invoke = self.java.java.lang.invoke
         handles, lookup = invoke.MethodHandles, invoke.MethodHandles.publicLookup()
         row, kind = self.type_of("data.InternalRow"), self.type_of("types.RowKind")
@@ -110,14 +109,14 @@ class Jvm:
         return self.consumer(handles.foldArguments(write.bindTo(writer), mark))
 
     def consumer(self, handle: Any) -> Any:
-        """A method handle of one argument as a `java.util.function.Consumer`."""
+        """Return a method handle of one argument as a `java.util.function.Consumer`."""
         lang = self.java.java.lang
         taking = handle.asType(self.signature(lang.Void.TYPE, lang.Class.forName("java.lang.Object")))
         consumer = lang.Class.forName("java.util.function.Consumer")
         return lang.invoke.MethodHandleProxies.asInterfaceInstance(consumer, taking)
 
     def for_each(self, reader: Any, consumer: Any) -> None:
-        """Give the consumer every record of a `RecordReader`, and close that."""
+        """Give the consumer every record of a `RecordReader`, and close the reader."""
         kind = self.java.java.lang.Class.forName("java.util.function.Consumer")
         try:
             self.call_default("reader.RecordReader", "forEachRemaining", reader, (kind, consumer))
@@ -125,7 +124,7 @@ class Jvm:
             reader.close()
 
     def write_files(self, table: Any, writer: Any, files: Sequence[Path]) -> None:
-        """Write the rows of staged Parquet files, which have the table's columns and `KIND_COLUMN` behind them."""
+        """Write the rows of staged Parquet files: the table's columns followed by `KIND_COLUMN`."""
         fields = self.java.java.util.ArrayList(table.rowType().getFields())
         position = fields.size()
         types = self.paimon.types
@@ -154,6 +153,6 @@ def _knows(loader: Any, name: str) -> bool:
 
 
 def java_error_name(error: BaseException) -> str:
-    """The Java class of what py4j raised, without its package; empty for other errors."""
+    """Return the class name of a Java error from py4j, without its package; empty for other errors."""
     thrown = getattr(error, "java_exception", None)
     return "" if thrown is None else str(thrown.getClass().getName()).rpartition(".")[2].rpartition("$")[2]

@@ -1,9 +1,9 @@
 """Compaction and expiry of a Paimon table that is tiered into.
 
-Both are Paimon's own, called so that what was tiered can still be found. `compact` only prepares: its caller commits
-it as a round, with the offsets that were there. Which files are merged is Paimon's choice by the table's options
+Both are Paimon's own, called so that the tiered offsets can still be found. `compact` only prepares: its caller commits
+the result as a round with the present offsets. Paimon chooses the files to merge by the table's options
 (`num-sorted-run.compaction-trigger`, `compaction.min.file-num`, `target-file-size`); with the changelog producer
-`full-compaction` every file of a bucket. Expiry goes by `snapshot.num-retained.*` and `snapshot.time-retained`.
+`full-compaction` it takes every file of a bucket. Expiry uses `snapshot.num-retained.*` and `snapshot.time-retained`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from headrace.tablelayer.lake.paimon_read import data_files
 from headrace.tablelayer.model.table.definition import TableDefinition
 
 COMPACT_FILES_PER_BUCKET = 5
-"""So many new files, or sorted runs, come together in a bucket before Paimon is asked; its own default."""
+"""Number of new files, or sorted runs, in a bucket before Paimon is asked to compact; Paimon's default."""
 
 
 def compact(
     jvm: Jvm, table: Any, definition: TableDefinition, snapshot: int, user: str, scratch: Path
 ) -> tuple[list[Any], str]:
-    """Commit messages of what Paimon wants to merge at `snapshot`, none if nothing; what was done, for a person."""
+    """Prepare the compaction that Paimon wants at `snapshot`.
+
+    Return its commit messages (none if there is nothing to do) and a readable summary.
+    """
     files = data_files(table, snapshot)
     runs: dict[tuple[str, int], set[object]] = defaultdict(set)
     for file in files:
@@ -52,7 +55,7 @@ def compact(
 def _compact_buckets(
     jvm: Jvm, table: Any, buckets: list[tuple[Any, int]], user: str, scratch: Path
 ) -> list[Any]:
-    """`buckets`: (partition, number)."""
+    """Compact `buckets`, (partition, number) pairs; return the commit messages."""
     full = table.coreOptions().changelogProducer().toString() == "full-compaction"
     writer = table.newWrite(user)
     try:
@@ -66,11 +69,11 @@ def _compact_buckets(
 
 
 def _without_passing_files(jvm: Jvm, table: Any, message: Any) -> Any:
-    """The message without files that were written and taken again.
+    """Return the message without files that were written and removed within it.
 
-    Of a bucket of a log table Paimon merges a first lot of files, and at `prepareCommit` maybe another one with what
-    it made of the first; it does not commit a file that is both added and removed, so with many files to merge the
-    bucket would never be compacted. (Of PK tables it takes such files out itself.)
+    For a bucket of a log table, Paimon may merge some files and then, at `prepareCommit`, merge the result with others.
+    It refuses to commit a file that is both added and removed, so a bucket with many files would never be compacted.
+    (For PK tables Paimon removes such files from the message itself.)
     """
     increment = message.compactIncrement()
     before, after = list(increment.compactBefore()), list(increment.compactAfter())
@@ -92,7 +95,7 @@ def _without_passing_files(jvm: Jvm, table: Any, message: Any) -> Any:
 
 
 def _compact_appended(jvm: Jvm, table: Any, user: str) -> list[Any]:
-    """A table without buckets: Paimon packs small files, each pack is a task."""
+    """Compact a table without buckets: Paimon packs small files, and each pack is a task."""
     tasks = jvm.paimon.append.AppendCompactCoordinator(table, False).run()
     writer = table.store().newWrite(user)
     try:
@@ -102,6 +105,6 @@ def _compact_appended(jvm: Jvm, table: Any, user: str) -> list[Any]:
 
 
 def expire(jvm: Jvm, table: Any) -> str:
-    """Remove snapshots that the table's options do not keep, and files that only they had; what was done."""
+    """Expire snapshots that the table's options do not keep, with their files; return a summary."""
     gone = table.newExpireSnapshots().config(table.coreOptions().expireConfig()).expire()
     return f"{gone} old snapshots expired" if gone else ""

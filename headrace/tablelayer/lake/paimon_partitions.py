@@ -1,9 +1,9 @@
 """Partitions of a Paimon table, as its manifests and its folders have them. Pure.
 
 A manifest entry's `_PARTITION` is the number of partition columns (4 bytes, big endian) and a `BinaryRow` of their
-values, whose layout `model/table/paimon_buckets.py` describes. The files lie in `key=value/…/bucket-n`: by default
-(option `partition.legacy-name`) dates are days since 1970 there, else they are dates; characters that a path or a URI
-means something by are `%XX`, and a null or blank value is `partition.default-name`. Source: `SerializationUtils`,
+values, whose layout `model/table/paimon_buckets.py` describes. The files are in `key=value/…/bucket-n`. There a date is
+the number of days since 1970 by default (option `partition.legacy-name`), otherwise a date. Characters that are special
+in a path or a URI are `%XX`, and a null or blank value is `partition.default-name`. Source: `SerializationUtils`,
 `InternalRowPartitionComputer` and `PartitionPathUtils` of Paimon 1.4.
 """
 
@@ -19,7 +19,7 @@ from headrace.tablelayer.model.schema.schema import Column
 from headrace.tablelayer.model.types.column_types import TypeKind
 
 PartitionValue = bool | int | str | None
-"""Of a date: days since 1970."""
+"""Value of one partition column; a date is the number of days since 1970."""
 
 _FORMATS = {
     TypeKind.BOOLEAN: "<?",
@@ -31,19 +31,19 @@ _FORMATS = {
 }
 _TEXTS = frozenset({TypeKind.STRING, TypeKind.CHAR})
 _INLINE = 0x80
-"""Of a slot's last byte: the text itself is in the slot, and the other bits are its length."""
+"""Flag in a slot's last byte: the text itself is in the slot, and the other bits are its length."""
 _ESCAPED = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
 
 
 def partition_values(data: bytes, columns: Sequence[Column]) -> tuple[PartitionValue, ...]:
-    """The values in a manifest entry's `_PARTITION`, one for each partition column.
+    """Parse a manifest entry's `_PARTITION` into one value per partition column.
 
-    Raises ValueError: the bytes are no such row, or the row is of other columns.
+    Raises ValueError if the bytes are not such a row, or the row has other columns.
     """
     count = len(columns)
     header = (count + 8 + 63) // 64 * 8
     if len(data) < 4 + header + 8 * count or int.from_bytes(data[:4], "big") != count:
-        raise ValueError(f"{data.hex()} is no partition of {count} columns")
+        raise ValueError(f"{data.hex()} is not a partition of {count} columns")
     row = data[4:]
     return tuple(_value(row, header, at, column) for at, column in enumerate(columns))
 
@@ -59,10 +59,10 @@ def _value(row: bytes, header: int, at: int, column: Column) -> PartitionValue:
             return slot[: slot[7] & ~_INLINE].decode()
         size, position = struct.unpack("<II", slot)
         if position + size > len(row):
-            raise ValueError(f"column {column.name} ends behind the partition {row.hex()}")
+            raise ValueError(f"column {column.name} ends after the partition {row.hex()}")
         return row[position : position + size].decode()
     if kind not in _FORMATS:
-        raise ValueError(f"column {column.name} is {column.type}, which no table is partitioned by")
+        raise ValueError(f"column {column.name} is {column.type}, which cannot be a partition column")
     number: bool | int = struct.unpack_from(_FORMATS[kind], slot)[0]
     return number
 
@@ -70,7 +70,7 @@ def _value(row: bytes, header: int, at: int, column: Column) -> PartitionValue:
 def partition_folder(
     columns: Sequence[Column], values: Sequence[PartitionValue], options: Mapping[str, str]
 ) -> str:
-    """Where a partition's buckets lie, below the table's data; `options` are the lake table's."""
+    """Return the folder of a partition's buckets below the table's data; `options` are the lake table's."""
     legacy = options.get("partition.legacy-name", "true").lower() == "true"
     default = options.get("partition.default-name", "__DEFAULT_PARTITION__")
     parts = []
@@ -89,7 +89,7 @@ def _text(column: Column, value: PartitionValue, legacy: bool) -> str:
 
 
 def _arrow(column: Column, value: PartitionValue) -> pa.Array:
-    """One value in the column's own type."""
+    """Return one value in the column's own type."""
     kind = column.type.arrow()
     return pa.array([value], pa.int32() if pa.types.is_date32(kind) else kind).cast(kind)
 
@@ -99,7 +99,7 @@ def _escaped(text: str) -> str:
 
 
 def partition_condition(predicate: Predicate | None, columns: Sequence[Column]) -> Predicate | None:
-    """The part of a predicate that speaks of partition columns alone; None if there is none."""
+    """Return the part of a predicate that uses only partition columns; None if there is none."""
     if predicate is None:
         return None
     names = {column.name for column in columns}
@@ -111,7 +111,7 @@ def partition_condition(predicate: Predicate | None, columns: Sequence[Column]) 
 def can_match(
     condition: Predicate | None, columns: Sequence[Column], values: Sequence[PartitionValue]
 ) -> bool:
-    """Whether rows of a partition can be what `partition_condition` asks for."""
+    """Return whether a partition can have rows for which `partition_condition` holds."""
     if condition is None:
         return True
     arrays = [_arrow(column, value) for column, value in zip(columns, values, strict=True)]

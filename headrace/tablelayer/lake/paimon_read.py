@@ -1,13 +1,13 @@
 """A Paimon table as a DataFrame, without paimon-spark: Paimon plans, Spark reads the Parquet files.
 
-The driver asks Paimon's library which data files a snapshot has, of which level and schema; Spark reads them with
+The driver asks Paimon's library for the data files of a snapshot with their levels and schemas. Spark reads them with
 its own vectorised reader, in every executor. For a log table that is all.
 
 The files of a PK table hold versions of rows, with `_SEQUENCE_NUMBER` and `_VALUE_KIND`. Within one sorted run (all
-files of one level, or one file of level 0) a key is there once, and every run is newer than those of higher levels.
-So of each bucket the oldest run is read as it is, without the keys that any newer run has; of the newer runs the
-version with the highest sequence number counts, unless it is a delete. Compaction leaves one run, and then nothing
-is to be merged.
+files of one level, or one file of level 0) a key occurs once, and every run is newer than the runs of higher levels. So
+the oldest run of each bucket is read as it is, without the keys of any newer run. For a key in the newer runs, the
+version with the highest sequence number counts, unless it is a delete. Compaction leaves one run,
+and then nothing has to be merged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from headrace.tablelayer.spark.types import spark_schema
 
 SEQUENCE_COLUMN, KIND_COLUMN = "_SEQUENCE_NUMBER", "_VALUE_KIND"
 GONE_KINDS = (1, 3)
-"""-U and -D among Paimon's row kinds."""
+"""Paimon's row kinds -U and -D."""
 _BROADCAST_ROWS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One data file of a snapshot. `run`: files of a bucket with the same one are a sorted run; smaller is older.
-    `partition`: Paimon's row of it. `bucket`: by folder and number, so that of another partition is another.
+    """One data file of a snapshot.
+
+    `run`: files of a bucket with the same run form a sorted run; a smaller one is older. `partition`: Paimon's row.
+    `bucket`: folder and number, so buckets of different partitions differ.
     """
 
     path: str
@@ -43,15 +45,18 @@ class DataFile:
 
 
 def data_files(table: Any, snapshot: int) -> list[DataFile]:
-    """Raises LakeError for tables that other files say deletes of, or that are not Parquet."""
+    """Return the data files of a snapshot.
+
+    Raises LakeError for tables with deletion vectors, and for files that are not Parquet.
+    """
     found = []
     for split in table.newSnapshotReader().withSnapshot(snapshot).read().splits():
         if split.deletionFiles().isPresent() and any(
             each is not None for each in split.deletionFiles().get()
         ):
             raise LakeError(
-                f"{table.name()} has deletion vectors, which are not read here: read it with an engine that knows"
-                " them, or take the option 'deletion-vectors.enabled' back and compact it fully"
+                f"{table.name()} has deletion vectors, which cannot be read here: read it with an engine that supports"
+                " them, or unset the option 'deletion-vectors.enabled' and compact it fully"
             )
         folder, partition = split.bucketPath(), split.partition()
         for file in split.dataFiles():
@@ -59,7 +64,7 @@ def data_files(table: Any, snapshot: int) -> list[DataFile]:
             if not name.endswith(".parquet"):
                 raise LakeError(f"{table.name()} has a data file {name}: only Parquet is read here")
             path = file.externalPath().orElse(f"{folder}/{name}")
-            # Level 0: every file is a run of its own, and files are as old as their sequence numbers.
+            # In level 0 every file is a run, ordered by sequence number.
             run = (-level, 0 if level else file.maxSequenceNumber())
             found.append(
                 DataFile(path, (folder, split.bucket()), run, file.schemaId(), file.rowCount(), partition)
@@ -68,7 +73,7 @@ def data_files(table: Any, snapshot: int) -> list[DataFile]:
 
 
 def read_rows(spark: Any, table: Any, definition: TableDefinition, snapshot: int | None) -> Any:
-    """The rows of a snapshot (None: of an empty table) in the table's own columns of today."""
+    """Return the rows of a snapshot (None: of an empty table) in the table's present columns."""
     files = [] if snapshot is None else data_files(table, snapshot)
     if not files:
         return spark.createDataFrame([], spark_schema(definition.schema.columns))
@@ -104,7 +109,7 @@ def read_rows(spark: Any, table: Any, definition: TableDefinition, snapshot: int
 def _scan(
     spark: Any, table: Any, definition: TableDefinition, files: Sequence[DataFile], system: Sequence[str]
 ) -> Any:
-    """All rows of these files in the table's columns, with Paimon's `system` columns behind them."""
+    """Return all rows of these files in the table's columns, followed by Paimon's `system` columns."""
     kinds = {SEQUENCE_COLUMN: "bigint", KIND_COLUMN: "tinyint"}
     parts = []
     for schema_id in sorted({file.schema_id for file in files}):

@@ -1,11 +1,11 @@
-"""A Paimon table read without Spark and without Java: for the table client's side of union read and `headrace sql`.
+"""Reader of a Paimon table without Spark and Java: for the client's union read and for `headrace sql`.
 
-Snapshots and schemas are JSON, manifests are Avro, data files Parquet, by Paimon's file layout (its documentation,
-"Concepts: Spec"); the rules by which the files of a PK table become rows are those of `paimon_read.py`. What others
-could have put there and is not read is refused: deletion vectors, ORC and Avro data, branches by name. The warehouse is
-a local folder, or what `pyarrow.fs.FileSystem.from_uri` opens; other ones are read in Spark.
+Snapshots and schemas are JSON, manifests are Avro, data files Parquet, in Paimon's file layout (its documentation,
+"Concepts: Spec"). The files of a PK table become rows by the rules in `paimon_read.py`. Deletion vectors, ORC and Avro
+data, and branches by name, which other writers could have added, are refused. The warehouse is a local folder, or a URI
+that `pyarrow.fs.FileSystem.from_uri` opens; other warehouses are read in Spark.
 
-Memory: of a log table a batch of rows at a time; of a PK table, bucket by bucket, what is not compacted yet.
+Memory: for a log table one batch of rows at a time; for a PK table the uncompacted rows of one bucket at a time.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _ADD, _DELETE = 0, 1
 
 
 class PaimonReader:
-    """A table's copy in a Paimon filesystem catalog, as it was when this was made."""
+    """A table's copy in a Paimon filesystem catalog, as of the construction of this object."""
 
     def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
-        """`properties` as for `PaimonTable`. Raises LakeError: no such warehouse here."""
+        """`properties` as for `PaimonTable`. Raises LakeError when the warehouse cannot be opened here."""
         from pyarrow import fs
 
         self.definition = definition
@@ -79,7 +79,7 @@ class PaimonReader:
         self._snapshots = self._listed()
 
     def _numbers(self, kind: str) -> list[int]:
-        """Of files `kind-N`."""
+        """Return the numbers N of the files `kind-N`, sorted."""
         from pyarrow import fs
 
         found = self._files.get_file_info(fs.FileSelector(f"{self._folder}/{kind}", allow_not_found=True))
@@ -87,7 +87,7 @@ class PaimonReader:
         return sorted(int(number) for number in numbers if number.isdigit())
 
     def _listed(self) -> dict[int, dict[str, Any]]:
-        """Snapshots by number, the newest first: without those that were expired while we looked."""
+        """Return snapshots by number, newest first, without those that are expired during the listing."""
         found = {}
         for number in reversed(self._numbers("snapshot")):
             try:
@@ -108,14 +108,14 @@ class PaimonReader:
 
     @property
     def _options(self) -> Mapping[str, str]:
-        """The table's, as they are now."""
+        """Return the table's present options."""
         options: Mapping[str, str] = {} if self._newest is None else self._schema(self._newest)["options"]
         return options
 
-    # -- looking
+    # -- state
 
     def state(self, known_snapshot: int | None) -> LakeState:
-        """As `PaimonTable.find_committed`."""
+        """See `PaimonTable.find_committed`."""
         if self._newest is None:
             return LakeState()
 
@@ -128,7 +128,7 @@ class PaimonReader:
         return find_committed(self.definition, owner, next(iter(self._snapshots), None), look_up)
 
     def snapshots(self) -> pa.Table:
-        """As `LakeReader.snapshots`."""
+        """See `LakeReader.snapshots`."""
         rows: list[dict[str, Any]] = []
         for number, snapshot in sorted(self._snapshots.items()):
             properties = snapshot.get("properties") or {}
@@ -163,15 +163,17 @@ class PaimonReader:
             ) from error
 
     def data_files(self, snapshot: int, predicate: Predicate | None = None) -> list[DataFile]:
-        """What a snapshot has, by bucket and from the oldest sorted run to the newest; nothing of partitions in which
-        the predicate holds for no row. Raises LakeError.
+        """Return the data files of a snapshot, by bucket and from the oldest sorted run to the newest.
+
+        Partitions without a row for the predicate are left out. Raises LakeError.
         """
         described = self._snapshots[snapshot]
         deletions = described.get("indexManifest")
         if deletions and any(each["_INDEX_TYPE"] == "DELETION_VECTORS" for each in self._manifest(deletions)):
             raise LakeError(
-                f"the lake table of {self.definition.path} has deletion vectors, which are not read here: read it with"
-                " an engine that knows them, or take the option 'deletion-vectors.enabled' back and compact it fully"
+                f"the lake table of {self.definition.path} has deletion vectors, which cannot be read here: read it"
+                " with an engine that supports them, or unset the option 'deletion-vectors.enabled' and compact it"
+                " fully"
             )
         added: dict[tuple[Any, ...], DataFile] = {}
         removed = set()
@@ -191,7 +193,10 @@ class PaimonReader:
         return sorted(living, key=lambda each: (each.bucket, each.run, each.path))
 
     def _folders(self, predicate: Predicate | None) -> Callable[[bytes], str | None]:
-        """By a manifest's partition: where its buckets are; None for one that has no row for the predicate."""
+        """Return a function from a manifest's partition to the folder of its buckets.
+
+        It returns None for a partition without a row for the predicate.
+        """
         columns, options = self._partition_columns, self._options
         data = "/".join(part for part in (self._folder, options.get("data-file.path-directory")) if part)
         condition = partition_condition(predicate, columns)
@@ -204,8 +209,8 @@ class PaimonReader:
                 values = partition_values(partition, columns)
             except ValueError as error:
                 raise LakeError(
-                    f"a manifest of the lake table of {self.definition.path} has another partition than the table:"
-                    f" {error}"
+                    f"a manifest of the lake table of {self.definition.path} has a partition that does not fit the"
+                    f" table: {error}"
                 ) from error
             if not can_match(condition, columns, values):
                 return None
@@ -233,9 +238,7 @@ class PaimonReader:
         wanted: Filter | None = None,
         predicate: Predicate | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `LakeReader`. By `predicate` whole partitions are spared, not files: versions of a key need not match
-        alike.
-        """
+        """See `LakeReader`. `predicate` skips whole partitions, not files: versions of a key may match differently."""
         try:
             files = self.data_files(snapshot, predicate)
             rows = (
@@ -249,12 +252,12 @@ class PaimonReader:
                     yield found
         except FileNotFoundError as error:
             raise LakeError(
-                f"snapshot {snapshot} of the lake table of {self.definition.path} was expired since this read began:"
-                " begin again"
+                f"snapshot {snapshot} of the lake table of {self.definition.path} was expired during this read:"
+                " read again"
             ) from error
 
     def _merged(self, files: Sequence[DataFile], columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-        """Of a PK table, one bucket after the other."""
+        """Yield the rows of a PK table, one bucket after the other."""
         key = self.definition.schema.primary_key
         names = [column.name for column in columns]
         missing = [self.definition.schema.column(name) for name in key if name not in names]
@@ -278,7 +281,7 @@ class PaimonReader:
     def _changes(
         self, files: Sequence[DataFile], columns: Sequence[Column]
     ) -> Iterator[tuple[pa.RecordBatch, np.ndarray[Any, Any]]]:
-        """Versions of rows with what became of them: written or gone."""
+        """Yield versions of rows with their change types: insert or delete."""
         for batch in self._rows(files, columns, KIND_COLUMN):
             kinds = batch.column(KIND_COLUMN).to_numpy()
             gone = np.isin(kinds, GONE_KINDS)
@@ -290,7 +293,7 @@ class PaimonReader:
     def _rows(
         self, files: Sequence[DataFile], columns: Sequence[Column], *system: str
     ) -> Iterator[pa.RecordBatch]:
-        """Whatever is in these files, in the table's own types, with Paimon's `system` columns behind."""
+        """Yield all rows of these files, in the table's own types, followed by Paimon's `system` columns."""
         from pyarrow import parquet
 
         fields = fields_by_column(self._options.get(COLUMNS_PROPERTY), self.definition, 0)
@@ -298,7 +301,7 @@ class PaimonReader:
             names = {field["id"]: field["name"] for field in self._schema(file.schema_id)["fields"]}
             sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}
             selected = [*dict.fromkeys(name for name in sources.values() if name is not None), *system]
-            # Rows are counted by a column, whichever.
+            # Counting rows needs one column, and any will do.
             selected = selected or [next(iter(names.values()))]
             with self._files.open_input_file(file.path) as opened, parquet.ParquetFile(opened) as stored:
                 for batch in stored.iter_batches(BATCH_ROWS, columns=selected):
@@ -311,11 +314,11 @@ class PaimonReader:
 
 
 def read_manifest(data: bytes) -> list[dict[str, Any]]:
-    """The records of an Avro object container file. Raises ValueError of bytes that are none, or not whole."""
+    """Return the records of an Avro object container file. Raises ValueError if it is damaged or not Avro."""
     import fastavro
 
     try:
         records: list[dict[str, Any]] = list(fastavro.reader(io.BytesIO(data)))
-    except Exception as error:  # of damaged bytes: whatever the codecs and the parser think of
-        raise ValueError(f"it is damaged or no Avro file: {error!r}") from error
+    except Exception as error:  # for damaged bytes: any error of the codecs and the parser
+        raise ValueError(f"it is damaged or not an Avro file: {error!r}") from error
     return records

@@ -1,4 +1,4 @@
-"""A lake read without Spark: what `union_scan` asks of it, and what the readers of all formats have in common."""
+"""Interface of a lake reader without Spark, for `union_scan`, and the code that the readers of all formats share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headrace.tablelayer.model.types.column_types import TypeKind
 
 
 class LakeReader(Protocol):
-    """One table's copy in a lake, as it was when this was made."""
+    """One table's copy in a lake, as of the construction of this object."""
 
     def state(self, known_snapshot: int | None) -> LakeState:
-        """As `LakeTable.find_committed`."""
+        """See `LakeTable.find_committed`."""
 
     def snapshots(self) -> pa.Table:
-        """A row for each snapshot that is left, the oldest first, in `snapshots_schema`."""
+        """Return a row for each remaining snapshot, oldest first, in `snapshots_schema`."""
 
     def read(
         self,
@@ -33,13 +33,15 @@ class LakeReader(Protocol):
         wanted: Filter | None = None,
         predicate: Predicate | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a snapshot for which `wanted` holds, in the table's own types; `columns` are all that are needed,
-        those of the filter included. `predicate`, no narrower than the filter, spares files that cannot have rows.
+        """Yield the rows of a snapshot for which `wanted` holds, in the table's own types.
+
+        `columns` are all needed columns, including those of the filter. `predicate` must not be narrower than the
+        filter; it skips files that cannot have matching rows.
         """
 
 
 def snapshots_schema(definition: TableDefinition) -> pa.Schema:
-    """As `LakeTable.snapshots`."""
+    """Return the Arrow schema of `LakeTable.snapshots`."""
     by_bucket = pa.map_(pa.int32(), pa.int64())
     return pa.schema(
         [
@@ -54,7 +56,7 @@ def snapshots_schema(definition: TableDefinition) -> pa.Schema:
 
 
 def listed_offsets(offsets: Offsets) -> list[tuple[Any, Any]]:
-    """As a value of the column `offsets` of `snapshots_schema`."""
+    """Return offsets as a value of the column `offsets` of `snapshots_schema`."""
     found: dict[Any, Any] = {}
     for place, offset in in_order(offsets):
         if isinstance(place, PartitionBucket):
@@ -65,7 +67,7 @@ def listed_offsets(offsets: Offsets) -> list[tuple[Any, Any]]:
 
 
 def filtered(rows: pa.RecordBatch, wanted: Filter | None) -> pa.RecordBatch:
-    """The rows for which a filter holds, whose columns are among those of `rows`."""
+    """Return the rows for which a filter holds; its columns are among those of `rows`."""
     if wanted is None:
         return rows
     names = [wanted.schema.columns[place].name for place in wanted.columns]
@@ -73,14 +75,14 @@ def filtered(rows: pa.RecordBatch, wanted: Filter | None) -> pa.RecordBatch:
 
 
 def in_our_type(batch: pa.RecordBatch, column: Column, source: str | None) -> pa.Array:
-    """A column of the table from a batch as the lake has it; `source` None: it was added later than the rows."""
+    """Return a column in the table's type from a batch of the lake; `source` None: it is newer than the rows."""
     target = column.type.arrow()
     if source is None:
         initial = column.initial_scalar()
         return pa.nulls(batch.num_rows, target) if initial is None else pa.repeat(initial, batch.num_rows)
     array = batch.column(source)
     if column.type.kind is TypeKind.BINARY and array.type != target:
-        # In the lake it has no length, and what was written while it was shorter is shorter.
+        # In the lake the column has no length, and rows from before it was lengthened are shorter.
         zeros = pa.scalar(bytes(target.byte_width), pa.binary())
         padded = pc.binary_join_element_wise(array.cast(pa.binary()), zeros, pa.scalar(b"", pa.binary()))
         array = pc.binary_slice(padded, 0, target.byte_width)

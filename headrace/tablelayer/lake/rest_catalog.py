@@ -1,13 +1,12 @@
-"""The reading side of Iceberg's REST catalog over what is tiered: any engine that speaks it finds the lake's tables,
-with no word of ours.
+"""Iceberg's REST catalog, read-only, over the tiered tables: any engine with an Iceberg client finds them.
 
-Namespaces are databases, a table is its lake table: what `db.t$lake` is here is `db.t` there, and a topic's dead
-letters are a table of their own. Each answer is made from what the server and the lake say then; nothing is kept.
-Tables of Paimon are not Iceberg's and are not listed, nor is what is not in the lake yet. Whatever writes is refused:
-rows come into the lake by `headrace tier` alone, whose commits are a compare-and-set on these very tables.
+Namespaces are databases. The catalog's table `db.t` is the lake table that is `db.t$lake` elsewhere in Headrace; a
+topic's dead letters are a table of their own. Each answer is built from the present state of the server and the lake;
+nothing is cached. Paimon tables and tables that are not in the lake yet are not listed. Writes are refused: only
+`headrace tier` puts rows into the lake, and its commits are a compare-and-set on these very tables.
 
-Credentials of the lake's store (`datalake.iceberg.s3.*` and their kin) are handed out with a table only where callers
-have to show a token of this catalog.
+Credentials of the lake's store (`datalake.iceberg.s3.*` and similar) are returned with a table only if callers have to
+present a token of this catalog.
 
 Source: Iceberg's `open-api/rest-catalog-open-api.yaml`.
 """
@@ -32,7 +31,7 @@ from headrace.tablelayer.model.messages.lake import ListedLake
 from headrace.tablelayer.model.table.definition import TableDefinition
 
 LEVEL_SEPARATOR = "\x1f"
-"""Between the levels of a namespace in an address; ours have one."""
+"""Separator of the levels of a namespace in a URL; our namespaces have one level."""
 _FORMAT = "iceberg"
 _STORE_PREFIXES = ("s3.", "gcs.", "adls.", "adlfs.", "oss.", "client.", "hdfs.")
 _STORE_WORDS = ("io-impl", "py-io-impl")
@@ -49,7 +48,7 @@ _READ_ENDPOINTS = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """A lake table's newest metadata, where it is, and what its files are read with, which may be secret."""
+    """A lake table's newest metadata, its location, and the properties to read its files, which may be secret."""
 
     location: str
     metadata: Mapping[str, Any]
@@ -57,17 +56,17 @@ class LoadedTable:
 
 
 class Lakes(Protocol):
-    """What is tiered into Iceberg, as it is when it is asked for."""
+    """Present state of what is tiered into Iceberg."""
 
     def tables(self) -> dict[str, list[str]]:
-        """The names of the tables by database."""
+        """Return the names of the tables by database."""
 
     def load(self, database: str, table: str) -> LoadedTable | None:
-        """None if there is no such table in the lake. Raises LakeError."""
+        """Load a table; None if there is no such table in the lake. Raises LakeError."""
 
 
 class RestError(Exception):
-    """Answered as an error object of the specification."""
+    """Error that is answered as an error object of the specification."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -78,7 +77,7 @@ class RestError(Exception):
 
 
 class RestCatalog:
-    """Answers requests. `token`: what callers have to show (`Authorization: Bearer ...`); None: nothing."""
+    """Answers requests. Callers have to present `token` (`Authorization: Bearer ...`); None: no token is needed."""
 
     def __init__(self, lakes: Lakes, token: str | None) -> None:
         self._lakes = lakes
@@ -87,7 +86,7 @@ class RestCatalog:
     def answer(
         self, method: str, target: str, authorization: str | None
     ) -> tuple[int, dict[str, Any] | None]:
-        """Status and body for a request line; None: without a body."""
+        """Return status and body for a request line; body None: no body."""
         try:
             parts = [
                 urllib.parse.unquote(part)
@@ -109,7 +108,7 @@ class RestCatalog:
         given = (authorization or "").removeprefix("Bearer ").strip()
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             raise RestError(
-                401, "NotAuthorizedException", "show this catalog's token: Authorization: Bearer ..."
+                401, "NotAuthorizedException", "present this catalog's token: Authorization: Bearer ..."
             )
 
     def _found(self, method: str, parts: list[str]) -> dict[str, Any] | None:
@@ -117,12 +116,12 @@ class RestCatalog:
             raise _no_place(parts)
         match parts[1:]:
             case ["namespaces", _, "tables", _, "metrics"] if method == "POST":
-                return None  # what a scan took; nobody keeps it
+                return None  # the metrics of a scan, which are not kept
             case _ if method not in ("GET", "HEAD"):
                 raise RestError(
                     406,
                     "UnsupportedOperationException",
-                    "this catalog is for reading: rows come into the lake by `headrace tier`",
+                    "this catalog is read-only: rows come into the lake by `headrace tier`",
                 )
             case ["config"]:
                 return {"defaults": {}, "overrides": {}, "endpoints": list(_READ_ENDPOINTS)}
@@ -148,7 +147,7 @@ class RestCatalog:
         if found is None:
             name = namespace.replace(LEVEL_SEPARATOR, ".")
             raise RestError(
-                404, "NoSuchNamespaceException", f"nothing of database {name} is tiered into Iceberg"
+                404, "NoSuchNamespaceException", f"database {name} has no table that is tiered into Iceberg"
             )
         return sorted(found)
 
@@ -161,11 +160,11 @@ class RestCatalog:
 
 
 def _no_place(parts: list[str]) -> RestError:
-    return RestError(404, "NotFoundException", f"/{'/'.join(parts)} is no place of an Iceberg REST catalog")
+    return RestError(404, "NotFoundException", f"/{'/'.join(parts)} is not a path of an Iceberg REST catalog")
 
 
 class TieredLakes:
-    """`Lakes` of a server: `connection` is the table client's, `warehouse` overrides the server's."""
+    """`Lakes` of a server. `connection` is the table client's; `warehouse` overrides the server's setting."""
 
     def __init__(self, connection: Any, warehouse: str | None = None) -> None:
         self._connection = connection
@@ -195,7 +194,7 @@ class TieredLakes:
         ]
 
     def _definitions(self, listed: ListedLake) -> list[TableDefinition]:
-        """Of the lake tables of what is listed; none if it is gone by now."""
+        """Return the definitions of an entry's lake tables; none if it does not exist any more."""
         try:
             if not listed.is_topic:
                 return [self._connection.admin.describe_table(listed.name)]

@@ -1,7 +1,6 @@
-"""The tiering job, `headrace tier`: takes rounds from the coordinator, carries them out in Spark, and says what became
-of each.
+"""Tiering job, `headrace tier`: takes rounds from the coordinator, runs them in Spark, and reports each outcome.
 
-A table that cannot be tiered does not hold up the others. Spark starts with the first round that there is to do.
+A table that cannot be tiered does not delay the others. Spark starts with the first round that has work.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from headrace.tablelayer.spark.jars import SparkSetupError
 from headrace.tablelayer.spark.sessions import activate, session
 
 KEPT_OUT = 3
-"""Exit code of a run with `once` that tiered nothing, because another tierer had all of its tables."""
+"""Exit code of a run with `once` that tiered nothing because another tierer held all of its tables."""
 _NAMES_TOLD = 5
 _KEPT_OUT_OUTCOMES = frozenset({Outcome.BUSY, Outcome.LOST, Outcome.FENCED})
 
@@ -46,13 +45,12 @@ def run_tiering(
     cores: int = 2,
     memory: str = "1g",
 ) -> int:
-    """What `headrace tier` does; the exit code: 0, 1 if a table could not be tiered, or KEPT_OUT.
+    """Run `headrace tier`; return its exit code: 0, 1 if a table could not be tiered, or KEPT_OUT.
 
-    `tables`: "db.t" each, and plain `topics`; without either all that have `table.datalake.enabled`, or
-    `datalake.enabled`. `once`: bring each up to what is there
-    now and return; otherwise go on for ever, taking rounds as they fall due, asking every `interval_s`
-    seconds when none is.
-    `warehouse` overrides the server's `datalake.<format>.warehouse`. `report` is told one line per round.
+    `tables` are names "db.t", `topics` plain topics; without either, all tables with `table.datalake.enabled` and
+    topics with `datalake.enabled` are tiered. `once`: bring each up to date and return. Otherwise run until
+    interrupted, take rounds as they fall due, and ask every `interval_s` seconds when none is due. `warehouse`
+    overrides the server's `datalake.<format>.warehouse`. `report` receives one line per round.
     """
     settings = ConnectionSettings.make(bootstrap)
     with connect(settings) as connection:
@@ -68,7 +66,7 @@ def run_tiering(
 
 
 class _Job:
-    """A tierer: one connection, one Spark session, started when there is something to do."""
+    """A tierer: one connection, and one Spark session that starts with the first work."""
 
     def __init__(
         self,
@@ -108,13 +106,13 @@ class _Job:
         if not chosen or kept_out < len(chosen):
             return 0
         self._report(
-            "nothing was tiered: another tierer has every table that was asked for. `headrace tables lake` shows its"
-            " rounds; try again when they are over"
+            "nothing was tiered: another tierer holds every selected table. `headrace tables lake` shows its"
+            " rounds; try again when they have ended"
         )
         return KEPT_OUT
 
     def run_forever(self, paths: Sequence[TablePath | str], interval_s: float) -> int:
-        """Ends with KeyboardInterrupt. A table that cannot be tiered is reported and does not hold up the others."""
+        """Tier until KeyboardInterrupt. A table that cannot be tiered is reported and does not delay the others."""
         wanted: list[TablePath | str | None] = list(paths) or [None]
         while True:
             results = [self._attempt(path, force=False) for path in wanted]
@@ -122,7 +120,7 @@ class _Job:
                 time.sleep(interval_s)
 
     def _attempt(self, path: TablePath | str | None, *, force: bool) -> RoundResult | None:
-        """One round, reported; None if it failed. Without `force`, that none is due is not worth a line."""
+        """Run and report one round; return None if it failed. Without `force`, no line is reported when none is due."""
         named = path
         try:
             granted = self._coordinator.begin(path, force=force)
@@ -133,14 +131,17 @@ class _Job:
             else:
                 named = granted.path
                 result = self._tier_and_release(granted)
-        except Exception as error:  # noqa: BLE001 - Spark, the lake, the server: reported, and the job lives on
+        except Exception as error:  # noqa: BLE001 - Spark, the lake, the server: reported, and the job goes on
             self._report(str(error) if isinstance(error, LakeError) else f"{named}: {first_line(error)}")
             return None
         self._report(str(result))
         return result
 
     def _tier_and_release(self, granted: TieringRound) -> RoundResult:
-        """A failure is told to the coordinator, which puts the table off; an interruption just ends the round."""
+        """Tier and release the round. A failure is reported to the coordinator, which delays the table's next round.
+
+        An interruption ends the round without a failure.
+        """
         failure = None
         try:
             return self._tier(granted)
@@ -156,7 +157,7 @@ class _Job:
         definition = self._connection.admin.describe_table(granted.path)
         if definition.table_id != granted.table_id:
             raise LakeError(
-                f"{granted.path} was dropped and created again while its round began: tier it again"
+                f"{granted.path} was dropped and created again while its round began: run the tiering again"
             )
         status = self._coordinator.describe(granted.table_id)
         catalog = lake_catalog(status, self._warehouse, granted.path)
@@ -166,11 +167,11 @@ class _Job:
             return tier_round(granted, self._coordinator, lake, source, spark)
 
     def _tier_topic(self, granted: TieringRound, name: str) -> RoundResult:
-        """See `topics.py`."""
+        """Tier a plain topic. See `topics.py`."""
         described = self._connection.kafka.describe_topic(name)
         if described.topic_id != granted.table_id:
             raise LakeError(
-                f"topic {name} was deleted and created again while its round began: tier it again"
+                f"topic {name} was deleted and created again while its round began: run the tiering again"
             )
         config = TopicLake.parse(name, described.required_configs())
         topic = Topic(name, described.topic_id, len(described.leaders), config)
@@ -198,18 +199,18 @@ class _Job:
                 told = [result.detail, *source.renamed[:_NAMES_TOLD]]
                 if len(source.renamed) > _NAMES_TOLD:
                     told.append(
-                        f"{len(source.renamed) - _NAMES_TOLD} more fields have columns of other names"
+                        f"{len(source.renamed) - _NAMES_TOLD} more fields have columns with other names"
                     )
                 if source.dead_letters:
                     told.append(
-                        f"{source.dead_letters:,} records do not fit and went to {config.dead_letters_path}"
+                        f"{source.dead_letters:,} records do not fit and were written to {config.dead_letters_path}"
                     )
                 result = replace(result, detail="; ".join(each for each in told if each))
             return result
 
     @contextmanager
     def _spark_of(self, granted: TieringRound) -> Iterator[Any]:
-        """A session for one round, with heartbeats while Spark starts, which takes seconds."""
+        """Open a session for one round, with heartbeats while Spark starts, which takes seconds."""
         with Heartbeats(self._coordinator, granted) as heartbeats:
             heartbeats.doing = "starting Spark"
             root = self._session()

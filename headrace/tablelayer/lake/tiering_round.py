@@ -1,21 +1,21 @@
-"""A tiering round: what is new in a table's log goes into its lake table, exactly once.
+"""Tiering round: moves the new changes in a table's log into its lake table, exactly once.
 
-1. take a round from the coordinator (epoch, lease; a thread renews it);
-2. find what is tiered **in the lake**, and tell the coordinator if it does not know it (a tierer may have died
-   between its commit and its report);
-3. pin the log's end offsets; nothing new: the round ends and changes nothing;
-4. read the range in the executors, for a PK table the last change of each key, or at its very first round the
-   state of its key-value store; write it on a branch together with the new offsets; move `main` onto it if
-   nobody moved it in between;
-5. tell the coordinator; go on with 4 until the pinned end, or until the coordinator wants the round to finish;
-6. compact and expire if the table's options say so; end the round.
+1. Take a round from the coordinator (epoch, lease; a thread renews it).
+2. Find the tiered offsets **in the lake**. Report them to the coordinator if it does not know them: a tierer may have
+died between its commit and its report.
+3. Pin the log's end offsets. With nothing new, the round ends and changes nothing.
+4. Read the range in the executors: for a PK table the last change of each key, or in its first round the state of its
+key-value store. Write it to a branch together with the new offsets, and move `main` onto the branch if `main` has not
+moved meanwhile.
+5. Report to the coordinator; repeat step 4 until the pinned end, or until the coordinator wants the round to finish.
+6. Compact and expire if the table's options say so; end the round.
 
-Whoever dies anywhere leaves either a branch that nobody sees or a complete round. Two tierers at once: the
-coordinator gives the round to one of them; should both have one all the same, the lake takes one commit and
-the other is told that it lost.
+A crash at any point leaves either a branch that no reader sees or a complete round. If two tierers run at once, the
+coordinator gives the round to one of them. If both have a round all the same, the lake takes one commit and the other
+tierer learns that it lost.
 
-What is read and committed at once has at most `ROUND_ROWS_MAX` changes per bucket, so that memory does not grow
-with the backlog; a table that is further behind takes several commits, and each of them is final.
+One commit has at most `ROUND_ROWS_MAX` changes per bucket, so that memory does not grow with the backlog. A table that
+is further behind takes several commits, and each of them is final.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from headrace.tablelayer.model.lake.offsets import Offsets, without_dropped
 from headrace.tablelayer.model.table.definition import TablePath
 
 ROUND_ROWS_MAX = 2_000_000
-"""Offsets per bucket and commit: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""
+"""Maximum number of offsets per bucket and commit: some hundred megabytes of Arrow in one worker at 100 bytes a row."""
 
 
 class Outcome(StrEnum):
-    """How a round ended."""
+    """Outcome of a round."""
 
     COMMITTED = "committed"
     NOTHING_NEW = "nothing new"
@@ -49,7 +49,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What one round did. `changes`: offsets moved into the lake, over all buckets."""
+    """Result of one round. `changes` is the number of offsets moved into the lake, over all buckets."""
 
     path: TablePath | str | None
     outcome: Outcome
@@ -80,10 +80,10 @@ def tier_round(
     spark: Any,
     before_commit: Callable[[Offsets, Offsets], None] = lambda _start, _end: None,
 ) -> RoundResult:
-    """Carry out one round, up to the log's end as it is now; its holder ends it, with the coordinator.
+    """Run one round up to the log's present end. Its holder ends it with the coordinator.
 
-    `before_commit` is told of each piece, from where to where, when it is written and nobody sees it yet. Raises
-    LakeError for what a person must mend, and the source's errors.
+    `before_commit` is called with the start and end of each piece, after the piece is written and before readers see
+    it. Raises LakeError for problems that a person must fix, and the source's errors.
     """
     started = time.monotonic()
     with Heartbeats(coordinator, granted) as heartbeats:
@@ -93,7 +93,7 @@ def tier_round(
         new = {place: offset for place, offset in end.items() if place not in base.offsets}
         state = source.state(spark, new) if new else None
         if state is not None:
-            start |= dict.fromkeys(new, 0)  # whatever the log still has of it
+            start |= dict.fromkeys(new, 0)  # all that the log still has
         if base.committed is not None and start == end:
             detail = _report(coordinator, granted, base.committed, base.offsets)
             nothing = Outcome.NOTHING_NEW
@@ -138,35 +138,38 @@ def tier_round(
 def _plan(
     path: TablePath | str, base: LakeState, source: ChangeSource
 ) -> tuple[dict[Any, int], dict[Any, int]]:
-    """(start, end) by place: from what is tiered to what is there now. What was never tiered begins with the log."""
+    """Return (start, end) by place: from the tiered offsets, or for a new place the log's begin, to the log's end."""
     earliest, latest = source.earliest(), source.latest()
     start = {place: base.offsets.get(place, earliest.get(place, 0)) for place in latest}
     for place, first in start.items():
         if earliest.get(place, 0) > first:
             raise LakeError(
                 f"{path}: bucket {place} is tiered up to offset {first}, but its log begins at"
-                f" {earliest[place]}: the rows in between are gone from the log. Drop the lake table to"
-                " begin again from what is there."
+                f" {earliest[place]}: the rows in between have been deleted from the log. Drop the lake table to"
+                " tier again from the log's beginning."
             )
         if latest[place] < first:
             raise LakeError(
                 f"{path}: bucket {place} is tiered up to offset {first}, but its log ends at"
-                f" {latest[place]}: the log was cut, or the lake is another server's. Check the data"
+                f" {latest[place]}: the log was truncated, or the lake belongs to another server. Check the data"
                 " directory."
             )
     return start, latest
 
 
 def _maintain(lake: LakeTable) -> str:
-    """What is tiered is tiered: that maintenance failed is worth a line, and the next round tries again."""
+    """Maintain the lake table. A failure is only reported: the data is tiered, and the next round tries again."""
     try:
         return lake.maintain()
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - reported, see above
         return f"maintenance failed: {first_line(error)}"
 
 
 def first_line(error: Exception) -> str:
-    """Errors of the JVM come with their whole stack, behind a line that says no more than which call it was."""
+    """Return the line of an error that names its cause.
+
+    Errors of the JVM have a whole stack trace, after a line that only names the failed call.
+    """
     lines = (str(error).strip() or repr(error)).splitlines()
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         return lines[1].removeprefix(": ")
@@ -174,13 +177,16 @@ def first_line(error: Exception) -> str:
 
 
 def _report(coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Offsets) -> str:
-    """Tell the coordinator; that it cannot be told does not undo the commit. Text for the person, usually empty."""
+    """Report the commit to the coordinator; return a readable note, usually empty.
+
+    A failed report does not undo the commit.
+    """
     try:
         coordinator.commit(granted, snapshot, offsets)
     except TableError as error:
         if error.code is not TableErrorCode.FENCED_TIERING_EPOCH:
             raise
-        return f"the server did not take the report, the next round repeats it: {error.message}"
+        return f"the server refused the report; the next round repeats it: {error.message}"
     except Exception as error:  # noqa: BLE001 - the lake holds the truth
-        return f"the server was not told, the next round reports it: {error}"
+        return f"the report did not reach the server; the next round repeats it: {error}"
     return ""

@@ -1,7 +1,7 @@
-"""Records of a plain topic as rows of its lake table, batch by batch: what fits, and what does not, with the reason.
+"""Records of a plain topic as rows of its lake table, batch by batch, with the reasons for records that do not fit.
 
-Nothing is lost: every record is a row, a delete, a tombstone after a Debezium delete (which says nothing new), or bad.
-This module is imported by executors: it knows neither Spark nor the server.
+Every record is accounted for: it is a row, a delete, a tombstone after a Debezium delete (which adds nothing), or bad.
+Executors import this module: it depends neither on Spark nor on the server.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """`rows`: of `places` (int64[n], ascending: which records), all columns nullable; `deleted` bool[n]: of these rows
-    only the key columns are set. `bad`: places of records that do not fit, with the reason.
+    """Decoded records of a batch.
+
+    `rows` belong to the records at `places` (int64[n], ascending); all columns are nullable. `deleted` (bool[n]) marks
+    rows that have only their key columns. `bad` has the places of records that do not fit, with the reason.
     """
 
     rows: pa.RecordBatch
@@ -45,14 +47,14 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class RecordDecoder:
-    """How the records of one topic are read; travels to the executors."""
+    """Decoder for the records of one topic. It is pickled and sent to the executors."""
 
     value_format: TopicFormat
     schema: Schema
     unknown_fields: UnknownFields
 
     def decode(self, keys: pa.Array, values: pa.Array) -> Decoded:
-        """n binary keys and values."""
+        """Decode n binary keys and values."""
         work = _Work(self, keys, values)
         given = np.flatnonzero(pc.is_valid(values).to_numpy(zero_copy_only=False))
         if self.value_format is TopicFormat.DEBEZIUM_JSON:
@@ -68,7 +70,7 @@ class RecordDecoder:
 
 
 class _Work:
-    """One batch."""
+    """Decoding of one batch."""
 
     def __init__(self, decoder: RecordDecoder, keys: pa.Array, values: pa.Array) -> None:
         self.decoder = decoder
@@ -80,10 +82,10 @@ class _Work:
         self.bad: list[tuple[int, str]] = []
 
     def tolerate(self, places: Indices, decode: Callable[[Indices], None]) -> None:
-        """Decode all of these records but the bad ones.
+        """Decode all of these records except the bad ones.
 
-        `decode` raises RowError with the position of a bad one, having done nothing. Bad ones that come close together
-        are looked for in ever shorter pieces.
+        `decode` raises RowError with the position of a bad record and has then changed nothing. The pieces get shorter
+        when bad records are close together.
         """
         pieces, size = [(0, len(places))], max(1, len(places))
         while pieces:
@@ -115,7 +117,7 @@ class _Work:
         self._put(self._rows_of_keys(places), places, deleted=True)
 
     def envelopes(self, places: Indices) -> None:
-        """Debezium's: what an envelope says, and what its key says where a delete has no `before`."""
+        """Decode Debezium envelopes, and the record's key for a delete without `before`."""
         from headrace.tablelayer.model.json.debezium import read_envelopes
         from headrace.tablelayer.model.json.rows import JsonTexts, json_to_rows
 
@@ -146,14 +148,16 @@ class _Work:
             self._put(keyed, places[group.keyed], deleted=True)
 
     def _rows_of_keys(self, places: Indices) -> pa.RecordBatch:
-        """Key columns from records' keys: objects with these fields, or one bare value for a key of one column."""
+        """Return key columns from the records' keys: JSON objects, or for a one-column key also a bare value."""
         from headrace.tablelayer.model.json.debezium import key_groups, mongo_keys
         from headrace.tablelayer.model.json.rows import json_to_rows
 
         keys = self.keys.take(pa.array(places))
         if keys.null_count:
             missing = int(pc.index(pc.is_null(keys), True).as_py())
-            raise RowError(missing, None, "its value and its key are null: which row is to be deleted?")
+            raise RowError(
+                missing, None, "its value and its key are null, so it does not name the row to delete"
+            )
         columns = self.key_fields
         rows, order = [], []
         for group in key_groups(keys):
@@ -180,7 +184,7 @@ class _Work:
         return pa.concat_batches(rows).take(pa.array(np.argsort(np.concatenate(order))))
 
     def _conventions(self, schema: ConnectSchema | None, *, extended: bool = False) -> Conventions:
-        """How values are written: by a connector, or as the row's own JSON."""
+        """Return the conventions by which values are written: those of a connector, or those of the row's own JSON."""
         from headrace.tablelayer.model.json.debezium_values import Conventions
 
         if self.decoder.value_format is TopicFormat.DEBEZIUM_JSON:
@@ -211,7 +215,7 @@ class _Work:
 
 
 def _at(places: Indices, decode: Callable[[], Any]) -> Any:
-    """The rows of some of a batch's records; errors then name the record in the batch."""
+    """Decode some records of a batch; errors then name the record's place in the batch."""
     try:
         return decode() if len(places) else pa.RecordBatch.from_pylist([], schema=pa.schema([]))
     except RowError as error:

@@ -1,14 +1,16 @@
-"""Plain topics as sources of tiering rounds: their records through Spark's Kafka source, decoded in the executors.
+"""Plain topics as sources of tiering rounds: read through Spark's Kafka source, decoded in the executors.
 
-A round of a topic is a round like any other (`tiering_round.py`): its lake table carries the offsets, committed with
-the rows. Only committed records are read, and offsets that compaction or aborted transactions left out are no gap.
+A topic's round is a round like any other (`tiering_round.py`): its lake table carries the offsets, committed with the
+rows. Only committed records are read. Offsets that are missing because of compaction or aborted transactions are not an
+error.
 
-Where the columns are inferred, they are those of the records up to the round's end, which is pinned first; fields that
-earlier rounds did not know become new columns of the lake table, under names that everybody takes (`field_names.py`).
-The lake table keeps its definition in a property.
+Inferred columns are those of the records up to the round's end, which is pinned first. Fields that are new since
+earlier rounds become new columns of the lake table, under names that all engines accept (`field_names.py`). The lake
+table keeps its definition in a property.
 
 Records that do not fit go to a lake table of their own, which has its own offsets in its snapshots. It is committed
-before the rows are, so that none is lost; a round that is repeated finds there how far it was: none comes twice.
+before the rows, so that no record is lost. A repeated round reads its progress from there, so that no record is written
+twice.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ EARLIEST, LATEST = -2, -1
 _PLACE = ("_topic_timestamp", "_topic_partition", "_topic_offset")
 _UPSERT, _DELETE = 3, 4
 _KAFKA_POLL_RECORDS = "100000"
-"""The source asks for offsets after every poll; 500 records a poll, Kafka's default, are many polls."""
+"""Records per poll. The source asks for offsets after every poll; Kafka's default of 500 would mean many polls."""
 _INFERRED = {"BIGINT": BIGINT, "BOOLEAN": BOOLEAN, "DOUBLE": DOUBLE, "FLOAT": DOUBLE}
 
 
@@ -57,7 +59,7 @@ class Topic:
 
 
 class TopicSource:
-    """`ChangeSource` over a topic. Its end is pinned when it is made: what columns there are depends on it."""
+    """`ChangeSource` over a topic. Its end is pinned at construction, because inferred columns depend on it."""
 
     def __init__(self, connection: Any, bootstrap: Bootstrap, topic: Topic) -> None:
         self.topic = topic
@@ -66,7 +68,7 @@ class TopicSource:
         self._end = dict(connection.kafka.offsets(topic.name, LATEST, committed=True))
         self.definition: TableDefinition | None = None
         self.renamed: list[str] = []
-        """Fields that this round found whose columns have other names, each in words."""
+        """Sentences about fields found in this round whose columns have other names."""
         self._bad: Any = None
 
     def earliest(self) -> dict[Any, int]:
@@ -78,12 +80,12 @@ class TopicSource:
     def state(self, spark: Any, end: Offsets) -> None:
         return None
 
-    # ---- what the lake table looks like
+    # ---- the lake table's columns
 
     def define(self, spark: Any, stored: TableDefinition | None, base: LakeState) -> TableDefinition | None:
-        """The lake table's definition for this round; None when it has no columns yet, because there are no records.
+        """Return the lake table's definition for this round; None if there are no records to infer columns from.
 
-        `stored`: what it was. Raises LakeError when that cannot become what is declared now.
+        `stored` is the present definition. Raises LakeError when it cannot be changed to the declared one.
         """
         topic, lake = self.topic, self.topic.lake
         declared = lake.declared(topic.topic_id, topic.partitions)
@@ -107,7 +109,7 @@ class TopicSource:
                     self.definition = lake.definition(schema, topic.topic_id, topic.partitions)
         except TableError as error:
             raise LakeError(
-                f"topic {topic.name} cannot be lake table {lake.path}: {error.message}"
+                f"topic {topic.name} cannot become lake table {lake.path}: {error.message}"
             ) from error
         if self.definition is not None:
             self.definition = replace(self.definition, options=lake.options)
@@ -125,7 +127,7 @@ class TopicSource:
         frame = self._records(spark, start, self._end)
         if frame is None:
             return []
-        # What is no object is bad, and must not hide what the others have: together they would have no fields.
+        # A value that is not an object is bad; merged with the objects, it would hide their fields.
         objects = functions.when(text.rlike(r"^\s*\{"), text)
         shape = functions.schema_of_variant_agg(functions.try_parse_json(objects))
         found = frame.select(shape.alias("shape")).collect()[0].shape
@@ -158,7 +160,7 @@ class TopicSource:
     def before_commit(
         self, spark: Any, dead: Callable[[], LakeTable], start: Offsets, end: Offsets, epoch: int
     ) -> None:
-        """The round from `start` to `end` is written: put away the records that were found to be bad."""
+        """Write the bad records of the written round from `start` to `end` to the dead letters' table."""
         if self._bad is None or not self._bad.value:
             return
         table = dead()
@@ -178,7 +180,7 @@ class TopicSource:
 
     @property
     def dead_letters(self) -> int:
-        """How many records the newest piece of the round put away, at least: tasks that ran again count again."""
+        """Minimum number of records that the round's newest piece set aside; tasks that ran twice count twice."""
         return int(self._bad.value) if self._bad is not None else 0
 
     def _decoder(self) -> RecordDecoder:
@@ -187,7 +189,7 @@ class TopicSource:
         return RecordDecoder(lake.value_format, self.definition.schema, lake.unknown_fields)
 
     def _records(self, spark: Any, start: Offsets, end: Offsets) -> Any | None:
-        """Committed records with these offsets, in the columns of raw records; None for none at all."""
+        """Return committed records with these offsets, in the columns of raw records; None if there are none."""
         ranges = {str(place): (start[place], stop) for place, stop in end.items() if stop > start[place]}
         if not ranges:
             return None
@@ -207,7 +209,7 @@ class TopicSource:
 
 
 def _newest(frame: Any, definition: TableDefinition) -> Any:
-    """The last change of each key: a key whose records are in several partitions goes by time."""
+    """Return the last change of each key. Across partitions, the record's timestamp decides."""
     from pyspark.sql import functions
 
     keys = list(definition.schema.primary_key)
@@ -228,7 +230,7 @@ def _newest(frame: Any, definition: TableDefinition) -> Any:
 
 
 class _RowReader:
-    """The worker's side: records in, rows out; of an upsert table the last of each key in a run of batches."""
+    """Worker's side: records in, rows out; for an upsert table the last row of each key in a run of batches."""
 
     def __init__(
         self, decoder: RecordDecoder, columns: tuple[Column, ...], primary_key: tuple[str, ...], bad: Any
@@ -267,7 +269,7 @@ class _RowReader:
 
 
 class _BadReader:
-    """The worker's side of dead letters: records in, those that do not fit out."""
+    """Worker's side of dead letters: records in, records that do not fit out."""
 
     def __init__(self, decoder: RecordDecoder, columns: tuple[Column, ...]) -> None:
         self.decoder = decoder
@@ -291,10 +293,9 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def inferred_columns(shape: str) -> list[Column]:
-    """Fields, as columns of their names, of what Spark found in JSON values: `OBJECT<a: BIGINT, b: ARRAY<STRING>>`;
-    none for what is no object.
+    """Return the fields that Spark found in JSON values, as columns: `OBJECT<a: BIGINT, b: ARRAY<STRING>>`.
 
-    Fields that were always null are left for the round that knows more.
+    The result is empty if the values are not objects. A field that was always null is left to a later round.
     """
     match = re.fullmatch(r"OBJECT<(.*)>", shape.strip(), re.DOTALL)
     if match is None:
@@ -309,7 +310,7 @@ def inferred_columns(shape: str) -> list[Column]:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are not inside of brackets or backquotes."""
+    """Split at the commas that are outside brackets and backquotes."""
     parts: list[str] = []
     depth, quoted, begin = 0, False, 0
     for at, character in enumerate(text):

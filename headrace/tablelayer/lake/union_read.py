@@ -1,11 +1,11 @@
 """Union read: the lake's snapshot and the log's tail as one DataFrame.
 
-Both sides are pinned when `union_read` is called: the snapshot with the offsets inside it, and the log's
-end offsets. Every action on the DataFrame sees the same rows, however much is written or tiered meanwhile.
+Both sides are pinned when `union_read` is called: the snapshot with the offsets inside it, and the log's end offsets.
+Every action on the DataFrame sees the same rows, regardless of concurrent writes and tiering.
 
-For a PK table the tail wins per key: lake rows whose key changed after the snapshot are dropped (an anti join
-against the tail's keys), then the tail's living rows are added. Predicates reach both sides by Spark's own
-rules and are safe: the keys of the anti join are not filtered by other columns.
+For a PK table the tail wins per key. Lake rows whose key changed after the snapshot are dropped (an anti join with the
+tail's keys), then the tail's living rows are added. Spark pushes predicates to both sides by its own rules. That is
+safe, because the keys of the anti join are not filtered by other columns.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from headrace.tablelayer.spark.splits import DELETED_COLUMN
 from headrace.tablelayer.spark.worker import connection
 
 BROADCAST_KEYS_MAX = 1_000_000
-"""Up to so many keys every task gets all of them (some ten megabytes); beyond, both sides are sorted."""
+"""Maximum number of keys that are sent to every task (some ten megabytes); above it, both sides are sorted."""
 
 
 def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str | None = None) -> Any:
-    """A DataFrame of `table` ("db.t"): lake and log together, as of now. Also:
+    """Return a DataFrame of `table` ("db.t"): lake and log together, as of now.
+
+    Other views of a table:
 
     - "db.t$lake": the lake alone, as of now;
-    - "db.t$lake$snapshots": a row per snapshot of the lake with what was tiered, see `LakeTable.snapshots`;
-    - "db.t$changelog": every change that the log still has, with `_change_type` and the other metadata columns.
+    - "db.t$lake$snapshots": a row per lake snapshot with its tiered offsets, see `LakeTable.snapshots`;
+    - "db.t$changelog": every change that is still in the log, with `_change_type` and the other metadata columns.
 
-    `warehouse` overrides the server's. Raises LakeError when the table is not tiered (or, for `$lake`, not
-    yet), TableError when it does not exist.
+    `warehouse` overrides the server's. Raises LakeError when the table is not tiered (or, for `$lake`, not yet in the
+    lake), TableError when it does not exist.
     """
     if table.endswith(CHANGELOG_SUFFIX):
         return open_builder(spark, table.removesuffix(CHANGELOG_SUFFIX), bootstrap).changelog().to_df()
@@ -74,10 +76,10 @@ def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str |
 def lake_then_stream(
     spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str | None = None, **options: str
 ) -> tuple[Any, Any]:
-    """For a start from the lake: (its rows at a snapshot, the stream of all changes after it), no gap, no overlap.
+    """Return (the lake's rows at a snapshot, the stream of all later changes), without gap or overlap.
 
-    The first is an ordinary DataFrame; the second a streaming one of the `headrace` source, with `options` as
-    they are there (`mode` is "changelog" for a PK table unless given). Load the one, then start the other.
+    The first is an ordinary DataFrame; the second is a streaming DataFrame of the `headrace` source with its `options`
+    (the default `mode` of a PK table is "changelog"). Load the first, then start the second.
     """
     opened = _open(spark, bootstrap, table, warehouse)
     state = opened.state
@@ -95,8 +97,9 @@ def lake_then_stream(
 
 
 def _stream_start(tiered: Offsets, present: Offsets) -> dict[str, Any]:
-    """`startingOffsets` behind what is tiered, by bucket, or by partition and bucket. A partition that is gone, or was
-    made anew, is not named: what there is of it now is read from its beginning.
+    """Return `startingOffsets` after the tiered offsets, by bucket, or by partition and bucket.
+
+    A partition that was dropped or recreated is left out: its present rows are read from their beginning.
     """
     start: dict[str, Any] = {}
     for place, offset in in_order(tiered):
@@ -125,7 +128,7 @@ def _open(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -
 
 
 def _without(lake: Any, definition: TableDefinition, made_anew: list[str]) -> Any:
-    """The lake's rows but for those of earlier partitions of the same names."""
+    """Return the lake's rows without those of earlier partitions of the same names."""
     return lake.where(f"NOT {partition_condition(definition, made_anew)}") if made_anew else lake
 
 
@@ -134,13 +137,14 @@ def _living(rows: Any) -> Any:
 
 
 def merge_tail(lake: Any, tail: Any, definition: TableDefinition, changes: int) -> Any:
-    """The lake's rows with the tail over them; `tail` as `ChangeSource.changes` gives it, of at most `changes`
-    rows.
+    """Return the lake's rows overlaid with the tail.
+
+    `tail` is from `ChangeSource.changes` and has at most `changes` rows.
     """
     if not definition.is_primary_key_table:
         return lake.unionByName(tail)
     keys = list(definition.schema.primary_key)
-    # Spark cannot guess the size of what Python makes, so it is told how to join.
+    # Spark cannot estimate the size of Python's rows, so it needs a join hint.
     changed = tail.select(*[f"`{key}`" for key in keys]).hint(
         "broadcast" if changes <= BROADCAST_KEYS_MAX else "merge"
     )

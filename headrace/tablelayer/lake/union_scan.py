@@ -7,15 +7,16 @@
             ...
 
 Both sides are pinned when `union_scan` is called: the lake's snapshot with the offsets inside it, and the log's end.
-Every iteration gives the same rows, however much is written or tiered meanwhile, until the snapshot is expired or the
-tail leaves the log (retention never passes what is tiered, so that takes a later round and the retention time).
+Every iteration gives the same rows, regardless of concurrent writes and tiering, until the snapshot expires or the tail
+leaves the log. Retention never deletes changes that are not tiered, so the tail leaves the log only after a later round
+and the retention time.
 
-Of a partitioned table the lake keeps the rows of partitions that were dropped, and they are given too, unless their
-partition was made anew. A partition that is dropped after the call gives nothing (more) of its tail.
+For a partitioned table the lake keeps the rows of dropped partitions. They are returned too, unless the partition was
+recreated. A partition that is dropped after the call returns nothing (more) of its tail.
 
-Of a PK table the tail wins per key: its last changes are held in memory, lake rows of their keys are left out. A
+For a PK table the tail wins per key: its last changes are held in memory, and lake rows of their keys are left out. A
 filter is applied to the lake's rows as they are read, and to the tail only after the last change of each key is known.
-`tablelayer.lake.union_read` gives the same as a DataFrame.
+`tablelayer.lake.union_read` returns the same as a DataFrame.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from headrace.tablelayer.spark.splits import DELETED_COLUMN, last_changes
 
 T = TypeVar("T")
 _OPENED_AT_MOST = 5
-"""Times the lake is looked at: a round may end, and the log be cut, between the look at it and the one at the log."""
+"""Maximum number of attempts: a round may end, and the log be truncated, between reading the lake and the log."""
 
 
 def union_scan(
     connection: Any,
     table: str,
     columns: Sequence[str] | None = None,
-    filter: FilterLike = None,  # noqa: A002 - what the argument is called everywhere
+    filter: FilterLike = None,  # noqa: A002 - the usual name of this argument
     *,
     predicate: Predicate | None = None,
     warehouse: str | None = None,
@@ -63,14 +64,15 @@ def union_scan(
     snapshot: int | None = None,
     time_ms: int | None = None,
 ) -> UnionScan:
-    """The rows of `table` ("db.t"; "db.t$lake": the lake alone) that match, pinned now; of "db.t$lake" those of an
-    older `snapshot`, or of the newest at `time_ms`, where one is given.
+    """Return the matching rows of `table`, pinned now: "db.t", or "db.t$lake" for the lake alone.
 
-    `connection` is the table client's; `predicate` says the same as a filter that is an expression, or less, to spare
-    files of the lake (of a filter in SQL it is known); `warehouse` overrides the server's; `dropped` False leaves out
-    what the lake keeps of partitions that are dropped. Raises LakeError: the table is not tiered, its lake cannot be
-    read here (pyiceberg is missing, or the warehouse is on a file system that only Spark knows), or, for `$lake`,
-    nothing is in it yet.
+    For "db.t$lake", `snapshot` selects an older snapshot, and `time_ms` the newest one at that time. `connection` is
+    the table client's. `predicate` is the filter or a weaker form of it, used to skip files of the lake; for a filter
+    in SQL it is derived. `warehouse` overrides the server's. `dropped` False leaves out the lake's rows of dropped
+    partitions.
+
+    Raises LakeError when the table is not tiered; when its lake cannot be read here (pyiceberg is missing, or only
+    Spark knows the warehouse's file system); or, for `$lake`, when the lake is still empty.
     """
     only_lake = table.endswith(LAKE_SUFFIX)
     name = table.removesuffix(LAKE_SUFFIX)
@@ -96,15 +98,14 @@ def union_scan(
             scan.without(new_partitions(state, end) if dropped else None)
             return scan
     raise LakeError(
-        f"the log of {definition.path} begins behind what the lake's last round has: rows are missing in between"
+        f"the log of {definition.path} begins after the end of the lake's last round: the rows in between are missing"
     )
 
 
 def past_snapshot(
     lake: LakeReader, definition: TableDefinition, snapshot: int | None, time_ms: int | None
 ) -> int:
-    """The number of the snapshot that is asked for, or of the newest at a time. Raises LakeError if it is not there
-    (any more)."""
+    """Return `snapshot`, or the number of the newest snapshot at `time_ms`. Raises LakeError if it does not exist."""
     known = lake.snapshots()
     if snapshot is None:
         known = known.filter(pc.less_equal(known["committed_at"].cast(pa.int64()), time_ms))
@@ -113,21 +114,23 @@ def past_snapshot(
         what = "of that time" if snapshot is None else str(snapshot)
         raise LakeError(
             f"the lake of {definition.path} has no snapshot {what}: {definition.path}$lake$snapshots"
-            " says which ones there are"
+            " lists the existing ones"
         )
     return int(numbers[-1] if snapshot is None else snapshot)
 
 
 def lake_snapshots(connection: Any, table: str, *, warehouse: str | None = None) -> pa.Table:
-    """A row for each snapshot of "db.t" (or "db.t$lake$snapshots"); see `LakeTable.snapshots`. Raises LakeError."""
+    """Return a row per snapshot of "db.t" (or "db.t$lake$snapshots"), see `LakeTable.snapshots`. Raises LakeError."""
     tiered = tiered_table(connection, table.removesuffix(SNAPSHOTS_SUFFIX), warehouse)
     return tiered.catalog.reader(tiered.definition).snapshots()
 
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """What the log has to add, of the table or of one partition: up to `end` by bucket. `begin`: where the lake ends;
-    None where the lake has nothing of it, and the log is read from `earliest`, or the state at `end`.
+    """The log's part of the result, for the table or one partition: up to `end` by bucket.
+
+    `begin` is the end of the lake's part. None means that the lake has no rows of it; then the log is read from
+    `earliest`, or the state at `end`.
     """
 
     partition: Partition | None
@@ -136,11 +139,11 @@ class _Tail:
     earliest: Mapping[int, int]
 
     def places(self) -> dict[Any, int]:
-        """The end by place."""
+        """Return the end offsets by place."""
         return {_place(self.partition, bucket): offset for bucket, offset in self.end.items()}
 
     def reaches_back(self) -> bool:
-        """Whether the log has all that the lake does not have."""
+        """Return whether the log still has everything that the lake does not have."""
         begin = self.begin
         return begin is None or all(self.earliest[bucket] <= offset for bucket, offset in begin.items())
 
@@ -165,7 +168,7 @@ def _earliest(
 
 
 class UnionScan:
-    """See the module. Iterating gives record batches in `schema`, each time from the beginning."""
+    """Union scan, see the module. Each iteration yields record batches in `schema` from the beginning."""
 
     def __init__(
         self,
@@ -197,7 +200,7 @@ class UnionScan:
             self.end_offsets = {place: end for tail in tails for place, end in tail.places().items()}
 
     def without(self, partitions: Sequence[str] | None) -> None:
-        """Leave out what the lake has of earlier partitions of these names; None: of all that are not tiered now."""
+        """Leave out the lake's rows of earlier partitions of these names; None: of all that are not tiered now."""
         if not self._definition.is_partitioned:
             return
         if partitions is None:
@@ -225,11 +228,11 @@ class UnionScan:
                 )
 
     def to_arrow(self) -> pa.Table:
-        """All of it in memory."""
+        """Return all rows as one table in memory."""
         return pa.Table.from_batches(list(self), schema=self.schema)
 
     def reader(self) -> pa.RecordBatchReader:
-        """For whoever takes Arrow streams; to be read once."""
+        """Return a reader for consumers of Arrow streams; it can be read once."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def _needed(self, *more: str) -> list[Column]:
@@ -273,7 +276,7 @@ class UnionScan:
             yield rows
 
     def _of(self, tail: _Tail, read: Callable[[Any, _Tail], Iterator[T]]) -> Iterator[T]:
-        """What the log says; nothing (more) of a partition that was dropped meanwhile."""
+        """Yield the tail's rows; for a partition that is dropped meanwhile, nothing (more)."""
         part, definition = tail.partition, self._definition
         if part is not None:
             definition = definition.of_partition(part.name, part.table_id, part.bucket_count)
@@ -286,7 +289,7 @@ class UnionScan:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
             raise LakeError(
-                f"the tail of {definition.path} has left the log since this read began: begin again"
+                f"the tail of {definition.path} was deleted from the log during this read: read again"
             ) from error
 
     def _log_rows(self, table: Any, tail: _Tail) -> Iterator[pa.RecordBatch]:
@@ -298,8 +301,9 @@ class UnionScan:
                 yield part.batch
 
     def _present(self, table: Any, tail: _Tail) -> Iterator[pa.RecordBatch]:
-        """A PK table's rows at the end. Without old images there is no way back to it: the state is then that of the
-        moment of reading.
+        """Yield a PK table's rows at the end.
+
+        Without old images the state cannot be undone back to the end; it is then that of the moment of reading.
         """
         past = self._definition.settings.changelog_image is not ChangelogImage.WAL
         for bucket, end in tail.end.items():
@@ -307,7 +311,7 @@ class UnionScan:
                 yield piece
 
     def _changes(self, needed: Sequence[Column]) -> pa.Table | None:
-        """The last change of each key behind the lake; None if there is none."""
+        """Return the last change of each key after the lake's end; None if there is none."""
         names = [column.name for column in needed]
 
         def of_tail(table: Any, tail: _Tail) -> Iterator[tuple[pa.RecordBatch, Any]]:
@@ -322,7 +326,7 @@ class UnionScan:
 
 
 def _parsed(wanted: FilterLike, definition: TableDefinition) -> tuple[Filter | None, Predicate | None]:
-    """The filter to apply, and as much of it as can be looked at. Raises TableError(INVALID_FILTER)."""
+    """Return the filter, and the part of it that can be inspected. Raises TableError(INVALID_FILTER)."""
     if wanted is None:
         return None, None
     schema = definition.schema

@@ -1,4 +1,4 @@
-"""A table as a Spark batch: its log between two offsets, or a PK table's rows as they were at the second."""
+"""A table as a Spark batch: its log between two offsets, or a PK table's rows at the ending offsets."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from headrace.tablelayer.spark.worker import table as open_table
 
 
 class HeadraceReader(DataSourceReader):
-    """Plans on the driver, reads in the executors."""
+    """Data source reader: plans on the driver, reads in the executors."""
 
     def __init__(self, options: ReadOptions, names: list[str]) -> None:
         definition = connection(options.bootstrap).admin.describe_table(options.table)
         if options.start == "full":
             raise ValueError(
-                "startingOffsets 'full' is for streams: a batch in mode 'current' reads the state anyway"
+                "startingOffsets 'full' is for streams only: a batch in mode 'current' already reads the whole state"
             )
         if options.start is not None and options.mode == "current" and definition.is_primary_key_table:
             raise ValueError(
-                f"{definition.path} has a primary key: mode 'current' gives its rows at the ending offsets and has"
-                " no start; use mode 'changelog' or 'upsert' to read its log from somewhere"
+                f"{definition.path} has a primary key: mode 'current' returns its rows at the ending offsets and has"
+                " no start; use mode 'changelog' or 'upsert' to read its log from an offset"
             )
         self.read_plan = plan_read(options, definition, names)
         self.options = options

@@ -1,16 +1,15 @@
-"""A table for Spark, lazily: columns, predicate, limit and offsets are gathered first and carried to the server
-together.
+"""Lazy builder of a table read in Spark: columns, predicate, limit and offsets are sent to the server together.
 
     table(spark, "default.orders").select("order_key", "total_price").where("total_price > 100").to_df()
 
-Spark's Python data sources prune no columns, and its push-down of filters returns wrong rows when a frame is used
-twice. Here every `to_df` is a load of its own with its own options: only the columns that are selected or that a
-predicate names leave the server, the part of the predicate that has one meaning everywhere is applied by the
-reader, and offsets are pinned, so that self-joins, unions and frames that are used again see one state.
+Spark's Python data sources do not prune columns, and their push-down of filters returns wrong rows when a frame is used
+twice. Here every `to_df` is a separate load with its own options. Only columns that are selected or named in a
+predicate leave the server. The reader applies the part of the predicate that means the same everywhere. Offsets are
+pinned, so that self-joins, unions and reused frames see one state.
 
-The server is the argument `bootstrap`, else Spark's setting `spark.headrace.bootstrap.servers`, else the
-environment's HEADRACE_SERVER, else 127.0.0.1:9092. How to be let in is said by `ConnectionSettings` as `bootstrap`,
-else by Spark's settings `spark.headrace.kafka.security.protocol` and its kin, else by the environment.
+The server is the argument `bootstrap`, else Spark's setting `spark.headrace.bootstrap.servers`, else the environment's
+HEADRACE_SERVER, else 127.0.0.1:9092. Credentials come from `ConnectionSettings` as `bootstrap`, else from Spark's
+settings `spark.headrace.kafka.security.protocol` and similar, else from the environment.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from headrace.tablelayer.spark.worker import connection
 from headrace.tablelayer.spark.worker import table as open_table
 
 Moment = int | datetime | Mapping[int, int] | PartitionOffsets
-"""As of the table client."""
+"""A moment, as in the table client."""
 CONF_PREFIX = "spark.headrace."
 BOOTSTRAP_CONF = f"{CONF_PREFIX}bootstrap.servers"
 
 
 @dataclass(frozen=True, slots=True)
 class TableBuilder:
-    """One read in the making. Every method gives a new builder; `to_df` makes the DataFrame."""
+    """An unfinished read. Every method returns a new builder; `to_df` returns the DataFrame."""
 
     spark: Any
     bootstrap: ConnectionSettings
@@ -51,39 +50,41 @@ class TableBuilder:
     end: Moment | None = None
 
     def select(self, *columns: str) -> TableBuilder:
-        """Only these columns, in this order; metadata columns such as `_log_offset` too."""
+        """Select only these columns, in this order; metadata columns such as `_log_offset` are allowed."""
         return replace(self, columns=columns)
 
     def where(self, predicate: str) -> TableBuilder:
-        """Only rows for which a condition in Spark SQL holds; several are joined by AND."""
+        """Keep only rows for which a Spark SQL condition holds; several conditions are joined by AND."""
         return replace(self, predicates=(*self.predicates, predicate))
 
     def limit(self, count: int) -> TableBuilder:
-        """At most `count` rows, any of them."""
+        """Return at most `count` rows, in no particular order."""
         if count < 0:
-            raise ValueError(f"a limit of {count} rows makes no sense")
+            raise ValueError(f"a limit of {count} rows is negative: give 0 or more")
         return replace(self, row_limit=count)
 
     def as_of(self, moment: Moment) -> TableBuilder:
-        """The table as it was at a time (milliseconds or datetime; what was written then is included), or at offsets by
-        bucket, of a partitioned table `{partition: {bucket: offset}}` (then of these partitions alone), as far back as
-        its log goes; the table client's `as_of`.
+        """Read the table as it was at a time or at offsets, as far back as its log goes.
 
-        Only for log tables and for PK tables whose changelog has old images. Of a partitioned table at a time: what its
-        present partitions held then.
+        A time is in milliseconds or a datetime; rows written at that time are included. Offsets are by bucket, or for a
+        partitioned table `{partition: {bucket: offset}}`, which reads only these partitions. See the table client's
+        `as_of`.
+
+        Only for log tables and for PK tables whose changelog has old images. A partitioned table at a time has the rows
+        of its present partitions at that time.
         """
         return replace(self, end=dict(moment) if isinstance(moment, Mapping) else moment)
 
     def changelog(self) -> TableBuilder:
-        """Every change instead of the current rows, with the metadata columns."""
+        """Read every change instead of the current rows, with the metadata columns."""
         return replace(self, mode="changelog")
 
     def upserts(self) -> TableBuilder:
-        """As `changelog`, without the old images of updates."""
+        """Read changes as `changelog` does, without the old images of updates."""
         return replace(self, mode="upsert")
 
     def to_df(self) -> Any:
-        """The DataFrame, at the offsets of this call. Raises TableError for a table or column that is not there."""
+        """Return the DataFrame, at the offsets of this call. Raises TableError for an unknown table or column."""
         definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema
         pushed = push_down(self.predicates, known)
@@ -117,15 +118,15 @@ class TableBuilder:
 
 
 def table(spark: Any, path: str, bootstrap: Bootstrap | None = None) -> TableBuilder:
-    """A read of table `path` ("db.t")."""
+    """Return a builder that reads table `path` ("db.t")."""
     return TableBuilder(spark, bootstrap_of(spark, bootstrap), path)
 
 
 def use(spark: Any, database: str = DEFAULT_DATABASE, bootstrap: Bootstrap | None = None) -> list[str]:
-    """A temporary view for each table of the database, of the same name; the names, sorted.
+    """Create a temporary view of the same name for each table of the database; return the sorted names.
 
-    Views read the table as it is when a query runs. A table that Spark cannot read (TIME(9)) raises TableError
-    naming its column; the others are not affected by views made before.
+    A view reads the table as it is when a query runs. A table that Spark cannot read (TIME(9)) raises TableError naming
+    its column; views created before it stay.
     """
     server = bootstrap_of(spark, bootstrap)
     names = sorted(connection(server).admin.list_tables(database))
@@ -137,23 +138,25 @@ def use(spark: Any, database: str = DEFAULT_DATABASE, bootstrap: Bootstrap | Non
 def create_view(
     spark: Any, name: str, path: str, *, bootstrap: Bootstrap | None = None, **options: str
 ) -> None:
-    """A temporary view of a table, with options of the data source. It is made of a frame and not by a statement, in
-    whose text passwords would be seen."""
+    """Create a temporary view of a table, with options of the data source.
+
+    The view is created from a frame and not by a statement, whose text would show passwords.
+    """
     if "`" in name:
-        raise DataError(f"{name!r} cannot be the name of a view")
+        raise DataError(f"{name!r} cannot be the name of a view: it contains a backquote")
     reader = spark.read.format("headrace").options(**server_options(bootstrap_of(spark, bootstrap)))
     reader.option("table", path).options(**options).load().createOrReplaceTempView(f"`{name}`")
 
 
 def conf_options(spark: Any) -> dict[str, str]:
-    """The options of the data source that a session's settings stand for; none if they name no server."""
+    """Return the data source options that the session's settings give; none if they name no server."""
     if spark.conf.get(BOOTSTRAP_CONF, None) is None:
         return {}
     return server_options(bootstrap_of(spark, None))
 
 
 def bootstrap_of(spark: Any, given: Bootstrap | None) -> ConnectionSettings:
-    """Where the server is and how to be let in; see the module."""
+    """Return the server's address and credentials; see the module."""
     if isinstance(given, ConnectionSettings):
         return given
     default = os.environ.get("HEADRACE_SERVER", "127.0.0.1:9092")

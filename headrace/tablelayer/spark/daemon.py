@@ -1,9 +1,9 @@
-"""Spark's daemon of Python workers, with the installed pyspark in place of the archives that Spark puts in front.
+"""Spark's daemon of Python workers, with the installed pyspark instead of the archives that Spark puts first.
 
-Spark begins the path of its workers with `pyspark.zip`, whose modules have no bytecode, so that a daemon's start costs
-a second more, and with the jar of its core, whose 5,400 entries each task reads anew (`importlib.invalidate_caches`:
-45 ms). The archives are left out where they belong to the pyspark that is installed; with any other Spark this is
-Spark's own daemon. `session` names this module as `spark.python.daemon.module`.
+Spark puts two archives first on the path of its workers. The modules in `pyspark.zip` have no bytecode, so the daemon
+starts a second later. The jar of Spark's core has 5,400 entries, which each task reads again
+(`importlib.invalidate_caches`: 45 ms). The archives are left out if they belong to the installed pyspark; with any
+other Spark, this is Spark's own daemon. `session` sets this module as `spark.python.daemon.module`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ARCHIVES: Final = (".zip", ".jar")
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """The entries without archives in the folder of the pyspark that they find."""
+    """Return the path entries without archives that are in the folder of the pyspark that the other entries find."""
     folders = [entry for entry in path if not entry.endswith(_ARCHIVES)]
     spec = PathFinder.find_spec("pyspark", folders)
     if spec is None or spec.origin is None:

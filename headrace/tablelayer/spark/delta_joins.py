@@ -3,27 +3,28 @@
     delta_join(spark, "db.orders", "db.customers", on={"customer": "id"}, select={"name": "customer_name"})
     delta_join(..., streaming=True)
 
-Both tables are co-bucketed on the join key, so that all rows of a key are in one group of buckets of either; a task
-takes the changes of one group of both. For every join key that changed on either side it looks up what both tables
-have now, and gives out the pairs in which one row has changed: `+U`, or `-D` if one of them is gone. A deleted
-row is known from its own side's changelog, so a pair is retracted even if both of its rows went at once. What is
-looked up is never older than the micro-batch; if it is newer, the change comes once more with its own batch. So the
-stream, applied by key, gives the join of the two tables, and a pair may be told twice.
+Both tables are co-bucketed on the join key, so that all rows of a key are in one group of buckets of either table. A
+task takes the changes of one group of both. For every join key that changed on either side it looks up the present rows
+of both tables and emits the pairs in which one row changed: `+U`, or `-D` if a row was deleted. A deleted row is known
+from its own side's changelog, so a pair is retracted even if both of its rows were deleted at once. The looked-up rows
+are never older than the micro-batch. If they are newer, the change is emitted again with its own batch. So the stream,
+applied by key, gives the join of the two tables, and a pair may be emitted twice.
 
-`how="left"` keeps left rows without a match, with nulls. Where the right table's primary key is the join key the
-result has one row for each left row, whose key is the left primary key, and `-D` says that the left row is gone.
-Otherwise a row without a match has null in the right table's part of the key, and is retracted, by a `-D` with those
-nulls, whenever there is a match: also where none was told before.
+`how="left"` keeps left rows without a match, with nulls. If the right table's primary key is the join key, the result
+has one row per left row, whose key is the left primary key, and `-D` means that the left row was deleted. Otherwise a
+row without a match has null in the right table's part of the key. It is retracted, by a `-D` with those nulls, whenever
+there is a match, even if it was never emitted.
 
-Batch: the join as the tables are now (a scan of the left side, lookups in the right one). A stream begins so.
+Batch: the join of the present tables (a scan of the left side, lookups in the right one). A stream begins with it.
 
-Needed of the tables (else an error says which is missing): the join columns are the bucket key of both, and, where they
-are partitioned, the partition columns of both, in the same order and of the same types, hashed alike; that is, the
-primary key or a prefix of it. The result's key are both primary keys; it has all columns of the left table, those of
-`select` of the right one, and where they are not there yet, the right one's primary key. `-D` rows have the keys alone.
+Requirements (the error names the one that is not met): the join columns are the bucket key of both tables and, if the
+tables are partitioned, the partition columns of both. They have the same order and types, and are hashed alike.
+Together they are the primary key or a prefix of it. The result's key consists of both primary keys. The result has all
+columns of the left table, the right table's `select` columns, and the right primary key if it is not among them. `-D`
+rows have only the keys.
 
-Partitions come into the stream as in `tablelayer.spark.stream`. One that is dropped ends: what was joined with its
-rows is not retracted.
+New partitions enter the stream as in `tablelayer.spark.stream`. A dropped partition ends: the pairs of its rows are not
+retracted.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ def delta_join(
     bootstrap: Bootstrap | None = None,
     max_offsets_per_trigger: int | None = None,
 ) -> Any:
-    """The join of PK tables `left` and `right` ("db.t") on `on`, {left column: right column}, or the names that
-    both have; see the module.
+    """Return the join of PK tables `left` and `right` ("db.t") on `on`; see the module.
 
-    `select`: the right table's columns to add, all but the join columns by default; a mapping gives new names.
-    A stream has `_change_type` (+U, -D) as well. Raises TableError for tables that cannot be joined so.
+    `on` is {left column: right column}, or the names that both have. `select`: the right table's columns to add, by
+    default all except the join columns; a mapping gives new names. A stream also has `_change_type` (+U, -D). Raises
+    TableError for tables that cannot be joined in this way.
     """
     if how not in ("inner", "left"):
-        raise ValueError(f"how={how!r}: a delta join is 'inner' or 'left'")
+        raise ValueError(f"how={how!r}: a delta join must be 'inner' or 'left'")
     if max_offsets_per_trigger is not None and max_offsets_per_trigger < 1:
         raise ValueError(
             f"max_offsets_per_trigger={max_offsets_per_trigger}: give at least 1, or None for no limit"
@@ -102,7 +103,7 @@ def delta_join(
 
 
 def plan_join(bootstrap: Bootstrap, spec: Mapping[str, Any]) -> DeltaJoin:
-    """Check that the tables can be joined so. Raises TableError."""
+    """Check that the tables can be joined and return the join. Raises TableError."""
     admin = connection(bootstrap).admin
     left, right = admin.describe_table(spec["left"]), admin.describe_table(spec["right"])
     return check_join(bootstrap, left, right, spec["on"], spec["select"], spec["how"])
@@ -116,7 +117,7 @@ def check_join(
     select: Mapping[str, str] | None,
     how: How = "inner",
 ) -> DeltaJoin:
-    """As `plan_join`, of tables that are known."""
+    """Check the join of two known tables; see `plan_join`."""
     for side in (left, right):
         if not side.is_primary_key_table:
             raise TableError(
@@ -136,15 +137,15 @@ def check_join(
     ] != list(right.bucket_key):
         raise TableError(
             TableErrorCode.INVALID_KEY,
-            f"{left.path} and {right.path} spread their rows differently: the join columns must be partition columns of"
-            f" both (({', '.join(left.partition_keys)}) and ({', '.join(right.partition_keys)})) or bucket columns of"
-            f" both (({', '.join(left.bucket_key)}) and ({', '.join(right.bucket_key)}))",
+            f"{left.path} and {right.path} distribute their rows differently: the join columns must be partition"
+            f" columns of both (({', '.join(left.partition_keys)}) and ({', '.join(right.partition_keys)})) or bucket"
+            f" columns of both (({', '.join(left.bucket_key)}) and ({', '.join(right.bucket_key)}))",
         )
     for side, key in zip((left, right), keys, strict=True):
         if key != side.schema.primary_key and not side.allows_prefix_lookup:
             raise TableError(
                 TableErrorCode.INVALID_KEY,
-                f"{side.path} cannot be looked up by its bucket key ({', '.join(side.bucket_key)}): it is no prefix"
+                f"{side.path} cannot be looked up by its bucket key ({', '.join(side.bucket_key)}): it is not a prefix"
                 f" of its primary key ({', '.join(side.schema.primary_key)})",
             )
     for ours, theirs in pairs:
@@ -157,7 +158,7 @@ def check_join(
     if left.bucket_format != right.bucket_format:
         raise TableError(
             TableErrorCode.INVALID_KEY,
-            f"{left.path} and {right.path} assign buckets differently: give both one lake format",
+            f"{left.path} and {right.path} assign buckets differently: give both the same lake format",
         )
     schema = right.schema
     joined = set(keys[1])
@@ -168,14 +169,15 @@ def check_join(
     if taken or len(set(names.values())) < len(names):
         raise TableError(
             TableErrorCode.INVALID_PROJECTION,
-            f"column '{(taken or ['?'])[0]}' would be there twice: give the right table's columns other names (select)",
+            f"column '{(taken or ['?'])[0]}' would appear twice: give the right table's columns other names (select)",
         )
     return DeltaJoin(bootstrap, left, right, names, how)
 
 
 def groups_of(join: DeltaJoin) -> int:
-    """Bucket i of either side, of whichever partition, belongs to group i modulo this number, whichever rows it has.
-    Asks the server where there are partitions, which may have been made with other numbers of buckets.
+    """Return the number of groups: bucket i of either side, in any partition, belongs to group i modulo this number.
+
+    For partitioned tables this asks the server, because partitions may have different bucket counts.
     """
     counts = []
     for side in (join.left, join.right):
@@ -186,7 +188,7 @@ def groups_of(join: DeltaJoin) -> int:
 
 
 class GroupPartition(InputPartition):
-    """What one task reads: splits of both sides' logs (None: everything there is now), of one group of `groups`."""
+    """Input of one task: splits of both sides' logs (None: all present rows), of one group of `groups`."""
 
     def __init__(
         self, group: int, groups: int, left: Sequence[Split] | None, right: Sequence[Split] | None
@@ -199,7 +201,7 @@ class GroupPartition(InputPartition):
 
 
 class DeltaJoinSource(DataSource):
-    """Made by `delta_join`; its options are not for people."""
+    """Data source created by `delta_join`; its options are internal."""
 
     @classmethod
     def name(cls) -> str:
@@ -232,14 +234,15 @@ class DeltaJoinReader(DataSourceReader):
 
 
 def everything(join: DeltaJoin) -> list[GroupPartition]:
-    """Both tables as they are now."""
+    """Return the partitions that read all present rows of both tables."""
     groups = groups_of(join)
     return [GroupPartition(group, groups, None, None) for group in range(groups)]
 
 
 class DeltaJoinStreamReader(DataSourceStreamReader):
-    """Two streams side by side, whose positions go through the checkpoint together: `tablelayer.spark.stream` says of
-    each how far a micro-batch goes and what is in it.
+    """Two streams side by side, whose positions share a checkpoint.
+
+    `tablelayer.spark.stream` decides for each how far a micro-batch goes and what it contains.
     """
 
     def __init__(self, join: DeltaJoin, cap: int | None) -> None:
@@ -293,7 +296,7 @@ class DeltaJoinStreamReader(DataSourceStreamReader):
 
 
 def read_group(join: DeltaJoin, partition: InputPartition, *, changes: bool) -> Iterator[pa.RecordBatch]:
-    """The worker's side of a partition."""
+    """Read a partition, on the worker."""
     assert isinstance(partition, GroupPartition)
     right_columns = list(dict.fromkeys([*join.right.schema.primary_key, *join.names]))
     left = Side(open_table(join.bootstrap, join.left), join.left, join.left.schema.names)
@@ -314,7 +317,7 @@ def read_group(join: DeltaJoin, partition: InputPartition, *, changes: bool) -> 
 
 
 def _state(join: DeltaJoin, side: Side, split: Split, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """What a bucket has now."""
+    """Yield the present rows of a bucket."""
     with (
         _unless_dropped(split),
         closing(_table_of(join, side, split).snapshot(split.bucket, columns)) as pieces,
@@ -325,7 +328,7 @@ def _state(join: DeltaJoin, side: Side, split: Split, columns: Sequence[str]) ->
 
 
 def _table_of(join: DeltaJoin, side: Side, split: Split) -> Any:
-    """The table, or the split's partition."""
+    """Return the table, or the split's partition."""
     part = split.partition
     if part is None:
         return side.table
@@ -336,7 +339,7 @@ def _table_of(join: DeltaJoin, side: Side, split: Split) -> Any:
 
 @contextmanager
 def _unless_dropped(split: Split) -> Iterator[None]:
-    """Nothing (more) is read of a partition that was dropped, R18.3."""
+    """Stop reading a partition that was dropped, R18.3."""
     try:
         yield
     except TableError as error:
@@ -345,7 +348,7 @@ def _unless_dropped(split: Split) -> Iterator[None]:
 
 
 def _touched(join: DeltaJoin, side: Side, splits: Sequence[Split]) -> pa.Table:
-    """The primary keys that changed in these splits, or are in those that are states, each once."""
+    """Return the distinct primary keys that changed in these splits, or are in splits that read a state."""
     schema = pa.schema([side.definition.schema.column(name).field() for name in side.key])
     found = [batch for split in splits for batch in _distinct(_keys(join, side, split))]
     return pa.Table.from_batches(_distinct(found), schema=schema)

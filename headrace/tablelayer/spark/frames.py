@@ -1,7 +1,7 @@
 """DataFrames over splits: `mapInArrow` over one partition per split.
 
-The quickest way from Python into Spark: no planning worker is started, nothing but Arrow crosses. Used by
-tiering and by union read; people use the `headrace` data source.
+This is the fastest way from Python into Spark: no planning worker is started, and only Arrow is transferred. Tiering
+and union read use it; users have the `headrace` data source.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.tablelayer.spark.types import spark_schema
 
 
 def frame_schema(read: TableRead) -> Any:
-    """The `StructType` of `splits_frame`'s rows."""
+    """Return the `StructType` of the rows of `splits_frame`."""
     schema = spark_schema(read.columns, read.metadata)
     return schema.add(DELETED_COLUMN, "boolean", False) if read.mode == "last" else schema
 
 
 def splits_frame(spark: Any, read: TableRead, splits: Sequence[Split]) -> Any:
-    """A DataFrame whose partition i is split i. Lazy: every action reads the same pinned offsets again."""
+    """Return a DataFrame whose partition i is split i. Lazy: every action reads the same pinned offsets again."""
     if not splits:
         return spark.createDataFrame([], frame_schema(read))
     numbers = spark.range(0, len(splits), 1, len(splits))
@@ -30,7 +30,7 @@ def splits_frame(spark: Any, read: TableRead, splits: Sequence[Split]) -> Any:
 
 
 class SplitReader:
-    """The worker's side: numbers of splits in, their rows out."""
+    """Worker's side: numbers of splits in, their rows out."""
 
     def __init__(self, read: TableRead, splits: tuple[Split, ...]) -> None:
         self.read = read

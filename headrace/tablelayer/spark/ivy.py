@@ -1,7 +1,7 @@
-"""Published jars by their coordinates, fetched by the Apache Ivy that pyspark carries: Java is all that is needed.
+"""Published jars by their coordinates, fetched by the Apache Ivy in pyspark; the only requirement is Java.
 
-`HEADRACE_MAVEN_ROOT` names the root of a Maven mirror, instead of Ivy's default repository: Ivy reads no settings of
-Maven's.
+`HEADRACE_MAVEN_ROOT` names the root of a Maven mirror, instead of Ivy's default repository: Ivy does not read Maven's
+settings.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from xml.sax.saxutils import quoteattr
 
 MIRROR_VARIABLE: Final = "HEADRACE_MAVEN_ROOT"
 RESOLVE_TIMEOUT_S: Final = 600
-"""Generous: 57 MB over a slow line; a resolver that is cut off leaves nothing behind."""
+"""Timeout, generous for 57 MB over a slow line; a resolver that is stopped leaves nothing behind."""
 
 Coordinates = tuple[str, str, str] | tuple[str, str, str, str]
-"""Organisation, artifact and revision, or a range of revisions; the classifier of another jar of it, as `test`."""
+"""Organisation, artifact and revision or range of revisions; optionally the classifier of another jar, as `test`."""
 
 
 def ivy_jar() -> Path | None:
-    """Ivy's own jar; None where pyspark came without its jars. Raises ModuleNotFoundError without pyspark."""
+    """Return Ivy's jar; None if pyspark came without its jars. Raises ModuleNotFoundError without pyspark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pyspark is not installed: pip install 'headrace[spark]'.", name="pyspark")
@@ -34,7 +34,7 @@ def ivy_jar() -> Path | None:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Of all processes that fetch into a place, whose lock is this file, one does; the others wait for it."""
+    """Hold the lock file of a folder, so that only one process fetches into it at a time."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -51,9 +51,11 @@ def retrieve(
     needs: bool = False,
     without: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Put the artifacts into the folder `work / into`, and with `needs` what they need at run time, but nothing of
-    `without` (organisation, artifact); gives what the resolver said. What could not be had is not there: look. What has
-    come into `cache` is not fetched again. Writes its settings into `work`.
+    """Fetch the artifacts into the folder `work / into` and return the resolver's output.
+
+    With `needs`, also fetch their runtime dependencies, except those in `without` (organisation, artifact). An artifact
+    that could not be fetched is missing afterwards: callers check. Artifacts in `cache` are not fetched again. Ivy's
+    settings are written into `work`.
     """
     mirror = os.environ.get(MIRROR_VARIABLE)
     root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""

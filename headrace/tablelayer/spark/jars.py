@@ -1,27 +1,26 @@
-"""Spark's extra jars: the Kafka connector, the Iceberg runtime, and for Paimon tables the Paimon bundle; resolved once
-and kept.
+"""Spark's extra jars: the Kafka connector, the Iceberg runtime, and for Paimon tables the Paimon bundle.
 
-pyspark carries Apache Ivy among its own jars, so the jars are fetched with nothing but Java: Ivy runs as a
-stand-alone resolver before Spark starts, and Spark then gets local files (`spark.jars`). That is quicker and
-quieter than `spark.jars.packages`, works the same for a session, a test and a tiering job, and works offline
-after the first time. The Paimon bundle is a list of its own, resolved when the first Paimon table is opened.
+The jars are resolved once and kept. pyspark has Apache Ivy among its own jars, so fetching needs only Java: Ivy runs as
+a stand-alone resolver before Spark starts, and Spark then gets local files (`spark.jars`). That is faster and quieter
+than `spark.jars.packages`, is the same for a session, a test and a tiering job, and works offline after the first time.
+The Paimon bundle is a list of its own, resolved when the first Paimon table is opened.
 
-One jar is ours: the catalog (`tablelayer.spark.catalog`). A wheel carries it; in a checkout it is compiled from the
-sources that are there, by Eclipse's compiler, for which a Java runtime is enough, and kept beside the others.
+One jar is ours: the catalog (`tablelayer.spark.catalog`). A wheel contains it. In a checkout it is compiled from the
+sources by Eclipse's compiler, which needs only a Java runtime, and kept beside the others.
 
-What is resolved, and why these versions: the Kafka connector must come from Spark's own 4.1 line, and its
-token provider is a separate artifact whose releases do not appear together with it everywhere. So the pinned
-list is tried first, and if it cannot be had, ranges that end at the installed pyspark.
+Versions: the Kafka connector must come from Spark's own 4.1 line. Its token provider is a separate artifact, whose
+releases are not published everywhere at the same time. So the pinned list is tried first, and if it cannot be fetched,
+ranges that end at the installed pyspark.
 
-Where they are kept: `$XDG_CACHE_HOME/headrace/jars-<pyspark version>-<hash of the list>/` (default
-`~/.cache`). The folder appears by rename when it is complete, with a marker that lists its files; a missing
-or damaged file means resolving again. Two processes may do so at once: one waits for the other.
+Location: `$XDG_CACHE_HOME/headrace/jars-<pyspark version>-<hash of the list>/` (default `~/.cache`). The folder appears
+by rename when it is complete, with a marker that lists its files; a missing or damaged file means resolving again. If
+two processes resolve at once, one waits for the other.
 
 Environment:
 - `HEADRACE_SPARK_JARS`: a folder with the jars; nothing is resolved.
 - `HEADRACE_MAVEN_ROOT`: root of a Maven mirror, instead of Ivy's default repository.
 
-`python -m headrace.tablelayer.spark.jars` resolves them and prints one path a line.
+`python -m headrace.tablelayer.spark.jars` resolves them and prints one path per line.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ JAVA_VERSION_MIN = 17
 
 _MARKER = "complete.json"
 
-# (organisation, name, pinned revision, range with the installed pyspark as its end, or None: the same)
+# (organisation, name, pinned revision, range up to the installed pyspark, or None: the pinned revision)
 Artifacts = tuple[tuple[str, str, str, str | None], ...]
 _ARTIFACTS: Artifacts = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3", "[4.1.0,{spark}]"),
@@ -71,11 +70,11 @@ _SOURCES_ENTRY = "Headrace-Sources"
 
 
 class SparkSetupError(Exception):
-    """Spark cannot be started here. The message says what is missing and what to do."""
+    """Spark cannot start on this machine. The message says what is missing and what to do."""
 
 
 def java_command() -> str:
-    """The `java` that Spark will use (JAVA_HOME first, then PATH), checked to be Java 17 or newer."""
+    """Return the `java` that Spark will use (JAVA_HOME first, then PATH), checked to be Java 17 or newer."""
     home = os.environ.get("JAVA_HOME")
     if home:
         candidate = Path(home) / "bin" / "java"
@@ -96,9 +95,7 @@ def java_command() -> str:
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SparkSetupError(
-            f"`{java} -version` does not work ({error}): check JAVA_HOME and PATH."
-        ) from error
+        raise SparkSetupError(f"`{java} -version` failed ({error}): check JAVA_HOME and PATH.") from error
     version = _java_major(answer.stderr + answer.stdout)
     if version is None or version < JAVA_VERSION_MIN:
         seen = "an unknown version" if version is None else f"Java {version}"
@@ -110,7 +107,7 @@ def java_command() -> str:
 
 
 def _java_major(text: str) -> int | None:
-    """Java 8 calls itself 1.8; from 9 on the first number is the version."""
+    """Return the major version: Java 8 calls itself 1.8; from 9 on the first number is the version."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None
@@ -119,21 +116,21 @@ def _java_major(text: str) -> int | None:
 
 
 def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
-    """Paths of the jars, resolved if they are not here yet (about ten seconds, 57 MB).
+    """Return the paths of the jars, resolved if they are not in the cache (about ten seconds, 57 MB).
 
-    `report` is told in one line when the network is about to be used. Raises SparkSetupError.
+    `report` receives one line before the network is used. Raises SparkSetupError.
     """
     return _jars(_ARTIFACTS, "jars", "Spark's Kafka connector and Iceberg runtime (57 MB, once)", report)
 
 
 def paimon_jar(report: Callable[[str], None] | None = None) -> Path:
-    """The jar with Paimon's Java library, resolved if it is not here yet (49 MB). As `spark_jars`."""
+    """Return the jar with Paimon's Java library, resolved if it is not in the cache (49 MB). See `spark_jars`."""
     found = _jars(_PAIMON_ARTIFACTS, "paimon", "Paimon's library (49 MB, once)", report)
     return next(jar for jar in found if _is_artifact(jar, _PAIMON_ARTIFACTS[0][1]))
 
 
 def catalog_jar(report: Callable[[str], None] | None = None) -> Path:
-    """The jar with Spark's catalog over tables, compiled if need be (some seconds, once). As `spark_jars`."""
+    """Return the jar with Spark's catalog over tables, compiled if necessary (some seconds, once). See `spark_jars`."""
     digest = _sources_digest()
     shipped = CATALOG_FOLDER / CATALOG_JAR
     kept = _cache_root() / f"catalog-{digest}" / CATALOG_JAR
@@ -150,7 +147,7 @@ def catalog_jar(report: Callable[[str], None] | None = None) -> Path:
 
 
 def compile_catalog(java: str, compiler: Path, target: Path) -> None:
-    """Raises SparkSetupError with what the compiler says."""
+    """Compile the catalog into the jar `target`. Raises SparkSetupError with the compiler's output."""
     sources = sorted((CATALOG_FOLDER / "java").rglob("*.java"))
     classpath = os.pathsep.join(str(jar) for jar in sorted(_ivy_jar().parent.glob("*.jar")))
     with tempfile.TemporaryDirectory(prefix="headrace-catalog-") as folder:
@@ -188,7 +185,7 @@ def compile_catalog(java: str, compiler: Path, target: Path) -> None:
 
 
 def _sources_digest() -> str:
-    """Of what the catalog is compiled from."""
+    """Return a digest of the catalog's sources."""
     digest = hashlib.sha256()
     for source in sorted((CATALOG_FOLDER / "java").rglob("*.java")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -196,7 +193,7 @@ def _sources_digest() -> str:
 
 
 def _made_of(jar: Path) -> str | None:
-    """The digest of the sources that a jar was compiled from; None if it is none."""
+    """Return the digest of the sources that a jar was compiled from; None if the file is not such a jar."""
     try:
         with zipfile.ZipFile(jar) as opened:
             manifest = opened.read(_MANIFEST).decode()
@@ -255,7 +252,7 @@ def _list_hash(artifacts: Artifacts, spark_version: str) -> str:
 
 
 def _complete_jars(folder: Path) -> list[Path] | None:
-    """The jars named by the marker, or None when the marker or one of them is missing or has another size."""
+    """Return the jars that the marker names; None if the marker or a jar is missing or a jar has another size."""
     try:
         listed: dict[str, int] = json.loads((folder / _MARKER).read_text())
         jars = [folder / name for name in sorted(listed)]
@@ -272,7 +269,7 @@ def _resolve(java: str, spark_version: str, folder: Path, artifacts: Artifacts) 
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
         work = Path(scratch)
         for revisions in _revision_lists(artifacts, spark_version):
-            shutil.rmtree(work / "cache", ignore_errors=True)  # Ivy remembers what it did not find
+            shutil.rmtree(work / "cache", ignore_errors=True)  # Ivy remembers artifacts that it did not find
             jars = work / "jars"
             shutil.rmtree(jars, ignore_errors=True)
             wanted = [
@@ -310,7 +307,7 @@ def _revision_lists(artifacts: Artifacts, spark_version: str) -> list[Sequence[s
 
 
 def _explain(spoken: Sequence[str]) -> str:
-    """One sentence from the resolver's pages: is the network away, or is an artifact not there?"""
+    """Summarise the resolver's output in one sentence: the network is unreachable, or an artifact is missing."""
     text = "\n".join(spoken)
     remedy = (
         f"Set {MIRROR_VARIABLE} to the root of a Maven repository that this machine reaches,"
@@ -324,13 +321,15 @@ def _explain(spoken: Sequence[str]) -> str:
     if away:
         reason = away.group(0).strip()
         return (
-            f"Spark's jars could not be fetched, the Maven repository is not reachable ({reason}). {remedy}"
+            f"Spark's jars could not be fetched: the Maven repository is not reachable ({reason}). {remedy}"
         )
     missing = sorted(set(re.findall(r":: ([\w.]+#[\w.\-]+;\S+): not found", text)))
     if missing:
-        return f"Spark's jars could not be fetched, the Maven repository lacks {', '.join(missing)}. {remedy}"
+        return f"Spark's jars could not be fetched: the Maven repository lacks {', '.join(missing)}. {remedy}"
     last = [line.strip() for line in text.splitlines() if line.strip()][-3:]
-    return f"Spark's jars could not be fetched ({' / '.join(last) or 'the resolver said nothing'}). {remedy}"
+    return (
+        f"Spark's jars could not be fetched ({' / '.join(last) or 'the resolver printed nothing'}). {remedy}"
+    )
 
 
 def main() -> int:

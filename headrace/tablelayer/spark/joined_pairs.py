@@ -1,7 +1,7 @@
-"""Pairs of a delta join: which rows of both sides belong together now, and which pairs the changed keys take along.
+"""Pairs of a delta join: the present pairs of rows of both sides, and the pairs that the changed keys affect.
 
-The worker's side of `tablelayer.spark.delta_joins`, by Arrow batches, without Spark. It asks the tables for what they
-have now and reads nothing else.
+The worker's side of `tablelayer.spark.delta_joins`, by Arrow batches, without Spark. It looks up the present rows of
+the tables and reads nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ How = Literal["inner", "left"]
 
 @dataclass(frozen=True, slots=True)
 class DeltaJoin:
-    """Two tables and what is given out of them; `right` maps the right table's columns to their names."""
+    """Two tables and the columns of their join; `names` maps the right table's columns to their names in the result."""
 
     bootstrap: Bootstrap
     left: TableDefinition
@@ -37,11 +37,11 @@ class DeltaJoin:
 
     @property
     def one_each(self) -> bool:
-        """Whether a left row has one match at most."""
+        """Return whether a left row has at most one match."""
         return join_key(self.right) == self.right.schema.primary_key
 
     def columns(self) -> list[Column]:
-        """The result's columns. Those that a retraction leaves empty are nullable."""
+        """Return the result's columns. Columns that a retraction leaves empty are nullable."""
         keys = {*self.left.schema.primary_key}
         ours = [replace(c, nullable=c.name not in keys) for c in self.left.schema.columns]
         theirs = self.right.schema
@@ -57,12 +57,12 @@ class DeltaJoin:
 
 
 def join_key(definition: TableDefinition) -> tuple[str, ...]:
-    """By which columns a delta join looks a table up: those that say which bucket a row is in."""
+    """Return the columns by which a delta join looks a table up: the columns that decide a row's bucket."""
     return definition.prefix_columns if definition.is_partitioned else definition.bucket_key
 
 
 class Side:
-    """One table of the join: lookups by join key."""
+    """One table of the join, with lookups by join key."""
 
     def __init__(self, table: Any, definition: TableDefinition, columns: Sequence[str]) -> None:
         self.table = table
@@ -72,7 +72,7 @@ class Side:
         self.join_key = list(join_key(definition))
 
     def now(self, keys: pa.Table) -> tuple[Any, pa.Table]:
-        """The rows that have these join keys now, and which key each has (int64, ascending)."""
+        """Return the index of the join key (int64, ascending) of each present row with these keys, and the rows."""
         keys = keys.rename_columns(self.join_key)
         if self.join_key != self.key:
             owners, rows = self.table.prefix_lookup_grouped(keys, columns=self.columns)
@@ -83,7 +83,7 @@ class Side:
 
 
 def crossed(left: Any, right: Any, count: int) -> tuple[Any, Any]:
-    """All pairs (i, j) with left[i] == right[j]; both ascending, values below `count`."""
+    """Return all pairs (i, j) with left[i] == right[j]; both inputs are ascending, with values below `count`."""
     right_counts = np.bincount(right, minlength=count)
     right_starts = np.cumsum(right_counts) - right_counts
     repeats = right_counts[left]
@@ -95,7 +95,7 @@ def crossed(left: Any, right: Any, count: int) -> tuple[Any, Any]:
 def joined_now(
     join: DeltaJoin, left: Side, right: Side, rows: pa.Table, *, changes: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The pairs of these rows of the left side, which have whole left rows."""
+    """Yield the pairs of these whole rows of the left side."""
     keys = rows.select(left.join_key)
     for start in range(0, rows.num_rows, KEYS_AT_ONCE):
         part = rows.slice(start, KEYS_AT_ONCE)
@@ -116,7 +116,7 @@ def joined_now(
 def joined_changes(
     join: DeltaJoin, left: Side, right: Side, touched_left: pa.Table, touched_right: pa.Table
 ) -> Iterator[pa.RecordBatch]:
-    """The pairs that change because of these primary keys, which were touched on either side: first what is gone."""
+    """Yield the pairs that change because these primary keys changed on either side, retractions first."""
     both = [
         touched_left.select(left.join_key).rename_columns(left.join_key),
         touched_right.select(right.join_key).rename_columns(left.join_key),
@@ -150,7 +150,10 @@ def joined_changes(
 def _without_match(
     join: DeltaJoin, ours: _Rows, our_gone: _Rows, theirs: _Rows, their_gone: _Rows, count: int
 ) -> Iterator[pa.RecordBatch]:
-    """Of a left join: left rows that have no match now, and, with a key of their own, those that cannot be so (now)."""
+    """Yield the changes of left rows without a match in a left join.
+
+    With a key of their own, rows that have a match now, or were deleted, are retracted as rows without a match.
+    """
     changed_there = np.zeros(count, bool)
     changed_there[their_gone.owners] = True
     changed_there[theirs.owners[theirs.touched]] = True
@@ -169,7 +172,7 @@ def _without_match(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows by join key; `touched` says which changed in this micro-batch."""
+    """Rows by join key; `touched` marks the ones that changed in this micro-batch."""
 
     rows: pa.Table
     owners: Any
@@ -177,7 +180,7 @@ class _Rows:
 
 
 def _state_of(side: Side, keys: pa.Table, touched: pa.Table) -> tuple[_Rows, _Rows]:
-    """What is there now of these join keys, and what was touched and is not there any more (keys alone)."""
+    """Return the present rows with these join keys, and the touched rows that were deleted (keys only)."""
     owners, rows = side.now(keys)
     known = KeySet(touched, side.key) if touched.num_rows else None
     changed = np.zeros(rows.num_rows, bool)
@@ -202,7 +205,7 @@ def _state_of(side: Side, keys: pa.Table, touched: pa.Table) -> tuple[_Rows, _Ro
 def _pairs(
     join: DeltaJoin, ours: pa.Table, theirs: pa.Table | None, change: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of both sides, one beside the other; `theirs` None: left rows alone."""
+    """Yield rows of both sides side by side; `theirs` None: left rows alone."""
     schema = join.arrow_schema(changes=change is not None)
     keys_only = change == "-D"
     left_key, right_key = join.left.schema.primary_key, join.right.schema.primary_key
@@ -227,7 +230,7 @@ def _pairs(
 
 
 def numbered(keys: pa.Table) -> tuple[pa.Table, Any]:
-    """The distinct keys, and for each row its key's position among them."""
+    """Return the distinct keys, and for each row the position of its key among them."""
     names = keys.column_names
     distinct = keys.group_by(names, use_threads=False).aggregate([]).combine_chunks()
     return distinct, KeySet(distinct, names).positions(keys.combine_chunks()).to_numpy().astype(np.int64)

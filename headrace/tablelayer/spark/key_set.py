@@ -1,9 +1,9 @@
-"""Sets of keys, asked for batch after batch.
+"""Sets of keys that are queried batch after batch.
 
-Arrow's own `is_in` and `index_in` hash the whole set again at every call: for 100,000 keys ten milliseconds, whatever
-the batch. A set of integers (or dates and times, which are integers) is therefore kept sorted, behind a table of bits
-that most other keys do not pass: 10 to 20 ns a row. Keys of other types and of several columns are left to Arrow.
-This module is imported by executors: it knows no Spark.
+Arrow's own `is_in` and `index_in` hash the whole set again in every call: ten milliseconds for 100,000 keys, regardless
+of the batch. A set of integers (or dates and times, which are integers) is therefore kept sorted, behind a table of
+bits that filters out most other keys: 10 to 20 ns per row. Keys of other types and of several columns use Arrow.
+Executors import this module: it does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 divided by the golden ratio: its products' upper bits differ for keys that lie side by side."""
+"""2^64 divided by the golden ratio: products of adjacent keys differ in their upper bits."""
 _BITS_MIN, _BITS_MAX = 10, 24
-"""The table of bits (a byte each, in fact) has 8 to 16 places a key, and at most 16 MB."""
+"""The table of bits (in fact one byte each) has 8 to 16 places per key, and at most 16 MB."""
 
 Integers = npt.NDArray[np.int64]
 
 
 class KeySet:
-    """The keys of a table's rows, to ask whether a batch's rows have one of them, and which."""
+    """Keys of a table's rows, to find which rows of a batch have one of them."""
 
     def __init__(self, rows: pa.Table, key: Sequence[str]) -> None:
         self._key = list(key)
@@ -34,7 +34,7 @@ class KeySet:
         self._integers = None if integers is None else _IntegerSet(integers)
 
     def contains(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """bool[rows]."""
+        """Return bool[rows]: whether each row's key is in the set."""
         asked = self._encoded(batch.select(self._key))
         integers = None if self._integers is None else _integers(asked)
         if self._integers is None or integers is None:
@@ -44,7 +44,7 @@ class KeySet:
         return pa.array(found)
 
     def positions(self, rows: pa.RecordBatch | pa.Table) -> pa.Array:
-        """int32[rows]: the position of each row's key among the keys (the first one's), null where it is none."""
+        """Return int32[rows]: the first position of each row's key among the keys; null if it is not in the set."""
         asked = self._encoded(rows.select(self._key))
         integers = None if self._integers is None else _integers(asked)
         if self._integers is None or integers is None:
@@ -60,14 +60,14 @@ class KeySet:
         if len(columns) == 1:
             return columns[0]
         from headrace.tablelayer.model.rows.keys import (
-            encode_keys,  # numba: only who has keys of several columns waits
+            encode_keys,  # imports numba: only keys of several columns wait for it
         )
 
         return encode_keys(columns)
 
 
 class _IntegerSet:
-    """Sorted integers, and where each was."""
+    """Sorted integers with their original positions."""
 
     def __init__(self, values: Integers) -> None:
         self._order = np.argsort(values, kind="stable")
@@ -81,7 +81,7 @@ class _IntegerSet:
         return (values.view(np.uint64) * _FACTOR) >> self._shift
 
     def find(self, asked: Integers) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """The rows of `asked` whose value is in the set, ascending, and its first position there."""
+        """Return the rows of `asked` whose value is in the set, ascending, and the value's first position there."""
         likely = np.flatnonzero(self._known[self._places(asked)])
         values = asked[likely]
         at = np.searchsorted(self._sorted, values)
@@ -91,7 +91,7 @@ class _IntegerSet:
 
 
 def _integers(values: pa.Array) -> Integers | None:
-    """int64[n] in which equal keys, and only they, are equal; None for other types, and where there are nulls."""
+    """Return int64[n] in which exactly the equal keys are equal; None for other types and with nulls."""
     kind = values.type
     if values.null_count:
         return None

@@ -1,12 +1,12 @@
-"""Lookup join: enrich a DataFrame, batch or streaming, with rows of a PK table as they are now.
+"""Lookup join: enrich a batch or streaming DataFrame with the present rows of a PK table.
 
-What Flink writes as `FOR SYSTEM_TIME AS OF`: every Arrow batch of the left side makes one batched lookup
-through the table client, in the executors (`mapInArrow`); Spark holds no state, and the table is not read
-as a whole. The answer is the table at the time of the lookup: running a micro-batch again may see newer rows.
+Flink's counterpart is `FOR SYSTEM_TIME AS OF`. Every Arrow batch of the left side makes one batched lookup through the
+table client, in the executors (`mapInArrow`). Spark holds no state, and the table is not read as a whole. The result
+shows the table at the time of the lookup: a micro-batch that runs again may see newer rows.
 
-By the whole primary key a row finds at most one; by the bucket key, where that is a proper prefix of the primary
-key, it finds all rows of the prefix. The lookups of several batches are in flight at the same time, and their
-results come in order. With `cache_ttl_s` a worker keeps what it has found, and what it has not, for so long.
+By the whole primary key a row finds at most one match. By the bucket key, if that is a proper prefix of the primary
+key, it finds all rows of the prefix. Lookups of several batches run at the same time, and their results come in order.
+With `cache_ttl_s`, a worker caches its results, including misses, for that time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headrace.tablelayer.spark.worker import connection
 from headrace.tablelayer.spark.worker import table as open_table
 
 IN_FLIGHT = 3
-"""Batches whose lookups are under way at once: enough to hide the way to the server, few enough to hold."""
+"""Number of batches whose lookups run at once: enough to hide the latency, and few enough to hold in memory."""
 CACHE_ROWS_MAX = 500_000
-"""A cache that is full is emptied: what is asked for often is soon back."""
+"""Maximum rows of a cache. A full cache is emptied: frequent keys are soon cached again."""
 CACHE_PARTS_MAX = 8
-"""Every lookup that missed something adds a part; more are put together."""
+"""Maximum parts of a cache. Every lookup with misses adds a part; above this number, the parts are merged."""
 
 
 def lookup_join(
@@ -52,16 +52,15 @@ def lookup_join(
     lookup_from: Literal["leader", "any"] = "leader",
     lookup_max_staleness_ms: int | None = None,
 ) -> Any:
-    """`frame` with columns of PK table `table` ("db.t") added.
+    """Return `frame` with columns of PK table `table` ("db.t") added.
 
-    `on`: the frame's column for each column of the primary key, `{"cust_key": "c_custkey"}`, or of the bucket
-    key if that is a proper prefix of it; no more and no less. A name or a list of names: the same on both sides.
-    `select`: columns to add; a mapping gives them new names, `{"name": "cust_name"}`; default all that are
-    not in `on`. `how`: "left" keeps rows without a match (nulls; a null in the key matches nothing),
-    "inner" drops them. `cache_ttl_s`: how long a worker may use what it has looked up before (0: not at all; only
-    by primary key). `lookup_from`, `lookup_max_staleness_ms`: those of `ClientConfig`; with "any" every replica
-    answers, stale by so much at most. Raises TableError for a table without a primary key and for columns that are
-    missing or clash.
+    `on`: the frame's column for each column of the primary key, `{"cust_key": "c_custkey"}`, or of the bucket key if
+    that is a proper prefix of it, exactly. A name or a list of names: the same on both sides. `select`: columns to add;
+    a mapping renames them, `{"name": "cust_name"}`; the default is all that are not in `on`. `how`: "left" keeps rows
+    without a match (nulls; a null in the key matches nothing), "inner" drops them. `cache_ttl_s`: time in seconds that
+    a worker may reuse a result (0: never; only by primary key). `lookup_from`, `lookup_max_staleness_ms`: as in
+    `ClientConfig`; with "any" every replica answers, at most that stale. Raises TableError for a table without a
+    primary key, and for columns that are missing or clash.
     """
     config = ClientConfig(lookup_from=lookup_from)
     if lookup_max_staleness_ms is not None:
@@ -95,10 +94,10 @@ def lookup_join(
             f"`on` names column {', '.join(missing)}, but the frame has {', '.join(frame.columns)}",
         )
     if how not in ("left", "inner"):
-        raise ValueError(f"how={how!r}: a lookup join is 'left' or 'inner'")
+        raise ValueError(f"how={how!r}: a lookup join must be 'left' or 'inner'")
     if cache_ttl_s < 0 or (cache_ttl_s and by_prefix):
         raise ValueError(
-            f"cache_ttl_s={cache_ttl_s}: give seconds, and 0 for a lookup by prefix, which is not cached"
+            f"cache_ttl_s={cache_ttl_s}: give seconds from 0 up, and 0 for a lookup by prefix, which cannot be cached"
         )
     if select is None:
         select = [column.name for column in schema.columns if column.name not in keys]
@@ -110,7 +109,7 @@ def lookup_join(
     if clashes or len(set(names.values())) < len(names):
         raise TableError(
             TableErrorCode.INVALID_PROJECTION,
-            f"column {', '.join(clashes) or 'names'} would be there twice: give new names,"
+            f"column {', '.join(clashes) or 'names'} would appear twice: give new names,"
             f" select={{'{columns[0].name}': 'new_name'}}",
         )
     added = spark_schema(columns)
@@ -134,10 +133,10 @@ def lookup_join(
 
 @dataclass(frozen=True, slots=True)
 class BatchLookup:
-    """The worker's side: one lookup per Arrow batch, several under way.
+    """Worker's side: one lookup per Arrow batch, with several in flight.
 
-    `key_columns` are the frame's, in the order of the primary or bucket key; `columns` the table's, `new_names` what
-    they are called in the result.
+    `key_columns` are the frame's columns, in the order of the primary or bucket key. `columns` are the table's, and
+    `new_names` their names in the result.
     """
 
     bootstrap: Bootstrap
@@ -167,12 +166,12 @@ class BatchLookup:
                 yield waiting.popleft().result()
 
     def target(self) -> pa.Schema:
-        """Of the columns that are added, by the table's names."""
+        """Return the Arrow schema of the added columns, with the table's names."""
         schema = self.definition.schema
         return spark_arrow_schema([replace(schema.column(name), nullable=True) for name in self.columns])
 
     def join(self, batch: pa.RecordBatch, table: Any, target: pa.Schema) -> pa.RecordBatch:
-        """One batch, joined. Keys that occur often are asked for once."""
+        """Join one batch. A key that occurs several times is looked up once."""
         schema = self.definition.schema
         names = self.definition.prefix_columns if self.by_prefix else schema.primary_key
         keys = pa.table(
@@ -193,7 +192,7 @@ class BatchLookup:
     def _join_prefixes(
         self, batch: pa.RecordBatch, table: Any, target: pa.Schema, distinct: pa.Table, positions: pa.Array
     ) -> pa.RecordBatch:
-        """Every row as often as its prefix has rows; once with nulls if it has none."""
+        """Repeat every row once per row of its prefix; once with nulls if there is none."""
         owners, rows = table.prefix_lookup_grouped(distinct, columns=list(self.columns))
         counts = np.bincount(owners, minlength=max(1, distinct.num_rows))
         starts = np.cumsum(counts) - counts
@@ -228,13 +227,13 @@ class BatchLookup:
 
 
 _Part = tuple[float, KeySet, pa.Table, Any, pa.Table]
-"""When it was looked up, its keys as a set, the rows, which of them are there, and the keys."""
+"""Time of the lookup, its keys as a set, its rows, found flags, and keys."""
 
 
 class CachedLookups:
-    """A table's lookups, remembered for a time. One for each worker process, table and choice of columns.
+    """Cached lookups of a table, one cache per worker process, table and choice of columns.
 
-    Used by the threads of one task at a time; two that ask for the same key at once both go to the server.
+    The threads of one task use it at a time; if two ask for the same key at once, both ask the server.
     """
 
     def __init__(
@@ -247,7 +246,7 @@ class CachedLookups:
         self._held: list[_Part] = []
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> tuple[Any, pa.Table]:
-        """As the table's. `columns` are always those of the cache."""
+        """Look keys up as the table does. `columns` are always those of the cache."""
         count = keys.num_rows
         now = self._now()
         fresh = [entry for entry in self._held if now - entry[0] < self._ttl_s]
@@ -280,7 +279,8 @@ class CachedLookups:
         held = sum(entry[2].num_rows for entry in fresh) + rows.num_rows
         kept = [] if held > CACHE_ROWS_MAX else fresh
         if len(kept) >= CACHE_PARTS_MAX:
-            # As old as the oldest of them; of a key that is there twice the newer row is found, which comes first.
+            # The merged part is as old as its oldest part. For a repeated key the newer row is found, which comes
+            # first.
             parts = [(keys, rows, found), *((entry[4], entry[2], entry[3]) for entry in reversed(kept))]
             keys = pa.concat_tables([part[0] for part in parts]).combine_chunks()
             rows = pa.concat_tables([part[1] for part in parts]).combine_chunks()
@@ -293,7 +293,7 @@ _caches: dict[tuple[int, tuple[str, ...], float], CachedLookups] = {}
 
 
 def _cached(table: Any, columns: tuple[str, ...], ttl_s: float) -> CachedLookups:
-    """Of this process: worker processes are used for many tasks and micro-batches."""
+    """Return this process's cache: worker processes run many tasks and micro-batches."""
     key = (id(table), columns, ttl_s)
     found = _caches.get(key)
     if found is None:
@@ -302,7 +302,7 @@ def _cached(table: Any, columns: tuple[str, ...], ttl_s: float) -> CachedLookups
 
 
 def distinct_keys(keys: pa.Table) -> tuple[pa.Table, pa.Array]:
-    """The distinct keys without nulls in them, and for each row its key's position among them (null: no key)."""
+    """Return the distinct keys without nulls, and for each row the position of its key (null: no such key)."""
     names = keys.column_names
     numbered = keys.append_column("_row", pa.array(np.arange(keys.num_rows)))
     groups = numbered.drop_null().group_by(names, use_threads=False).aggregate([("_row", "list")])

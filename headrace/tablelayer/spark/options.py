@@ -1,10 +1,12 @@
-"""The options of the `headrace` data source, checked: one that is malformed is an error, and so is one that is nearly
-a name of ours and none. Others are Spark's own (`queryName`, `path`, `option.table`, `provider`) or another source's.
+"""Options of the `headrace` data source, validated.
+
+A malformed option is an error, and so is an unknown one that is close to one of our names. Others are Spark's own
+(`queryName`, `path`, `option.table`, `provider`) or another source's.
 
 Names are compared without case, dots and underscores, because Spark writes all of them in lower case:
-`bootstrap.servers`, `startingOffsets` and `starting.offsets` are what one expects. `kafka.security.protocol` and its
-kin are Kafka's client properties, as Spark's Kafka source takes them; without one, those of the environment. No error
-shows the value of one.
+`bootstrap.servers`, `startingOffsets` and `starting.offsets` all work. `kafka.security.protocol` and similar are
+Kafka's client properties, as in Spark's Kafka source; without them, those of the environment. Errors never show the
+value of a client property.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ WriteMode = Literal["append", "upsert", "delete", "partial"]
 Delivery = Literal["exactly-once", "at-least-once"]
 AvailableNow = Literal["false", "true", "capped"]
 View = Literal["", "lake", "snapshots"]
-"""What of a table is read: itself, its lake alone, or the lake's snapshots."""
+"""Part of a table to read: the table itself, its lake alone, or the lake's snapshots."""
 Place = str | int | Offsets | PartitionOffsets
-"""A place in every bucket: "full", "earliest", "latest", a time in ms, or offsets by bucket, or by partition and
-bucket."""
+"""Place in every bucket: "full", "earliest", "latest", a time in ms, or offsets by bucket or by partition and bucket.
+"""
 
 _READ = (
     "bootstrap.servers", "table", "columns", "mode", "where", "limit", "startingOffsets", "endingOffsets",
@@ -46,12 +48,14 @@ _WRITE = (
 KAFKA_PREFIX = "kafka."
 _EXAMPLES = {"bootstrap.servers": "127.0.0.1:9092", "table": "default.orders"}
 _STORED_PREFIX = "option."
-"""Of the options of CREATE TABLE ... USING headrace OPTIONS (...), which Spark gives with its own properties."""
+"""Prefix that Spark gives the options of CREATE TABLE ... USING headrace OPTIONS (...)."""
 _NEAR = 0.75
-"""How alike a name is to one of ours that is taken for a slip: `colums`, `maxFilesPerTrigger`, `dbtable`."""
+"""Minimum similarity of an unknown name to one of ours that counts as a typo: `colums`, `maxFilesPerTrigger`,
+`dbtable`.
+"""
 _NOT_HANDED_ON = (
-    "; in SQL say headrace.db.t (the catalog), or CREATE TEMPORARY VIEW x USING headrace OPTIONS (table 'db.t', ...):"
-    " those of CREATE TABLE Spark does not hand on to a source in Python (SELECT ... FROM t WITH (table 'db.t') does)"
+    "; in SQL use headrace.db.t (the catalog), or CREATE TEMPORARY VIEW x USING headrace OPTIONS (table 'db.t', ...):"
+    " Spark does not pass the OPTIONS of CREATE TABLE to a Python source (SELECT ... FROM t WITH (table 'db.t') works)"
 )
 _CHANGELOG, _LAKE = "$changelog", "$lake"
 _VIEWS: dict[str, View] = {_LAKE: "lake", f"{_LAKE}$snapshots": "snapshots"}
@@ -62,7 +66,7 @@ _MAX_RECORDS_PER_PARTITION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read. Raises ValueError from `parse` for an option that is missing, unknown or malformed."""
+    """Options of a read. `parse` raises ValueError for an option that is missing, unknown or malformed."""
 
     bootstrap: ConnectionSettings
     table: str
@@ -79,7 +83,7 @@ class ReadOptions:
     max_records: int
     view: View = ""
     snapshot: int | None = None
-    """Of the lake alone."""
+    """Lake snapshot to read; for the lake alone."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -89,24 +93,28 @@ class ReadOptions:
         if table.lower().endswith(_CHANGELOG):
             table = table[: -len(_CHANGELOG)]
             if stated not in (None, "changelog", "upsert"):
-                raise ValueError(f"{table}{_CHANGELOG} is every change of {table}: leave mode '{stated}' out")
+                raise ValueError(
+                    f"{table}{_CHANGELOG} returns every change of {table}: leave mode '{stated}' out"
+                )
             stated = stated or "changelog"
         name, dollar, _ = table.partition("$")
         view: View = ""
         if dollar:
             suffix = table[len(name) :].lower()
             if suffix not in _VIEWS or (stated is not None and given.text("mode") is None):
-                raise ValueError(f"{table}: of {name} there are {', '.join((_CHANGELOG, *_VIEWS))}")
+                raise ValueError(f"{table}: the views of {name} are {', '.join((_CHANGELOG, *_VIEWS))}")
             view, table = _VIEWS[suffix], name
             wrong = [each for each in _READ if given.text(each) is not None and each not in _OF_VIEWS]
             if view == "snapshots":
                 wrong += [each for each in _OF_THE_LAKE_ALONE if given.text(each) is not None]
             if wrong:
                 raise ValueError(
-                    f"option '{wrong[0]}' is for the log of {name}, not for {name}{suffix}: leave it out"
+                    f"option '{wrong[0]}' applies to the log of {name}, not to {name}{suffix}: leave it out"
                 )
         elif given.text("snapshot") is not None:
-            raise ValueError(f"option 'snapshot' is for the lake of {name}, {name}{_LAKE}: leave it out")
+            raise ValueError(
+                f"option 'snapshot' applies only to the lake of {name}, {name}{_LAKE}: leave it out"
+            )
         mode = stated or "current"
         limit = given.number("limit", 0)
         return cls(
@@ -132,7 +140,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How to write. `mode` None: append to a log table, upsert into a PK table."""
+    """Options of a write. `mode` None: append to a log table, upsert into a PK table."""
 
     bootstrap: ConnectionSettings
     table: str
@@ -158,7 +166,7 @@ class WriteOptions:
             )
         if columns is not None and mode not in ("partial", "delete"):
             raise ValueError(
-                f"the option 'columns' is for partial updates and deletes, not for write.mode '{mode}'"
+                f"the option 'columns' applies to partial updates and deletes, not to write.mode '{mode}'"
             )
         return cls(
             bootstrap=given.server(),
@@ -174,13 +182,13 @@ class WriteOptions:
 
 
 def server_options(settings: ConnectionSettings) -> dict[str, str]:
-    """The options that say where a server is and how to be let in."""
+    """Return the options with a server's address and credentials."""
     properties = {f"{KAFKA_PREFIX}{name}": value for name, value in settings.properties}
     return {"bootstrap.servers": settings.bootstrap, **properties}
 
 
 def server_of(options: Mapping[str, str]) -> ConnectionSettings:
-    """The server of options among which are others."""
+    """Return the server from options that also contain others."""
     of_server = {
         name: value
         for name, value in options.items()
@@ -190,18 +198,18 @@ def server_of(options: Mapping[str, str]) -> ConnectionSettings:
 
 
 def plain(name: str) -> str:
-    """An option's name as it is compared."""
+    """Return an option's name in the form used for comparison."""
     return name.lower().replace(".", "").replace("_", "")
 
 
 def names_server(options: Mapping[str, str]) -> bool:
-    """Whether a server is among the options."""
+    """Return whether the options name a server."""
     places = {plain("bootstrap.servers"), plain("kafka.bootstrap.servers")}
     return any(plain(name.lower().removeprefix(_STORED_PREFIX)) in places for name in options)
 
 
 def _ours(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """The options that are ours, by plain name. Raises ValueError for one that is nearly the name of one."""
+    """Return our options by plain name. Raises ValueError for an unknown name that is close to one of ours."""
     names = {plain(name): name for name in known}
     every = {plain(name): name for name in (*_READ, *_WRITE)}
     found: dict[str, str] = {}
@@ -221,7 +229,7 @@ def _ours(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
 
 
 class _Given:
-    """The options as given, by plain name; each method takes one and checks it."""
+    """Given options by plain name; each method reads one and checks it."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._properties: dict[str, str] = {}
@@ -247,14 +255,14 @@ class _Given:
         return value
 
     def table(self) -> str:
-        """The table's path, which may be what is loaded or saved."""
+        """Return the table's path from the option `table`, or from the path that is loaded or saved."""
         path = self.text("path")
         if self.text("table") is None and path is not None and not re.search(r"[/:\\]", path):
             return path
         return self.required("table")
 
     def server(self) -> ConnectionSettings:
-        """Where the server is, with the properties that are given, else those of the environment."""
+        """Return the server, with the given properties or else those of the environment."""
         named = self._properties.pop("bootstrap.servers", None)
         place = self.text("bootstrap.servers") or named or self.required("bootstrap.servers")
         return ConnectionSettings.make(place, self._properties or None)
@@ -283,7 +291,7 @@ class _Given:
         except ValueError:
             value = least - 1
         if value < least:
-            raise ValueError(f"{name} is '{text}': give a whole number from {least} up")
+            raise ValueError(f"{name} is '{text}': give a whole number of at least {least}")
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -299,7 +307,7 @@ class _Given:
             value = None
         if not isinstance(value, list) or not value:
             raise ValueError(
-                f"{name} is '{text}': it is the JSON that tablelayer.spark.table(...).where(...) makes"
+                f"{name} is '{text}': expected the JSON that tablelayer.spark.table(...).where(...) makes"
             )
         return value
 

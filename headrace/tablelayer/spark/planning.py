@@ -1,4 +1,4 @@
-"""What batches and streams plan alike: columns, partitions, offsets, and the splits that go to the tasks."""
+"""Planning that batches and streams share: columns, partitions, offsets, and the splits of the tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.tablelayer.spark.types import METADATA_FIELDS, choose_columns
 
 
 class SplitPartition(InputPartition):
-    """A split, as Spark hands it to a task."""
+    """A split, as Spark passes it to a task."""
 
     def __init__(self, split: Split) -> None:
         super().__init__(split)
@@ -27,14 +27,12 @@ class SplitPartition(InputPartition):
 
 
 def plan_read(options: ReadOptions, definition: TableDefinition, names: list[str]) -> TableRead:
-    """What is common to all splits. Raises TableError for columns that are not there."""
+    """Return the part of the plan that all splits share. Raises TableError for columns that do not exist."""
     columns = choose_columns(definition.schema, [name for name in names if name not in METADATA_FIELDS])
     metadata = tuple(name for name in names if name in METADATA_FIELDS)
     ordered = [column.name for column in columns] + list(metadata)
     if len(set(names)) < len(names):
-        raise TableError(
-            TableErrorCode.INVALID_PROJECTION, f"a column is asked for twice: {', '.join(names)}"
-        )
+        raise TableError(TableErrorCode.INVALID_PROJECTION, f"a column is selected twice: {', '.join(names)}")
     return TableRead(
         options.bootstrap,
         definition,
@@ -50,7 +48,7 @@ def plan_read(options: ReadOptions, definition: TableDefinition, names: list[str
 def partitions_needed(
     definition: TableDefinition, partitions: Sequence[Partition], predicate: Predicate | None
 ) -> list[Partition]:
-    """Those that may have rows for which the predicate holds: its parts about partition columns alone decide."""
+    """Return the partitions that may have matching rows, by the predicate's parts about partition columns alone."""
     parts = [] if predicate is None else predicate[1:] if predicate[0] == "and" else [predicate]
     keys = definition.partition_keys
     deciding = [part for part in parts if columns_of(part) <= set(keys)]
@@ -71,12 +69,12 @@ def partitions_needed(
 
 
 def resolve(table: Any, place: Place) -> dict[int, int]:
-    """Offsets of every bucket; those that offsets by bucket leave out begin at the earliest."""
+    """Return the offsets of every bucket; in offsets by bucket, a missing bucket stands for its earliest offset."""
     if isinstance(place, (str, int)):
         return dict(table.offsets(place))
     if any(isinstance(bucket, str) for bucket in place):
         raise ValueError(
-            f"offsets are given by partition, but {table.path} is not partitioned: {{bucket: offset}}"
+            f"offsets are given by partition, but {table.path} is not partitioned: give {{bucket: offset}}"
         )
     offsets = cast(Offsets, place)
     _check_buckets(table.path, offsets, table.definition.bucket_count)
@@ -86,8 +84,9 @@ def resolve(table: Any, place: Place) -> dict[int, int]:
 def resolve_partitions(
     table: Any, place: Place, partitions: Sequence[Partition]
 ) -> dict[str, dict[int, int]]:
-    """As `resolve` for these partitions of a partitioned table; those that offsets do not name are absent, and so are
-    those that are gone by now.
+    """Resolve a place for these partitions of a partitioned table, by partition and bucket; see `resolve`.
+
+    Partitions that the offsets do not name, and partitions that no longer exist, are absent.
     """
     known = {each.name: each for each in partitions}
     if isinstance(place, (str, int)):
@@ -105,7 +104,7 @@ def resolve_partitions(
     if missing:
         raise TableError(
             TableErrorCode.PARTITION_NOT_FOUND,
-            f"offsets are given for partition {min(missing)} of {table.path}, which is not there",
+            f"offsets are given for partition {min(missing)} of {table.path}, which does not exist",
         )
     return {name: dict(cast(PartitionOffsets, place)[name]) for name in known if name in place}
 
@@ -119,7 +118,7 @@ def _check_buckets(path: Any, offsets: Offsets, count: int) -> None:
 
 
 def read_partition(read: TableRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The worker's side of a read."""
+    """Read a partition, on the worker."""
     if isinstance(partition, SplitPartition):
         split = partition.split
         if split.end_offset > (0 if split.state else split.start_offset):

@@ -1,20 +1,20 @@
-"""Where a stream is, and how far its next micro-batch goes. Pure: no Spark, no server.
+"""Position of a stream, and the end of its next micro-batch. Pure: no Spark, no server.
 
-A position is what Spark keeps in the checkpoint, as JSON:
+Spark keeps a position in the checkpoint as JSON:
 
     {"table": "<table id>", "offsets": {"0": 17, ...}, "began": {"0": 5, ...} | "full"}
 
-`offsets` are the next to read by bucket. `began` says where the stream began, for one reason: until its first
-micro-batch is committed, Spark's checkpoint knows only where that batch ends, and asks for the beginning again
-after a restart. "latest" would then be another one, and rows would be lost; so the end carries the beginning.
-A position with `"initial": true` is such an answer: where the stream would begin if it began now.
+`offsets` are the next ones to read, by bucket. `began` is where the stream began. Until its first micro-batch is
+committed, Spark's checkpoint knows only the end of that batch, and asks for the beginning again after a restart.
+"latest" would then be another offset, and rows would be lost; so the end carries the beginning. A position with
+`"initial": true` is the answer to that question: where the stream would begin if it began now.
 
-Of a partitioned table (`PartitionedPosition`) the offsets are by partition:
+For a partitioned table (`PartitionedPosition`) the offsets are by partition:
 
     {"table": "<id>", "partitions": {"2024": {"id": "<its id>", "offsets": {"0": 17}}}, "began": {"2024": {...}}}
 
-A partition that a batch's start does not know is new, or was dropped and made again (another id): it is read from
-offset 0, or, where its end says `"full": true`, with its state.
+A partition that a batch's start does not know is new, or was dropped and created again (another id). It is read from
+offset 0, or, if its end has `"full": true`, with its state.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any, Literal, TypeVar
 Offsets = Mapping[int, int]
 Began = Offsets | Literal["full"]
 Place = TypeVar("Place", bound=Any)
-"""A bucket; of a partitioned table a partition and its bucket."""
+"""A bucket; for a partitioned table a partition and its bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """See the module. `offsets` of an initial position that begins "full" are empty."""
+    """Position in a table, see the module. An initial position that begins "full" has no `offsets`."""
 
     table: str
     offsets: Offsets
@@ -49,7 +49,7 @@ class Position:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Position:
-        """Raises ValueError for what is not a position of this source."""
+        """Parse a position. Raises ValueError if it is not a position of this source."""
         try:
             began: Began = "full" if value["began"] == "full" else _numbers(value["began"])
             return cls(
@@ -61,8 +61,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAt:
-    """A partition, by its id, and the next offsets of its buckets. `full`: who did not know it began with the state
-    that it had.
+    """A partition, by its id, and the next offsets of its buckets.
+
+    `full`: a batch whose start does not know the partition begins with its state.
     """
 
     table: str
@@ -72,8 +73,9 @@ class PartitionAt:
 
 @dataclass(frozen=True, slots=True)
 class PartitionedPosition:
-    """See the module; by the partitions' names. `began` is where those that were there at first began, as in
-    `Position`.
+    """Position in a partitioned table, by partition name; see the module.
+
+    `began` is where the partitions that existed at first began, as in `Position`.
     """
 
     table: str
@@ -91,7 +93,7 @@ class PartitionedPosition:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PartitionedPosition:
-        """Raises ValueError for what is not a position of this source."""
+        """Parse a position. Raises ValueError if it is not a position of this source."""
         try:
             partitions, began = (_numbers_by_partition(value[name]) for name in ("partitions", "began"))
             return cls(str(value["table"]), partitions, began, bool(value.get("initial", False)))
@@ -102,7 +104,7 @@ class PartitionedPosition:
 def partition_starts(
     start: PartitionedPosition, end: PartitionedPosition
 ) -> Iterator[tuple[str, PartitionAt, Began]]:
-    """Where the batch from `start` to `end` begins in each partition of `end`: (name, its end, its beginning)."""
+    """Yield (name, end, beginning) of the batch from `start` to `end` for each partition of `end`."""
     known = end.began if start.initial else start.partitions
     for name, at in end.partitions.items():
         before = known.get(name)
@@ -113,16 +115,16 @@ def partition_starts(
 
 
 def batch_start(start: Position, end: Position) -> Began:
-    """Where the batch from `start` to `end` really begins: "full" for the state and nothing before it."""
+    """Return the beginning of the batch from `start` to `end`: "full" for the state without the log before it."""
     return end.began if start.initial else start.offsets
 
 
 def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int | None) -> dict[Place, int]:
-    """Ends of the next micro-batch: at most `most` offsets (None: all), shared out in proportion to the lag.
+    """Return the ends of the next micro-batch: at most `most` offsets (None: all), in proportion to the lag.
 
-    The result is never before `start` nor behind `latest`, has exactly `most` offsets where so many wait, and a
-    bucket that lags is not left out for ever: what division leaves over goes to the largest remainders. Buckets
-    that are new in `latest` begin at 0.
+    The result is between `start` and `latest`, and has exactly `most` offsets if that many are waiting. No lagging
+    bucket is left out for ever: the remainder of the division goes to the largest remainders. Buckets that are new in
+    `latest` begin at 0.
     """
     lags = {bucket: max(0, stop - start.get(bucket, 0)) for bucket, stop in latest.items()}
     total = sum(lags.values())
@@ -131,7 +133,7 @@ def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int | N
         return ends
     shares = {bucket: divmod(lag * most, total) for bucket, lag in lags.items()}
     left = most - sum(share for share, _ in shares.values())
-    # Of equal remainders the longer lag first, so that nobody starves.
+    # Among equal remainders the longer lag comes first, so that no bucket starves.
     order = sorted(lags, key=lambda bucket: (-shares[bucket][1], -lags[bucket], bucket))
     extra = set(order[:left])
     return {
@@ -141,7 +143,7 @@ def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int | N
 
 
 def lost_ranges(start: Offsets, earliest: Offsets, latest: Offsets) -> dict[int, tuple[int, int]]:
-    """Buckets whose start is not in the log any more: (start, where the log begins or ends instead)."""
+    """Return the buckets whose start is no longer in the log: (start, where the log begins or ends instead)."""
     lost = {}
     for bucket, offset in start.items():
         if offset < earliest.get(bucket, 0):
@@ -153,7 +155,7 @@ def lost_ranges(start: Offsets, earliest: Offsets, latest: Offsets) -> dict[int,
 
 def _no_position(value: Any) -> ValueError:
     return ValueError(
-        f"the checkpoint holds {json.dumps(value)}, which is no position in this table: it belongs to"
+        f"the checkpoint holds {json.dumps(value)}, which is not a position in this table: it belongs to"
         " another source; use a new checkpoint location"
     )
 

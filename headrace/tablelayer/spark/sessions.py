@@ -1,17 +1,17 @@
-"""A SparkSession that is quiet, local, and knows the Kafka connector, Iceberg and the `headrace` data source.
+"""A quiet, local SparkSession with the Kafka connector, Iceberg and the `headrace` data source.
 
-What it sets and why:
-- the jars of `tablelayer.spark.jars`, as local files, and with them the catalog `headrace` for SQL over tables;
-- PYSPARK_PYTHON, so that executors and Spark's planning helpers run this interpreter, and PYTHONPATH, so that
-  they find this package even where it is not installed;
+Settings:
+- the jars of `tablelayer.spark.jars`, as local files, with the catalog `headrace` for SQL over tables;
+- PYSPARK_PYTHON, so that executors and Spark's planning helpers run this interpreter, and PYTHONPATH, so that they
+  find this package even if it is not installed;
 - our daemon of workers (`tablelayer.spark.daemon`), which starts in a quarter of the time;
 - everything on 127.0.0.1, no UI, few shuffle partitions: one process on one machine;
-- the session time zone UTC: TIMESTAMP_LTZ columns mean the same everywhere;
-- Iceberg's SQL extensions always (they are static in Spark), and a catalog `lake` when a warehouse is given;
-- what the JVM says on stderr goes to a file: much of it is written before Spark's log level can be set.
+- the session time zone UTC, so that TIMESTAMP_LTZ columns mean the same everywhere;
+- Iceberg's SQL extensions always (they are static in Spark), and a catalog `lake` if a warehouse is given;
+- a file for the JVM's stderr, much of which is written before Spark's log level can be set.
 
-There is one JVM per process: a second call returns the running session, with the settings that can still be
-changed, and fails clearly if it asks for a catalog that another warehouse already has.
+There is one JVM per process. A second call returns the running session with the settings that can still change. It
+fails with a clear error if it asks for a catalog that already has another warehouse.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger("headrace.spark")
 LAKE_CATALOG = "lake"
 TABLES_CATALOG = "headrace"
 ARROW_BATCH_ROWS_MAX = 65_536
-"""Rows per Arrow batch between Spark and Python: large batches make few lookups, and measured fastest."""
+"""Rows per Arrow batch between Spark and Python: large batches need fewer lookups, and were fastest in measurements."""
 
 _ICEBERG_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
@@ -49,18 +49,18 @@ def session(
     extra: Mapping[str, str] | None = None,
     log_file: Path | None = None,
 ) -> Any:
-    """A `pyspark.sql.SparkSession`, started or the one that runs already.
+    """Start a `pyspark.sql.SparkSession`, or return the running one.
 
-    `memory` is the JVM's heap; `warehouse` the folder (or URI) of an Iceberg Hadoop catalog named `lake`;
-    `extra` more Spark settings; `log_file` takes the JVM's stderr (default: a file in the temporary folder).
-    Raises SparkSetupError when Java or the jars are missing.
+    `memory` is the JVM's heap; `warehouse` the folder (or URI) of an Iceberg Hadoop catalog named `lake`; `extra` more
+    Spark settings; `log_file` receives the JVM's stderr (default: a file in the temporary folder). Raises
+    SparkSetupError when Java or the jars are missing.
     """
     java_command()
     jars = spark_jars()
     catalog = _catalog()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # Spark's planning workers look into their working folder first; ours must come from where we came from.
+    # Spark's planning workers search their working folder first; our package must be found where this process found it.
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != root]
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])
@@ -80,7 +80,7 @@ def session(
     if running:
         spark = builder.getOrCreate()
     else:
-        with _stderr_to(log):  # the JVM inherits it for its whole life
+        with _stderr_to(log):  # the JVM inherits stderr for its whole life
             spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     _silence_python_side()
@@ -93,19 +93,19 @@ def session(
 
 
 def _catalog() -> Path | None:
-    """The catalog's jar; a checkout that cannot compile it does without."""
+    """Return the catalog's jar; None in a checkout that cannot compile it."""
     try:
         return catalog_jar()
     except SparkSetupError as error:
-        logger.warning("SQL over headrace.DATABASE.TABLE is not there: %s", error)
+        logger.warning("SQL over headrace.DATABASE.TABLE is not available: %s", error)
         return None
 
 
 def activate(spark: Any) -> None:
     """Make `spark` the session in which Spark looks data sources up in this thread, whichever session asks.
 
-    A session made by `newSession` or cloned (as Iceberg's actions do) stays active after it was used, and knows
-    no data source that was registered in another.
+    A session that `newSession` or cloning created (as Iceberg's actions do) stays active after its use, and does not
+    know data sources registered in another session.
     """
     spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
@@ -125,7 +125,7 @@ def _settings(jars: list[Path], cores: int, memory: str) -> dict[str, str]:
         "spark.sql.extensions": _ICEBERG_EXTENSIONS,
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS_MAX),
-        # Spark writes the catalog of its own tables here if it ever needs one; never into the working folder.
+        # Spark writes the catalog of its own tables here if needed, never into the working folder.
         "spark.sql.warehouse.dir": str(
             Path(tempfile.gettempdir()) / f"headrace-spark-warehouse-{os.getpid()}"
         ),
@@ -133,16 +133,16 @@ def _settings(jars: list[Path], cores: int, memory: str) -> dict[str, str]:
 
 
 def iceberg_catalog_properties(warehouse: str | Path, catalog_type: str = "hadoop") -> dict[str, str]:
-    """Properties for `attach_catalog`: an Iceberg catalog whose files are under `warehouse`."""
+    """Return properties for `attach_catalog`: an Iceberg catalog whose files are under `warehouse`."""
     text = str(warehouse)
     return {"type": catalog_type, "warehouse": text if "://" in text else str(Path(text).resolve())}
 
 
 def attach_catalog(spark: Any, properties: Mapping[str, str], name: str = LAKE_CATALOG) -> None:
-    """Make an Iceberg catalog known to the session as `name`.
+    """Add an Iceberg catalog to the session as `name`.
 
-    Spark keeps a catalog once it was used, so asking for the same name with other properties raises
-    SparkSetupError instead of silently reading the first one.
+    Spark keeps a catalog once it was used. Asking for the same name with other properties therefore raises
+    SparkSetupError.
     """
     prefix = f"spark.sql.catalog.{name}"
     present = spark.conf.get(prefix, None)
@@ -151,12 +151,12 @@ def attach_catalog(spark: Any, properties: Mapping[str, str], name: str = LAKE_C
             other = spark.conf.get(f"{prefix}.{key}", None)
             if other != value:
                 raise SparkSetupError(
-                    f"this Spark session's catalog '{name}' has another {key} than is needed: start another session"
+                    f"this Spark session's catalog '{name}' has another {key} than required: start another session"
                 )
         return
     for key, value in properties.items():
         spark.conf.set(f"{prefix}.{key}", value)
-    # Another process may commit to the same tables: what Iceberg has cached would be out of date.
+    # Another process may commit to the same tables, so Iceberg's cache could be out of date.
     spark.conf.set(f"{prefix}.cache-enabled", "false")
     spark.conf.set(prefix, _ICEBERG_CATALOG)
 
@@ -176,7 +176,7 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 
 def _silence_python_side() -> None:
-    """pyspark prints a JSON object for every AnalysisException; the exception says the same."""
+    """Silence pyspark's loggers: they print a JSON object for every AnalysisException, which has the same text."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

@@ -1,31 +1,31 @@
-"""Writing a DataFrame or a stream into a table, each row exactly once.
+"""Write a DataFrame or a stream into a table, each row exactly once.
 
     df.write.format("headrace").option("bootstrap.servers", ...).option("table", "db.t").mode("append").save()
     stream.writeStream.format("headrace")....option("checkpointLocation", ...).start()
 
 - `write.mode`: `append` (log tables, their default), `upsert` (PK tables, their default), `delete` (by the primary
-  key; other columns are ignored), `partial` (only `columns`, which include the key; the others keep their values).
+  key; other columns are ignored), `partial` (only `columns`, which include the key; other columns keep their values).
   With `columns`, `delete` clears only these.
-- `row.kind.column`: a text column of the frame that says for each row of an upsert what it is: +I, +U, +A (or
-  `insert`, `upsert`) or -D (or `delete`); -U rows are passed over, so that a changelog can be written as it is.
-- `delivery`: `exactly-once` (default) or `at-least-once` (rows go straight into the table: nothing is stored twice,
+- `row.kind.column`: a text column of the frame with the kind of each row of an upsert: +I, +U, +A (or `insert`,
+  `upsert`) or -D (or `delete`). -U rows are skipped, so that a changelog can be written as it is.
+- `delivery`: `exactly-once` (default) or `at-least-once` (rows go directly into the table: no row is stored twice,
   rows become visible as they come, and a repeated task repeats them).
-- `txnAppId`, `txnVersion`: for `df.write` inside `foreachBatch`: a version that this application has written before
+- `txnAppId`, `txnVersion`: for `df.write` inside `foreachBatch`; a version that this application has already written
   is not written again.
 
-**Exactly once** (R3.5): every run of a task stages its rows on the server under a name of its own. When all tasks of
-the batch are done, the driver commits the runs that count; only then do rows become visible. The commit carries
-the query's id, which is in the checkpoint, and the batch's number, and the server decides each number once. So
-whatever is repeated (tasks, speculative twins, whole batches after a restart, in any order and any number of
-partitions), the rows of one run of the batch are in the table, all of them, once. This holds for log tables and
-aggregations too, and for a partitioned table as a whole, whose partitions are made as rows need them. What it costs:
-rows are stored twice for a moment, and seen when the batch ends.
+**Exactly once** (R3.5): every run of a task stages its rows on the server under a unique name. When all tasks of the
+batch are done, the driver commits one run of each, and only then do rows become visible. The commit carries the query's
+id, which is in the checkpoint, and the batch's number, and the server decides each number once. Tasks, speculative
+twins and whole batches may be repeated after a restart, in any order and in any number of partitions: the table has all
+rows of one run of the batch, once. This also holds for log tables and aggregations, and for a partitioned table as a
+whole, whose partitions are created as rows need them. The cost: rows are stored twice for a moment, and become visible
+when the batch ends.
 
-A query that starts with a new checkpoint is a new writer. One writer's ledger is kept for 90 days after its last
-batch; a query that is started again after a longer pause may repeat that batch.
+A query that starts with a new checkpoint is a new writer. A writer's ledger is kept for 90 days after its last batch; a
+query that is restarted after a longer pause may repeat that batch.
 
-What does not fit is said before a task starts where Spark's schema shows it (columns, types, the key), else by the
-task, with the column and the row.
+Errors that Spark's schema shows (columns, types, the key) are raised before a task starts. Other errors are raised by
+the task, with the column and the row.
 """
 
 from __future__ import annotations
@@ -67,24 +67,24 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """How rows of a frame become rows of the table; checked on the driver, used in the tasks."""
+    """Conversion of a frame's rows to rows of the table; checked on the driver, used in the tasks."""
 
     bootstrap: Bootstrap
     definition: TableDefinition
     mode: WriteMode
     columns: tuple[Column, ...]
-    """Those written, in the table's order."""
+    """Columns to write, in the table's order."""
     targets: tuple[int, ...] | None
     row_kind_column: str | None
     only_existing: bool = False
-    """Of a key that is not there nothing is written."""
+    """Write only rows whose key exists."""
 
     @property
     def change_type(self) -> int | None:
         return None if self.mode == "append" else _DELETE if self.mode == "delete" else _UPSERT
 
     def rows(self, batch: pa.RecordBatch) -> pa.Table:
-        """The table's rows; with change types in CHANGE_COLUMN if each has its own. Raises DataError."""
+        """Return the table's rows, with CHANGE_COLUMN if each row has its own change type. Raises DataError."""
         path = str(self.definition.path)
         if self.mode == "delete":
             key = self.definition.schema.key_columns
@@ -106,7 +106,7 @@ class WritePlan:
         if (kinds == _PASSED_OVER).any():
             kept = kinds != _PASSED_OVER
             plain, kinds = plain.filter(pa.array(kept)), kinds[kept]
-        # A delete needs only its key: whether an upsert has a null too many is checked by the server.
+        # A delete needs only its key; the server checks an upsert's NULLs.
         key_names = self.definition.schema.primary_key
         relaxed = [c if c.name in key_names else replace(c, nullable=True) for c in self.columns]
         rows = conform(plain, relaxed, table=path, fill_missing=self.mode != "partial")
@@ -119,7 +119,7 @@ class WritePlan:
             row = int(pc.index(found.is_null(), True).as_py())
             raise DataError(
                 f"{self.definition.path}: row {row} has {values[row].as_py()!r} in the row kind column"
-                f" '{self.row_kind_column}'; known are {', '.join(_KINDS)}",
+                f" '{self.row_kind_column}'; known kinds are {', '.join(_KINDS)}",
                 column=self.row_kind_column,
                 row=row,
             )
@@ -135,7 +135,7 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
         )
     server = connection(options.bootstrap)
     definition = server.admin.describe_table(options.table)
-    server.security.require("INSERT", definition.path)  # a query without rows would not ask for it
+    server.security.require("INSERT", definition.path)  # a query without rows would not check this right
     path, keyed = definition.path, definition.is_primary_key_table
     mode: WriteMode = options.mode or ("upsert" if keyed else "append")
     if keyed == (mode == "append"):
@@ -146,7 +146,9 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
         )
     kind = options.row_kind_column
     if kind is not None and mode not in ("upsert", "partial"):
-        raise ValueError(f"row.kind.column is for upserts and partial updates, not for write.mode '{mode}'")
+        raise ValueError(
+            f"row.kind.column applies to upserts and partial updates, not to write.mode '{mode}'"
+        )
     names = schema.fieldNames()
     if kind is not None and kind not in names:
         raise DataError(
@@ -161,8 +163,10 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
 def chosen_columns(
     definition: TableDefinition, names: Sequence[str] | None
 ) -> tuple[tuple[Column, ...], tuple[int, ...] | None]:
-    """The columns of a partial update of these names and the key, and their ids (None: whole rows). Raises TableError
-    for one that is not there, and for a NOT NULL one that is left out."""
+    """Return the columns of a partial update (`names` and the key), and their ids (None: whole rows).
+
+    Raises TableError for a column that does not exist, and for a NOT NULL one that is left out.
+    """
     schema = definition.schema
     if names is None:
         return tuple(schema.columns), None
@@ -179,14 +183,14 @@ def chosen_columns(
 
 
 def _check_types(plan: WritePlan, schema: Any) -> None:
-    """What the tasks will do, with no rows: names and types are found wrong here."""
+    """Run the tasks' conversion with no rows, to find wrong names and types."""
     fields = []
     for field in schema.fields:
         arrow = arrow_of_spark(field.dataType)
         if arrow is None:
             raise DataError(
                 f"{plan.definition.path}: column '{field.name}' is {field.dataType.simpleString()} in Spark, which"
-                " no column of a table can hold",
+                " no type of a table can hold",
                 column=field.name,
             )
         fields.append(pa.field(field.name, arrow))
@@ -207,7 +211,7 @@ def _check_types(plan: WritePlan, schema: Any) -> None:
 
 
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver: whose batch it was, and its receipts."""
+    """Message of a task to the driver: writer, batch, and receipts."""
 
     def __init__(self, writer: str, batch_id: int, receipts: Sequence[Receipt]) -> None:
         self.writer = writer
@@ -216,7 +220,7 @@ class StagedMessage(WriterCommitMessage):
 
 
 class StagedRows:
-    """The rows of one run of a task, staged under a fresh name."""
+    """Rows of one run of a task, staged under a unique name."""
 
     def __init__(self, plan: WritePlan, writer: str, batch_id: int) -> None:
         self._plan = plan
@@ -231,7 +235,7 @@ class StagedRows:
         )
 
     def put(self, batch: pa.RecordBatch) -> pa.Table:
-        """The rows as the table has them. Raises as `WritePlan.rows` and `AsyncStagedWriter.write`."""
+        """Stage rows and return them in the table's form. Raises as `WritePlan.rows` and `AsyncStagedWriter.write`."""
         rows = self._plan.rows(batch)
         if rows.num_rows:
             self._staged.write(rows, change_type=self._plan.change_type)
@@ -242,19 +246,19 @@ class StagedRows:
         return receipt
 
     def close(self) -> None:
-        """Give up what is on its way."""
+        """Abandon the rows in flight."""
         self._staged.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """What all writers have in common."""
+    """Writing that batches and streams share."""
 
     plan: WritePlan
     delivery: str
 
     def stage(self, batches: Iterator[pa.RecordBatch], writer: str, batch_id: int) -> StagedMessage:
-        """In a task: write its rows under a fresh name."""
+        """Write a task's rows under a unique name (in a task)."""
         plan = self.plan
         if self.delivery == "at-least-once":
             table = open_table(plan.bootstrap, plan.definition)
@@ -280,7 +284,7 @@ class Sink:
             raise
 
     def finish(self, messages: Sequence[Any], *, single: bool, first: Sequence[Receipt] = ()) -> None:
-        """On the driver: make what the tasks staged part of the table, after what stands in `first`."""
+        """Commit the rows that the tasks staged, after the rows of `first` (on the driver)."""
         found = _same_batch(messages)
         if found and self.delivery == "exactly-once":
             table = open_table(self.plan.bootstrap, self.plan.definition)
@@ -288,7 +292,7 @@ class Sink:
             table.commit_staged(found[0].writer, found[0].batch_id, receipts, single=single)
 
     def give_up(self, messages: Sequence[Any]) -> None:
-        """On the driver: drop what the tasks staged."""
+        """Drop the rows that the tasks staged (on the driver)."""
         found = _same_batch(messages)
         if found and self.delivery == "exactly-once":
             table = open_table(self.plan.bootstrap, self.plan.definition)
@@ -306,7 +310,7 @@ def _same_batch(messages: Sequence[Any]) -> list[StagedMessage]:
 
 
 class HeadraceBatchWriter(DataSourceArrowWriter):
-    """One DataFrame, written once as a whole: a job that fails leaves nothing."""
+    """Writer of one DataFrame as a whole: a job that fails leaves nothing."""
 
     def __init__(self, sink: Sink, writer: str, batch_id: int, single: bool) -> None:
         self.sink = sink
@@ -325,8 +329,10 @@ class HeadraceBatchWriter(DataSourceArrowWriter):
 
 
 class HeadraceStreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Identity comes from the task's local properties, which Spark sets from the
-    checkpoint."""
+    """Writer of a query's micro-batches.
+
+    Its identity comes from the task's local properties, which Spark sets from the checkpoint.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
@@ -338,9 +344,7 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
         query = None if context is None else context.getLocalProperty(QUERY_ID_PROPERTY)
         batch = None if context is None else context.getLocalProperty(BATCH_ID_PROPERTY)
         if query is None or batch is None:
-            raise RuntimeError(
-                "Spark does not say which query and batch this task belongs to: is this Spark 4.1 or newer?"
-            )
+            raise RuntimeError("Spark set no query id and batch number for this task: use Spark 4.1 or newer")
         return self.sink.stage(iterator, stream_identity(query), int(batch))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -351,12 +355,12 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
 
 
 def stream_identity(query_id: str) -> str:
-    """The lasting name of a query as a writer."""
+    """Return the lasting name of a query as a writer."""
     return f"spark-query-{query_id}"
 
 
 def batch_identity(options: WriteOptions) -> tuple[str, int, bool]:
-    """Of one DataFrame as a writer: its name, its batch, and whether it has no other."""
+    """Return one DataFrame's identity: writer name, batch number, and whether this is the writer's only batch."""
     if options.transaction is not None:
         app, version = options.transaction
         return f"spark-app-{app}", version, False
@@ -364,15 +368,15 @@ def batch_identity(options: WriteOptions) -> tuple[str, int, bool]:
 
 
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> HeadraceBatchWriter:
-    """What `df.write` uses."""
+    """Return the writer for `df.write`."""
     parsed = WriteOptions.parse(options)
     sink = Sink(plan_write(parsed, schema, overwrite), parsed.delivery)
     return HeadraceBatchWriter(sink, *batch_identity(parsed))
 
 
 def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> HeadraceStreamWriter:
-    """What `df.writeStream` uses. Spark calls this several times per batch: it has no effect of its own."""
+    """Return the writer for `df.writeStream`. It has no side effect: Spark calls it several times per batch."""
     parsed = WriteOptions.parse(options)
     if parsed.transaction is not None:
-        raise ValueError("txnAppId is for df.write: a stream's identity is its checkpoint's")
+        raise ValueError("txnAppId applies to df.write: a stream's identity is in its checkpoint")
     return HeadraceStreamWriter(Sink(plan_write(parsed, schema, overwrite), parsed.delivery))

@@ -1,39 +1,40 @@
-"""The Python data source `headrace`: a table as a Spark batch, stream, or sink.
+"""Python data source `headrace`: a table as a Spark batch, stream, or sink.
 
     spark.read.format("headrace").option("bootstrap.servers", "127.0.0.1:9092").option("table", "db.t").load()
 
-A server that authenticates is told by `kafka.security.protocol`, `kafka.sasl.jaas.config` and their kin, as Spark's
-Kafka source takes them (Java's names, and librdkafka's).
+Credentials for the server are `kafka.security.protocol`, `kafka.sasl.jaas.config` and similar, as in Spark's Kafka
+source (Java's names, and librdkafka's).
 
-Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` (or `kafka.bootstrap.servers`, or the session's
-`spark.headrace.bootstrap.servers` when the source was registered) and `table` (or `load("db.t")`) are required. Options
-that are Spark's or other sources' are left alone; one that looks like one of ours and is none is an error:
-- `table` `db.t$changelog` is `db.t` in mode `changelog`; `db.t$lake` the lake alone as of now and
+Reading (`spark.read`, `spark.readStream`): `bootstrap.servers` and `table` (or `load("db.t")`) are required. The server
+may also be `kafka.bootstrap.servers`, or the session's `spark.headrace.bootstrap.servers` at registration. Options of
+Spark or of other sources are ignored; an unknown option that resembles one of ours is an error.
+- `table`: `db.t$changelog` is `db.t` in mode `changelog`; `db.t$lake` is the lake alone as of now, and
   `db.t$lake$snapshots` its snapshots (batches only, with `columns`, `where` and `limit`; see
-  `tablelayer.lake.lake_rows`). `snapshot` (a number of one) or `endingTimestamp`: the lake as it was.
-- `columns`: `a,b`, only these are read from the server (Spark's Python sources have no column pruning); metadata
+  `tablelayer.lake.lake_rows`). `snapshot` (its number) or `endingTimestamp` select an older state of the lake.
+- `columns`: `a,b`; only these are read from the server (Spark's Python sources have no column pruning); metadata
   columns may be among them. A schema given by `.schema(...)` does the same.
-- `mode`: `current` (default) gives a log table's rows, or a PK table's rows as they are (batches only);
-  `changelog` every change (+A +I -U +U -D); `upsert` the same without -U.
-- metadata columns `_change_type`, `_log_offset`, `_commit_timestamp`, `_bucket`: all four in `changelog` and
+- `mode`: `current` (default) returns a log table's rows, or a PK table's present rows (batches only); `changelog`
+  every change (+A +I -U +U -D); `upsert` the same without -U.
+- Metadata columns `_change_type`, `_log_offset`, `_commit_timestamp`, `_bucket`: all four in `changelog` and
   `upsert`, on request (`columns`) in `current`.
 - `startingOffsets`: `earliest`, `latest`, `full` (a PK table's state, then its changes; streams only, and their
   default for PK tables), or JSON `{"0": 17}` by bucket; or `startingTimestamp` in ms or ISO 8601.
-- `endingOffsets` (`latest` or JSON) or `endingTimestamp`. A stream that has arrived there has no more rows.
-  The rows of a PK table in mode `current` are those it had at these offsets.
-- `maxOffsetsPerTrigger`, `availableNow`, `failOnDataLoss`: `tablelayer.spark.stream`.
-- `minPartitions`, `maxRecordsPerPartition` (default a million): how a log is cut into tasks. A PK table's state
-  is one task per bucket.
-- Of a partitioned table the partitions that `where` leaves are read, by a stream new ones too as they come; one
-  partition is table `db.t.name`. Offsets are by partition and bucket: `{"2024-09-19": {"0": 17}}`; where the ending
+- `endingOffsets` (`latest` or JSON) or `endingTimestamp`. A stream that has arrived there has no more rows. The rows
+  of a PK table in mode `current` are the rows at these offsets.
+- `maxOffsetsPerTrigger`, `availableNow`, `failOnDataLoss`: see `tablelayer.spark.stream`.
+- `minPartitions`, `maxRecordsPerPartition` (default a million): how a log is cut into tasks. A PK table's state is
+  one task per bucket.
+- For a partitioned table, the partitions that match `where` are read; a stream also reads new ones as they appear.
+  One partition is table `db.t.name`. Offsets are by partition and bucket: `{"2024-09-19": {"0": 17}}`; if the ending
   offsets name partitions, the others are not read.
-- `limit`: rows per task; `where`: the predicate that `tablelayer.spark.table` makes.
+- `limit`: rows per task; `where`: the predicate that `tablelayer.spark.table` builds.
 
-Offsets are pinned at the frame's first action; `load()` again to see later rows. Filters of Spark are not pushed
-down: that is wrong in Spark 4.1 to 4.3 when a frame is used twice. `tablelayer.spark.table` does it by options.
+Offsets are pinned at the frame's first action; call `load()` again to see later rows. Spark's filters are not pushed
+down: in Spark 4.1 to 4.3 that gives wrong rows when a frame is used twice. `tablelayer.spark.table` pushes predicates
+by options.
 
-Writing (`df.write`, `df.writeStream`, mode append): `tablelayer.spark.sink`, loaded when something is written: with the
-client's half of it, that takes a planning worker longer than all that reading needs.
+Writing (`df.write`, `df.writeStream`, mode append): `tablelayer.spark.sink`. It is imported only for a write: with the
+client's writing half, the import takes a planning worker longer than all the imports for reading.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ _PYTHON = sys.executable
 
 
 def register(spark: Any) -> None:
-    """Let a session of your own read and write `format("headrace")`; those of `session` do so already. The server of
-    options that name none is the session's `spark.headrace.bootstrap.servers` at this moment.
+    """Register the source, so that your own session reads and writes `format("headrace")`.
+
+    Sessions of `session` are already registered. Options that name no server use the session's
+    `spark.headrace.bootstrap.servers` as of this call.
     """
     from headrace.tablelayer.spark.builder import conf_options
 
@@ -62,19 +65,19 @@ def register(spark: Any) -> None:
 
 @contextmanager
 def _package() -> Iterator[None]:
-    """Explain an import that fails: Spark's workers may run another Python, which lacks headrace."""
+    """Explain a failed import: Spark's workers may run another Python, which lacks headrace."""
     try:
         yield
     except ModuleNotFoundError as error:
         raise RuntimeError(
-            f"the Python of Spark's workers, {sys.executable}, has no module '{error.name}', which tables need:"
+            f"the Python of Spark's workers, {sys.executable}, has no module '{error.name}', which tables require:"
             f" set PYSPARK_PYTHON={_PYTHON} (or spark.pyspark.python) before the session starts, install"
-            " headrace[spark] there, or make the session with headrace.spark.session"
+            " headrace[spark] there, or create the session with headrace.spark.session"
         ) from None
 
 
 class HeadraceDataSource(DataSource):
-    """The data source `format("headrace")` of a session that it is registered in (`register`)."""
+    """Data source `format("headrace")` of a session in which it is registered (`register`)."""
 
     defaults: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
 
@@ -137,5 +140,5 @@ class HeadraceDataSource(DataSource):
         return options if names_server(options) else {**self.defaults, **options}
 
 
-# Spark sends the class to its workers: by value, so that one that has no such module can say so.
+# Spark sends the class to its workers by value, so that a worker without this module can report that.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -1,21 +1,21 @@
-"""Splits: what one Spark task reads of a table, and the reading itself.
+"""Splits: the part of a table that one Spark task reads, and the reading itself.
 
-The driver pins everything in the splits (bucket, first and last offset), so that a task that is run again
-reads the same. Four ways to read a range `[start, end)` of a bucket's log:
+The driver pins everything in the splits (bucket, first and last offset), so that a repeated task reads the same. There
+are four ways to read a range `[start, end)` of a bucket's log:
 
 - `changelog`: its rows as they are, `-U` rows included;
-- `upsert`: the same without `-U` rows, which is what an upsert sink wants;
+- `upsert`: the same without `-U` rows, as an upsert sink needs it;
 - `current`: a log table's rows (for a PK table only as a state, below);
-- `last`: the last change of each key, deletes marked in `_deleted`. All changes of a key are in one bucket, so
-  this needs no exchange between tasks; it holds the range's last changes in memory.
+- `last`: the last change of each key, deletes marked in `_deleted`. All changes of a key are in one bucket, so tasks
+  need not exchange rows; the range's last changes are held in memory.
 
-and one way to read what was there before the log: a split with `state` gives the rows that a PK table's bucket
-had at `end`, exactly. The server's snapshot is of the present; what has changed since `end` is undone with the
-old images of the changelog. A table whose changelog has none (`table.changelog.image` = WAL) cannot be read back:
-its state is that of the moment of reading, which is never before `end`.
+A split with `state` reads the rows that a PK table's bucket had at `end`, exactly. The server's snapshot is of the
+present; changes since `end` are undone with the changelog's old images. A table whose changelog has no old images
+(`table.changelog.image` = WAL) cannot be read back: its state is that of the moment of reading, which is never before
+`end`.
 
-Memory: a few Arrow batches, never a bucket; a state split also holds what changed between `end` and now.
-This module is imported by executors: it knows the table client, not Spark.
+Memory: a few Arrow batches, never a bucket; a state split also holds the changes between `end` and now. Executors
+import this module: it depends on the table client, not on Spark.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ DELETED_COLUMN = "_deleted"
 CHANGE_NAMES = ("+A", "+I", "-U", "+U", "-D")
 """Short names of the change types, by their number on the wire."""
 BATCH_ROWS = 65_536
-"""Small log batches are put together to batches of about this many rows: Spark's cost is per batch."""
+"""Approximate rows of a batch: small log batches are merged, because Spark's cost is per batch."""
 STATE_OFFSET = -1
 """`_log_offset` of the rows of a state."""
 
@@ -68,8 +68,9 @@ _INSERT, _UPDATE_BEFORE, _UPDATE_AFTER, _DELETE = 1, 2, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Offsets `[start_offset, end_offset)` of one bucket's log, or with `state` its rows at `end_offset`. Of a
-    partitioned table: of one partition's bucket.
+    """Offsets `[start_offset, end_offset)` of one bucket's log, or with `state` its rows at `end_offset`.
+
+    For a partitioned table the bucket is one partition's.
     """
 
     bucket: int
@@ -81,11 +82,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """What every split of one read has in common; travels to the executors.
+    """Properties that all splits of one read share; sent to the executors.
 
-    `metadata` are names of `METADATA_FIELDS`; `order` brings the columns of both kinds into another order than
-    columns first. Rows for which `predicate` does not hold are left out, and after `limit` rows of a split (-1:
-    none) the rest.
+    `metadata` are names of `METADATA_FIELDS`. `order` is the order of the output columns of both kinds, if the metadata
+    are not last. Rows for which `predicate` does not hold are left out. At most `limit` rows of a split are read (-1:
+    no limit).
     """
 
     bootstrap: Bootstrap
@@ -102,21 +103,21 @@ class TableRead:
         return self.definition.schema.primary_key
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema of the batches that `read_split` yields."""
+        """Return the schema of the batches that `read_split` yields."""
         schema = spark_arrow_schema(self.columns, self.metadata)
         if self.mode == "last":
             schema = schema.append(pa.field(DELETED_COLUMN, pa.bool_(), nullable=False))
         return schema if self.order is None else pa.schema([schema.field(name) for name in self.order])
 
     def filter(self) -> Any:
-        """The predicate as the table client takes it; None if there is none."""
+        """Return the predicate as the table client takes it; None if there is none."""
         schema = self.definition.schema.arrow()
         return None if self.predicate is None else arrow_expression(self.predicate, schema)
 
     def needed(self, *more: str) -> list[str]:
-        """The columns to ask the server for: those to give out, those of the predicate, and `more`.
+        """Return the columns to request from the server: the output's, the predicate's, and `more`.
 
-        A server answers with at least one column, so metadata alone costs the first one.
+        A server answers with at least one column, so a read of metadata alone requests the first one.
         """
         predicate = columns_of(self.predicate) if self.predicate is not None else set()
         names = dict.fromkeys([*(column.name for column in self.columns), *more, *sorted(predicate)])
@@ -136,10 +137,10 @@ class Rows:
 def plan_splits(
     start: Mapping[int, int], end: Mapping[int, int], *, min_count: int = 1, max_rows: int | None = None
 ) -> list[Split]:
-    """Splits for what lies between start and end of each bucket; a bucket absent in `start` begins at 0.
+    """Return splits for the range between start and end of each bucket; a bucket absent in `start` begins at 0.
 
-    One bucket feeds several splits when it has more than `max_rows` offsets, or when there would be fewer than
-    `min_count` splits otherwise: ranges are then cut in proportion to their size.
+    A bucket has several splits if it has more than `max_rows` offsets, or if there would otherwise be fewer than
+    `min_count` splits: ranges are then cut in proportion to their size.
     """
     ranges = [(bucket, start.get(bucket, 0), stop) for bucket, stop in sorted(end.items())]
     ranges = [(bucket, first, stop) for bucket, first, stop in ranges if stop > first]
@@ -158,13 +159,14 @@ def plan_splits(
 
 
 def state_splits(ends: Mapping[int, int]) -> list[Split]:
-    """One split for each bucket's rows at its end; a bucket whose log is empty has none."""
+    """Return one split for each bucket's rows at its end; a bucket with an empty log has none."""
     return [Split(bucket, 0, stop, state=True) for bucket, stop in sorted(ends.items()) if stop]
 
 
 def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
-    """The split's rows, in `read.arrow_schema()`. Raises the table client's errors; a partition that was dropped
-    meanwhile gives nothing (more), R18.3.
+    """Yield the split's rows, in `read.arrow_schema()`. Raises the table client's errors.
+
+    A partition that is dropped meanwhile gives nothing (more), R18.3.
     """
     part = split.partition
     if part is None:
@@ -208,7 +210,7 @@ def _log_rows(table: Any, read: TableRead, split: Split) -> Iterator[Rows]:
         until={split.bucket: split.end_offset},
         buckets=[split.bucket],
         filter=read.filter(),
-        row_filter=False,  # executors are many, the server is one
+        row_filter=False,  # filter here: there are many executors, but one server
     ) as scan:
         for part in scan:
             yield Rows(part.batch, part.change_types, part.offsets, part.timestamp_ms)
@@ -225,7 +227,7 @@ def _last_rows_of_range(table: Any, read: TableRead, split: Split) -> Iterator[p
 
 
 def _state_rows(table: Any, read: TableRead, split: Split) -> Iterator[Rows]:
-    """The state at the split's end: the present one, but for the keys that changed in between."""
+    """Yield the state at the split's end: the present state except for the keys that changed in between."""
     columns = read.needed(*read.primary_key)
     with closing(table.snapshot(split.bucket, columns, read.filter())) as pieces:
         first, taken_at = next(pieces)
@@ -254,7 +256,7 @@ def _as_state(batch: pa.RecordBatch) -> Rows:
 def _other_images(
     table: Any, read: TableRead, split: Split, columns: Sequence[str], taken_at: int
 ) -> pa.Table | None:
-    """Rows that differ between the snapshot and the split's end, as they were at the end; None if none can.
+    """Return the rows that differ between the snapshot and the split's end, as of the end; None if none can differ.
 
     Rows that did not exist then are marked in `_deleted`.
     """
@@ -284,7 +286,7 @@ def _other_images(
         raise TableError(
             TableErrorCode.SCAN_EXPIRED,
             f"bucket {split.bucket} of {read.definition.path} cannot be read as it was at offset"
-            f" {split.end_offset}: the log that tells what has changed since is gone. Load the table again",
+            f" {split.end_offset}: the log of the changes since then was deleted. Load the table again",
         ) from error
     return pa.Table.from_batches(batches) if batches else None
 
@@ -292,7 +294,7 @@ def _other_images(
 def _finished(
     read: TableRead, bucket: int, parts: Iterable[Rows], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Rows filtered, with their metadata, in Spark's types."""
+    """Yield filtered rows with their metadata, in Spark's types."""
     expression = None
     without_before = read.mode == "upsert"
     for part in parts:
@@ -312,7 +314,7 @@ def _finished(
 
 
 def _coalesced(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """Batches of about BATCH_ROWS rows; what suffices for a limit goes out at once."""
+    """Merge batches to about BATCH_ROWS rows; enough rows for a limit are yielded at once."""
     held: list[pa.RecordBatch] = []
     rows = 0
     enough = BATCH_ROWS if limit < 0 else min(BATCH_ROWS, limit)
@@ -334,7 +336,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def with_metadata(part: Rows, bucket: int, names: Sequence[str]) -> pa.RecordBatch:
-    """A batch's rows with these metadata columns behind its own."""
+    """Return a batch's rows, followed by these metadata columns."""
     batch, count = part.batch, part.batch.num_rows
     arrays: dict[str, Any] = {}
     for name in names:
@@ -364,18 +366,18 @@ Changes = Iterable[tuple[pa.RecordBatch, "np.ndarray[Any, Any]"]]
 
 
 def last_changes(changes: Changes, primary_key: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The last change of each key, in the order of those changes, with a boolean column `_deleted`.
+    """Yield the last change of each key, in the order of those changes, with a boolean column `_deleted`.
 
-    `-U` rows are passed over, because a `+U` or `-D` of the same key follows. Memory: the rows that are last so
-    far, compacted as batches come in.
+    `-U` rows are skipped, because a `+U` or `-D` of the same key follows. Memory: the last rows so far, compacted as
+    batches come in.
     """
     return _one_per_key(changes, primary_key, passed_over=_UPDATE_BEFORE, absent=_DELETE, keep="max")
 
 
 def first_images(changes: Changes, primary_key: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Each changed key as it was before the first of these changes: its old row, or, with `_deleted`, none.
+    """Yield each changed key as it was before the first of these changes: its old row, or with `_deleted` no row.
 
-    The changelog must have old images; memory as for `last_changes`.
+    The changelog must have old images. Memory: as for `last_changes`.
     """
     return _one_per_key(changes, primary_key, passed_over=_UPDATE_AFTER, absent=_INSERT, keep="min")
 

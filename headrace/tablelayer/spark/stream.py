@@ -1,31 +1,31 @@
-"""A table as a Spark stream: micro-batches of its changes, after its state if wanted.
+"""A table as a Spark stream: micro-batches of its changes, optionally after its state.
 
     spark.readStream.format("headrace").option("table", "db.t").option("mode", "upsert")...
 
-- **Start**: a PK table begins with its state at the moment of the first micro-batch and goes on with every change
-  after it, no gap and no overlap (`startingOffsets=full`, its default); a log table at its earliest offset.
+- **Start**: a PK table begins with its state at the moment of the first micro-batch and continues with every later
+  change, without gap or overlap (`startingOffsets=full`, its default). A log table begins at its earliest offset.
 - **Checkpoint**: Spark keeps the offsets; a restart reads the same ranges again. It also keeps the table's id: a
-  table that was dropped and made again under the same name is an error, not a continuation.
-- **Admission**: `maxOffsetsPerTrigger` bounds a micro-batch. The state that opens a "full" stream is one
-  micro-batch, whatever its size; its tasks hold a few Arrow batches at a time.
-- **Trigger.AvailableNow** reads what was there when the query was started, in one run, also when a batch was left over
-  from a run that broke off: `register` and `session` switch Spark's wrapper on for that
-  (`spark.sql.streaming.triggerAvailableNowWrapper.enabled`; without it Spark 4.1 makes one micro-batch, which may be
-  the left-over one). On Spark 4.1 a source is asked once how far it goes, before it knows where the query is, and
-  cannot learn that the trigger is AvailableNow. With `maxOffsetsPerTrigger` there are therefore two ways:
-  `availableNow=true` here too makes one micro-batch of all that is there; `availableNow=capped` together with
-  `tablelayer.spark.run_available_now(writer)`, instead of the trigger, makes capped ones up to where the table ended
-  when the run began. With neither the query ends after one capped micro-batch, which is told of in the log unless
-  `availableNow=false` says that the trigger is another one, and is refused when it is run again. (4.1's
-  `PythonMicroBatchStream` has neither of Spark's interfaces SupportsAdmissionControl and SupportsTriggerAvailableNow,
-  and no call to a Python source has the trigger in it.)
-  A catalog's stream (`readStream.table("headrace.db.t")`, `tablelayer.spark.catalog.streams`) has both: there the
-  trigger alone does.
-- **Partitioned tables** are read as a whole: partitions that are added are read from their beginning, those that are
-  dropped end, R18.3. A partition that is new to the stream and whose log does not reach back to offset 0 begins with
-  its state (a PK table whose stream began "full"), else that is lost rows.
-- **Lost rows**: when retention has deleted what the stream has not read yet, `failOnDataLoss` (default true) stops
-  the query; false goes on where the log begins.
+  table that was dropped and created again under the same name is an error, not a continuation.
+- **Admission**: `maxOffsetsPerTrigger` bounds a micro-batch. The state that opens a "full" stream is one micro-batch
+  of any size; its tasks hold a few Arrow batches at a time.
+- **Trigger.AvailableNow** reads in one run the rows that existed when the query started, also when a batch was left
+  over from an interrupted run. `register` and `session` enable Spark's wrapper for that
+  (`spark.sql.streaming.triggerAvailableNowWrapper.enabled`). Without it Spark 4.1 makes one micro-batch, which may be
+  the left-over one.
+  Spark 4.1 asks a source once for the end, before the source knows the query's position, and the source cannot learn
+  that the trigger is AvailableNow. (4.1's `PythonMicroBatchStream` implements neither SupportsAdmissionControl nor
+  SupportsTriggerAvailableNow, and no call to a Python source carries the trigger.) With `maxOffsetsPerTrigger` there
+  are therefore two ways. `availableNow=true` makes one micro-batch of all present rows. `availableNow=capped`
+  together with `tablelayer.spark.run_available_now(writer)`, instead of the trigger, makes capped micro-batches up to
+  the table's end when the run began. With neither, the query ends after one capped micro-batch. A warning is logged,
+  unless `availableNow=false` says that the trigger is another one, and a second run is refused.
+  A catalog's stream (`readStream.table("headrace.db.t")`, `tablelayer.spark.catalog.streams`) implements both
+  interfaces: there the trigger alone is enough.
+- **Partitioned tables** are read as a whole. Partitions that are added are read from their beginning; dropped ones
+  end, R18.3. A partition that is new to the stream, and whose log does not reach back to offset 0, begins with its
+  state (a PK table whose stream began "full"); otherwise its rows count as lost.
+- **Lost rows**: if retention deletes rows that the stream has not read yet, `failOnDataLoss` (default true) stops the
+  query; with false it continues where the log begins.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ logger = logging.getLogger("headrace.spark")
 
 
 def stream_reader(options: ReadOptions, names: list[str]) -> HeadraceStreamReader:
-    """The reader for the kind of table."""
+    """Return the reader for the kind of table."""
     if options.view:
         raise ValueError(
-            f"a stream reads the log of {options.table}, not its lake: for the lake and then what comes after it see"
+            f"a stream reads the log of {options.table}, not its lake: to read the lake and then the later changes, use"
             " tablelayer.lake.union_read.lake_then_stream"
         )
     definition = connection(options.bootstrap).admin.describe_table(options.table)
@@ -80,16 +80,19 @@ def stream_reader(options: ReadOptions, names: list[str]) -> HeadraceStreamReade
 
 
 def reader_or_refusal(given: Callable[[], ReadOptions], names: list[str]) -> DataSourceStreamReader:
-    """The reader, or one that fails with what is wrong: what is raised before Spark 4.1 has a reader it hides behind an
-    `UnboundLocalError`, for want of one to stop."""
+    """Return the reader, or one that fails with the error.
+
+    Spark 4.1 hides an error raised before it has a reader behind an `UnboundLocalError`, because it has no reader to
+    stop.
+    """
     try:
         return stream_reader(given(), names)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the query is to end with it
+    except Exception as error:  # noqa: BLE001 - any error must end the query
         return RefusedStreamReader(error)
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """What cannot be read: every question about it raises why."""
+    """Reader that cannot read: every call raises the reason."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -107,15 +110,14 @@ class RefusedStreamReader(DataSourceStreamReader):
         raise self.error
 
     def stop(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def run_available_now(writer: Any) -> Any:
-    """Run a stream up to where its tables ended when it began, in micro-batches of `maxOffsetsPerTrigger`; the query,
-    which has stopped.
+    """Run a stream up to the present end of its tables, in micro-batches of `maxOffsetsPerTrigger`.
 
-    `writer` is a `DataStreamWriter` without a trigger whose sources were loaded with `availableNow=capped`. Raises what
-    the query raised. Call it again with the same checkpoint for what has come since.
+    Return the query, which has stopped. `writer` is a `DataStreamWriter` without a trigger whose sources were loaded
+    with `availableNow=capped`. Raises the query's error. Call it again with the same checkpoint to read later changes.
     """
     query = writer.start()
     try:
@@ -126,10 +128,10 @@ def run_available_now(writer: Any) -> Any:
 
 
 class HeadraceStreamReader(DataSourceStreamReader):
-    """Lives on the driver as long as the query; `read` runs in the executors.
+    """Stream reader. It stays on the driver as long as the query; `read` runs in the executors.
 
-    Spark 4.1 calls `latestOffset`, `initialOffset`, `partitions` in a new query; after a restart first
-    `partitions` with the last range in the checkpoint, which tells where the query is.
+    In a new query Spark 4.1 calls `latestOffset`, `initialOffset`, `partitions`. After a restart it first calls
+    `partitions` with the last range in the checkpoint, which shows the query's position.
     """
 
     def __init__(self, options: ReadOptions, names: list[str]) -> None:
@@ -138,12 +140,12 @@ class HeadraceStreamReader(DataSourceStreamReader):
         if definition.is_primary_key_table and options.mode == "current":
             raise ValueError(
                 f"a stream of {definition.path}, which has a primary key, needs mode 'upsert' (+I +U -D in"
-                " _change_type) or 'changelog' (-U too): rows alone could not say what was deleted"
+                " _change_type) or 'changelog' (-U too): rows alone cannot show what was deleted"
             )
         if options.start == "full" and not definition.is_primary_key_table:
             raise ValueError(f"{definition.path} is a log table: it has no state; start at 'earliest'")
         if options.limit >= 0:
-            raise ValueError("'limit' is for batches: a stream has no end")
+            raise ValueError("'limit' applies to batches: a stream has no end")
         self.read_plan = plan_read(options, definition, names)
         self._begins_full = options.start == "full" or (
             options.start is None and definition.is_primary_key_table
@@ -154,7 +156,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
         self._warned = False
         self._is_new = False
 
-    # -- where ---------------------------------------------------------------------------------------------
+    # -- offsets ---------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         self._is_new = True
@@ -175,7 +177,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
-        """The end of the next micro-batch. Spark from 4.2 on says where it begins, and a limit that is not ours."""
+        """Return the end of the next micro-batch. From 4.2 on, Spark passes its start, and a limit that is not ours."""
         at = (
             Position.from_json(start)
             if start is not None
@@ -197,20 +199,20 @@ class HeadraceStreamReader(DataSourceStreamReader):
         return end.to_json()
 
     def without_cap(self) -> Self:
-        """This reader, for one batch of all that is there."""
+        """Return a copy of this reader without a cap, for one batch of all present rows."""
         found = copy(self)
         found.options = replace(self.options, max_offsets=None)
         return found
 
     def pinned(self) -> Self:
-        """This reader, which goes no further than the table's end as it is now, whatever comes later."""
+        """Return a copy of this reader that ends at the table's present end."""
         found = copy(self)
         found.options = replace(self.options, available_now="capped", max_offsets=self._most)
         found._pinned = self._ends(self._table())
         return found
 
     def _ends(self, table: Any) -> Any:
-        """Where the stream may go by now."""
+        """Return the present end for the stream."""
         latest = resolve(table, "latest")
         if not isinstance(self.options.end, str):
             stop = resolve(table, self.options.end)
@@ -218,15 +220,17 @@ class HeadraceStreamReader(DataSourceStreamReader):
         return latest
 
     def _resume(self, last: Any) -> None:
-        """The first range after a restart is the last one that the checkpoint knows. When Spark has asked for the end
-        before it, the trigger is AvailableNow, and that end was admitted from a beginning that is long past.
+        """Note the position from the first range after a restart, which is the last one in the checkpoint.
+
+        If Spark asked for the end before, the trigger is AvailableNow, and that end was computed from an outdated
+        start.
         """
         if self._at is None:
             self._at = last
         elif not self._is_new and self._most is not None and self.options.available_now is None:
             raise ValueError(
-                f"{self.options.table}: Trigger.AvailableNow with maxOffsetsPerTrigger={self._most} does not go on from"
-                " its checkpoint on this Spark; set availableNow=true for one micro-batch of all that is there, or"
+                f"{self.options.table}: Trigger.AvailableNow with maxOffsetsPerTrigger={self._most} cannot continue"
+                " from its checkpoint on this Spark; set availableNow=true for one micro-batch of all present rows, or"
                 " availableNow=capped and run_available_now for several"
             )
         self._is_new = True
@@ -236,20 +240,20 @@ class HeadraceStreamReader(DataSourceStreamReader):
         return None if self.options.available_now == "true" else self.options.max_offsets
 
     def _tell_of_cap(self, start: object, waiting: int) -> None:
-        """Once, where nobody has said that this cannot be Spark 4.1's Trigger.AvailableNow."""
+        """Warn once, unless the options exclude Spark 4.1's Trigger.AvailableNow."""
         if start is None and waiting > 0 and self.options.available_now is None and not self._warned:
             self._warned = True
             logger.warning(
-                "maxOffsetsPerTrigger=%s leaves %d offsets of %s to the next batch. Trigger.AvailableNow has none:"
-                " with it this query ends before them; set availableNow=true for one micro-batch of all, or"
-                " availableNow=capped and run_available_now for several. With another trigger all is well;"
-                " availableNow=false says so, and this is not told again",
+                "maxOffsetsPerTrigger=%s leaves %d offsets of %s to the next batch. With Trigger.AvailableNow there is"
+                " no next batch, and this query ends before them: set availableNow=true for one micro-batch of all, or"
+                " availableNow=capped and run_available_now for several. With another trigger nothing is wrong:"
+                " set availableNow=false to silence this warning",
                 self.options.max_offsets,
                 waiting,
                 self.options.table,
             )
 
-    # -- what ----------------------------------------------------------------------------------------------
+    # -- splits ----------------------------------------------------------------------------------------------
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
         first, last = Position.from_json(start), Position.from_json(end)
@@ -273,19 +277,19 @@ class HeadraceStreamReader(DataSourceStreamReader):
         return read_partition(self.read_plan, partition)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Nothing to do: the server keeps the log by its own rules, whoever has read it."""
+        """Do nothing: the log's retention does not depend on its readers."""
 
     def stop(self) -> None:
-        """The connection is the process's, which ends with the query."""
+        """Do nothing: the connection belongs to the process, which ends with the query."""
 
-    # -- inside --------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     @property
     def _table_id(self) -> str:
         return str(self.read_plan.definition.table_id)
 
     def _table(self) -> Any:
-        """The table, after a look whether it is still the same."""
+        """Return the table, after a check that it is still the same."""
         present = connection(self.options.bootstrap).admin.describe_table(self.options.table)
         self._check_table(Position(str(present.table_id), {}, "full"), self._table_id)
         return open_table(self.options.bootstrap, self.read_plan.definition)
@@ -294,13 +298,15 @@ class HeadraceStreamReader(DataSourceStreamReader):
         if position.table != (expected or self._table_id):
             raise TableError(
                 TableErrorCode.TABLE_NOT_FOUND,
-                f"table {self.options.table} was dropped and created anew since this stream began (then"
+                f"table {self.options.table} was dropped and created again since this stream began (then"
                 f" {expected or position.table}, now {self._table_id if expected is None else position.table}): its"
-                " offsets mean nothing in the new table; start with a new checkpoint location",
+                " offsets are meaningless in the new table; start with a new checkpoint location",
             )
 
     def _still_there(self, table: Any, start: Offsets, end: Offsets) -> Offsets:
-        """The start, or what is left of it when retention has deleted some of it and that is allowed."""
+        """Return the start; if retention deleted part of the range and that is allowed, the first offsets that are
+        left.
+        """
         if all(start.get(bucket, 0) >= stop for bucket, stop in end.items()):
             return start
         lost = lost_ranges(
@@ -318,15 +324,15 @@ class HeadraceStreamReader(DataSourceStreamReader):
         if self.options.fail_on_data_loss:
             raise TableError(
                 TableErrorCode.SCAN_EXPIRED,
-                f"{what}: rows were deleted before this stream has read them. Start with a new checkpoint location,"
-                " or give failOnDataLoss=false to go on with what is there",
+                f"{what}: rows were deleted before this stream read them. Start with a new checkpoint location,"
+                " or set failOnDataLoss=false to continue with the remaining rows",
             )
         logger.warning("%s: %d offsets are skipped (failOnDataLoss=false)", what, max(0, instead - wanted))
         return {**start, **{bucket: max(instead, 0) for bucket, (_, instead) in lost.items()}}
 
 
 class PartitionedStreamReader(HeadraceStreamReader):
-    """A partitioned table as a whole; see `PartitionedPosition`."""
+    """Stream reader of a partitioned table as a whole; see `PartitionedPosition`."""
 
     def _initial_offset(self) -> dict[str, Any]:
         if self._initial is None:
@@ -351,8 +357,10 @@ class PartitionedStreamReader(HeadraceStreamReader):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
-        """As for one table. A partition that is new begins at offset 0 while its log reaches back there, and is
-        admitted with the others; one that begins with its state is not capped.
+        """Return the end of the next micro-batch, as for one table.
+
+        A new partition begins at offset 0 if its log reaches back there, and shares the cap with the others. A
+        partition that begins with its state is not capped.
         """
         given = PartitionedPosition.from_json(start) if start is not None else self._at
         at: PartitionedPosition = given or PartitionedPosition.from_json(self._initial_offset())
@@ -401,7 +409,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
             partition = present.get(name)
             if partition is None or str(partition.table_id) != at.table:
                 logger.warning(
-                    "partition %s of %s was dropped: what was left of it is not read", name, table.path
+                    "partition %s of %s was dropped: its unread rows are skipped", name, table.path
                 )
                 continue
             if isinstance(begin, str):
@@ -428,7 +436,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         return partitions_needed(self.read_plan.definition, table.partitions(), self.options.predicate)
 
     def _ends(self, table: Any) -> dict[str, PartitionAt]:
-        """Where each partition ends, or is to end; only those that stayed the same while they were asked."""
+        """Return the end of each partition, without partitions that changed during the calls."""
         before = self._present(table)
         latest = resolve_partitions(table, "latest", before)
         if not isinstance(self.options.end, str):
@@ -448,7 +456,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         }
 
     def _read_in_full(self, table: Any, names: Sequence[str], initial: bool) -> set[str]:
-        """Those of the partitions which are new to the stream that it begins with their state."""
+        """Return the new partitions whose read begins with their state."""
         if not self._begins_full or not names:
             return set()
         if initial:

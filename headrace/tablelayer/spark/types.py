@@ -1,8 +1,8 @@
-"""Table types in Spark's words, and the exact Arrow shapes that Spark 4.1 takes from Python.
+"""Table types as Spark types, and the exact Arrow types that Spark 4.1 accepts from Python.
 
-Spark reads Arrow from Python by position of bytes, not by meaning: an int32 where it expects a bigint kills
-the JVM task. So every batch that leaves us is cast to the schema made here, once, and a cast that would lose
-something (a nanosecond, a too long decimal) is an error that names the column.
+Spark reads Arrow from Python by the position of bytes, not by meaning: an int32 where it expects a bigint kills the JVM
+task. So every outgoing batch is cast to the schema built here, once. A cast that would lose something (a nanosecond, a
+too long decimal) is an error that names the column.
 
 | table | Spark | Arrow |
 |---|---|---|
@@ -11,12 +11,11 @@ something (a nanosecond, a too long decimal) is an error that names the column.
 | TIME(p), p <= 6 | time(p) | time64[ns] |
 | CHAR(n), STRING | string | string |
 | BINARY(n), BYTES | binary | binary |
-| ARRAY, MAP, ROW | array, map, struct, what is inside may be null | list, map, struct |
+| ARRAY, MAP, ROW | array, map, struct; elements may be null | list, map, struct |
 
-What is promised to be NOT NULL inside of a nested column is checked where rows are written; Spark is not told, since
-it could not do anything with it (no cast of Spark's makes an element NOT NULL).
-
-The others have the same name on both sides. TIME(7) to TIME(9) are refused: Spark has no nanoseconds of the day.
+The other types have the same name on both sides. TIME(7) to TIME(9) are refused: Spark has no nanoseconds of the day.
+NOT NULL inside a nested column is checked where rows are written. It is not passed to Spark, which could not use it (no
+cast in Spark makes an element NOT NULL).
 """
 
 from __future__ import annotations
@@ -48,12 +47,11 @@ METADATA_FIELDS: dict[str, pa.Field] = {
         pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
     )
 }
-"""What a row's place in the log says about it. Rows of a state, which have no place there, are `+I` at offset -1
-without a time."""
+"""Metadata columns of a row, from its place in the log. Rows of a state have no place: `+I`, offset -1, no time."""
 
 
 def spark_type(data_type: DataType, column: str) -> Any:
-    """The `pyspark.sql.types.DataType` of a column. Raises TableError when Spark has none."""
+    """Return the `pyspark.sql.types.DataType` of a column. Raises TableError when Spark has none."""
     from pyspark.sql import types as spark
 
     if data_type.is_nested:
@@ -102,7 +100,7 @@ def _comment(text: str | None) -> dict[str, str] | None:
 
 
 def spark_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> Any:
-    """The `StructType` of rows with these columns, and of `METADATA_FIELDS` those asked for behind them."""
+    """Return the `StructType` of rows with these columns, followed by these fields of `METADATA_FIELDS`."""
     from pyspark.sql import types as spark
 
     kinds = {
@@ -117,7 +115,7 @@ def spark_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> Any
 
 
 def spark_arrow_type(data_type: DataType) -> pa.DataType:
-    """The Arrow type in which Spark takes a column of this type from Python."""
+    """Return the Arrow type in which Spark accepts a column of this type from Python."""
     match data_type.kind:
         case TypeKind.TIMESTAMP:
             return pa.timestamp("us")
@@ -140,13 +138,13 @@ def spark_arrow_type(data_type: DataType) -> pa.DataType:
 
 
 def spark_arrow_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> pa.Schema:
-    """What `conform` casts to; the Arrow counterpart of `spark_schema`."""
+    """Return the Arrow counterpart of `spark_schema`, to which `conform` casts."""
     fields = [pa.field(c.name, spark_arrow_type(c.type), nullable=c.nullable) for c in columns]
     return pa.schema([*fields, *(METADATA_FIELDS[name] for name in metadata)])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in exactly this schema, columns by name. Raises TableError naming the column that does not fit."""
+    """Cast the batch to exactly this schema, columns by name. Raises TableError naming a column that does not fit."""
     arrays = []
     for field in schema:
         array = batch.column(field.name)
@@ -156,25 +154,25 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             except pa.ArrowInvalid as error:
                 raise TableError(
                     TableErrorCode.INVALID_ROW,
-                    f"column '{field.name}' holds a value that Spark does not have as {field.type}: {error}",
+                    f"column '{field.name}' holds a value that Spark cannot represent as {field.type}: {error}",
                 ) from error
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def choose_columns(schema: Schema, names: Sequence[str] | None) -> list[Column]:
-    """The named columns in the given order (None: all). Raises TableError for a name that is not there or twice."""
+    """Return the named columns in the given order (None: all). Raises TableError for an unknown or repeated name."""
     if names is None:
         return list(schema.columns)
     names = several("columns", names)
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise TableError(TableErrorCode.INVALID_PROJECTION, f"column '{name}' is asked for twice")
+            raise TableError(TableErrorCode.INVALID_PROJECTION, f"column '{name}' is selected twice")
     return schema.select(names)
 
 
 def arrow_of_spark(data_type: Any) -> pa.DataType | None:
-    """The Arrow type in which Spark gives a column of this type to Python; None for types no table has."""
+    """Return the Arrow type in which Spark passes a column of this type to Python; None for types no table has."""
     from pyspark.sql import types as spark
 
     if isinstance(data_type, spark.DecimalType):

@@ -1,7 +1,7 @@
 """One table client per Python worker process.
 
-Spark reuses its worker processes over tasks, micro-batches and queries, so a connection kept here is opened once per
-worker and not once per task. Workers are forked from a daemon: an entry made before a fork is not used after it.
+Spark reuses its worker processes for tasks, micro-batches and queries, so a connection is opened once per worker and
+not once per task. Workers are forked from a daemon: an entry from before a fork is not used after it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from headrace.tablelayer.model.table.definition import TableDefinition
 
 CONNECT_SECONDS: Final = 30.0
-"""A query whose workers or plans begin while the server is started again, on a busy machine too, goes on like one that
-runs already."""
+"""Time that a new query waits for the server, in seconds: it survives a restart like a running query."""
 _RETRY_SECONDS: Final = 0.25
 
 _connections: dict[tuple[int, ConnectionSettings, ClientConfig | None], Connection] = {}
@@ -28,8 +27,10 @@ _tables: dict[tuple[int, ConnectionSettings, object, int, ClientConfig | None], 
 
 
 def table(bootstrap: Bootstrap, definition: TableDefinition, config: ClientConfig | None = None) -> Table:
-    """The process's handle of this very table in this very schema: one that was dropped and created again is
-    another table, and who planned a read before an ALTER wants the columns of then.
+    """Return the process's handle of exactly this table and schema.
+
+    A table that was dropped and created again is another table, and a read planned before an ALTER needs the old
+    columns.
     """
     settings = ConnectionSettings.make(bootstrap)
     key = (os.getpid(), settings, definition.table_id, definition.schema.schema_id, config)
@@ -40,7 +41,7 @@ def table(bootstrap: Bootstrap, definition: TableDefinition, config: ClientConfi
 
 
 def connection(bootstrap: Bootstrap, config: ClientConfig | None = None) -> Connection:
-    """The process's connection to this server with these properties and settings, opened at the first call.
+    """Return the process's connection to this server with these settings, opened at the first call.
 
     Raises ConnectionFailed when no server has answered for CONNECT_SECONDS, AuthenticationFailed at once.
     """
@@ -50,7 +51,8 @@ def connection(bootstrap: Bootstrap, config: ClientConfig | None = None) -> Conn
     if found is None:
         made = _connect(settings, config)
         found = _connections.setdefault(key, made)
-        if found is not made:  # another thread was sooner; a lock would be forked with whoever holds it
+        # Another thread may have been faster. There is no lock, because a fork would copy a held one.
+        if found is not made:
             made.close()
     return found
 

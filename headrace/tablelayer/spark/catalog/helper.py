@@ -1,13 +1,13 @@
-"""The process that the Java half of the catalog asks; one for each JVM that needs one, started by it.
+"""Helper process of the catalog's Java half; each JVM that needs one starts one.
 
-It listens on a socket in a folder that nobody else may enter, whose name it prints, and lives until its standard input
-ends: as long as the JVM. Each connection gets a process of its own, forked, so that tasks do not wait for each other
-and one that is given up ends with its connection; it serves one request after the other and keeps its connections to
-servers meanwhile.
+It listens on a socket in a private folder, prints the socket's name, and lives until its standard input ends, that is,
+as long as the JVM. Each connection gets a forked process of its own, so that tasks do not wait for each other and a
+cancelled task ends with its connection. That process serves one request after the other and keeps its connections to
+servers open.
 
-A request is a JSON object, an answer too, each behind its length (int32, big endian): `{"ok": ...}` or `{"error":
-{"kind": ..., "message": ...}}`. With the request `read` the answer is followed by an Arrow stream and one more answer,
-which says whether that is complete; the request `write` is followed by an Arrow stream.
+Requests and answers are JSON objects, each after its length (int32, big endian). An answer is `{"ok": ...}` or
+`{"error": {"kind": ..., "message": ...}}`. After the request `read`, the answer is followed by an Arrow stream and one
+more answer, which says whether the stream is complete. The request `write` is followed by an Arrow stream.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
 
 def _listen(path: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the shell that started Spark
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that serve
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forked processes are not waited for
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(str(path))
         listener.listen(_BACKLOG)
@@ -99,13 +99,13 @@ def _serve_and_end(connection: socket.socket, listener: socket.socket) -> None:
             serve(asked, answers)
         code = 0
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the task was given up
+        pass  # the task was cancelled
     finally:
         os._exit(code)
 
 
 def serve(asked: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until no more is asked."""
+    """Answer requests until the input ends."""
     while True:
         header = asked.read(_LENGTH.size)
         if len(header) < _LENGTH.size:
@@ -117,15 +117,15 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
                 _read(request, answers)
                 continue
             answer = {"ok": writes.write(request, asked) if kind == "write" else _ANSWERS[kind](request)}
-        except Exception as error:  # noqa: BLE001 - whatever it is, Spark is to say it
+        except Exception as error:  # noqa: BLE001 - any error is passed on to Spark
             answer = _refusal(error)
         _put(answers, answer)
         if kind == "write" and "error" in answer:
-            return  # what is left of the stream would be taken for a request
+            return  # the rest of the stream would be read as a request
 
 
 def _read(request: dict[str, Any], answers: BinaryIO) -> None:
-    """One answer before the stream, which there is if it says that there are rows, and one after it."""
+    """Write one answer before the stream and one after it. There is a stream only if the first says so."""
     try:
         batches = rows.read(request)
         first = next(batches, None)

@@ -1,4 +1,4 @@
-"""What requests of Spark's catalog have in common: the table they are about, and objects that travel through Spark."""
+"""Parts that all requests of Spark's catalog share: the table, and objects that are passed through Spark."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Request = Mapping[str, Any]
 
 
 def table_options(request: Request) -> dict[str, str]:
-    """As the data source takes them."""
+    """Return the request's options in the data source's form."""
     return {**request["options"], "table": f"{request['database']}.{request['table']}"}
 
 
 def table_definition(request: Request) -> TableDefinition:
-    """Raises TableError(TABLE_NOT_FOUND)."""
+    """Return the definition of the request's table. Raises TableError(TABLE_NOT_FOUND)."""
     client = connection(server_of(request["options"]))
     return client.admin.describe_table(f"{request['database']}.{request['table'].partition('$')[0]}")
 
@@ -30,5 +30,5 @@ def text_of(value: object) -> str:
 
 
 def object_of(text: str) -> Any:
-    """Of what `text_of` made, in a process of the same session."""
+    """Return the object of a text from `text_of`, in a process of the same session."""
     return pickle.loads(base64.b64decode(text))

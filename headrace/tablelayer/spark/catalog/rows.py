@@ -1,5 +1,6 @@
-"""What a scan of Spark's catalog reads, by the data source's own readers. Each function answers one request of
-`helper`; what tasks need travels through Spark as pickled text.
+"""Rows of a scan by Spark's catalog, read by the data source's own readers.
+
+Each function answers one request of `helper`. Data for the tasks is passed through Spark as pickled text.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from headrace.tablelayer.spark.worker import table as open_table
 
 
 def push(request: Request) -> dict[str, Any]:
-    """Which of these conditions (texts of Spark's) the readers apply: `complete`, a boolean for each, and the
-    `predicate` of all that can be pushed, as an option."""
+    """Return which of these conditions (Spark texts) the readers apply.
+
+    `complete` has a boolean for each condition; `predicate` is the option with everything that can be pushed down.
+    """
     definition = table_definition(request)
     complete = [push_down([text], definition.schema).complete for text in request["conditions"]]
     predicate = push_down(request["conditions"], definition.schema).predicate
@@ -34,10 +37,10 @@ def push(request: Request) -> dict[str, Any]:
 
 
 def plan(request: Request) -> dict[str, Any]:
-    """Pin what is read: `reader`, `splits` (at least one), and how many rows and bytes there are at most, if known.
+    """Pin a read: `reader`, `splits` (at least one), and upper bounds of `rows` and `bytes`, if known.
 
-    `columns` are those to read, at least one; `as_of_ms` a time, or None; `version` offsets by bucket as JSON, of the
-    lake alone a snapshot, or None.
+    `columns` are the columns to read, at least one. `as_of_ms` is a time, or None. `version` is offsets by bucket as
+    JSON, for the lake alone a snapshot, or None.
     """
     given = table_options(request)
     if request["predicate"] is not None:
@@ -58,7 +61,7 @@ def plan(request: Request) -> dict[str, Any]:
 
 
 def _as_of(request: Request, given: dict[str, str]) -> dict[str, str]:
-    """The options for a table of an earlier time."""
+    """Return the options for a table at an earlier time."""
     version, time = request["version"], request["as_of_ms"]
     if "$" in request["table"]:
         return (
@@ -72,7 +75,7 @@ def _as_of(request: Request, given: dict[str, str]) -> dict[str, str]:
         if not version.startswith("{"):
             raise ValueError(
                 f"VERSION AS OF '{version}': a table's version is its offsets by bucket, such as"
-                """ VERSION AS OF '{"0": 17}'; of its lake, `TABLE$lake`, a snapshot's number"""
+                """ VERSION AS OF '{"0": 17}'; the version of its lake, `TABLE$lake`, is a snapshot's number"""
             )
         return {"endingOffsets": version}
     if time is None:
@@ -84,7 +87,7 @@ def _as_of(request: Request, given: dict[str, str]) -> dict[str, str]:
 
 
 class _Names:
-    """As much of Spark's schema as readers ask for."""
+    """The part of Spark's schema that readers use."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -94,7 +97,7 @@ class _Names:
 
 
 def _rows(reader: Any, splits: list[SplitPartition]) -> int:
-    """At most so many; of a PK table about as many."""
+    """Return the number of rows at most; for a PK table approximately."""
     if any(each.split.state for each in splits):
         table = open_table(reader.options.bootstrap, reader.read_plan.definition)
         return int(table.count())
@@ -110,9 +113,9 @@ def _width(kind: pa.DataType) -> int:
 
 
 _WIDTH_OF_TEXT = 20
-"""What Spark assumes too (its `StringType.defaultSize`)."""
+"""Spark's own assumption (`StringType.defaultSize`)."""
 
 
 def read(request: Request) -> Iterator[pa.RecordBatch]:
-    """The rows of one split."""
+    """Yield the rows of one split."""
     yield from object_of(request["reader"]).read(object_of(request["split"]))

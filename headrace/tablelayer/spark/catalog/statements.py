@@ -1,7 +1,7 @@
-"""Databases and tables as Spark's catalog sees and changes them. Each function answers one request of `helper`.
+"""Databases and tables in Spark's catalog: their descriptions and changes.
 
-What Spark says becomes a statement of our own SQL, so that names, types, defaults and options mean what they mean
-there. Types are Spark's, as its JSON says them.
+Each function answers one request of `helper`. A request becomes a statement of our own SQL, so that names, types,
+defaults and options have the same meaning there. Types are Spark's, in its JSON form.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def namespaces(request: Request) -> list[str]:
 
 
 def namespace(request: Request) -> dict[str, str]:
-    """Its comment and properties. Raises TableError(DATABASE_NOT_FOUND)."""
+    """Return the database's comment and properties. Raises TableError(DATABASE_NOT_FOUND)."""
     found = _client(request).admin.describe_database(request["database"])
     comment = {} if found.comment is None else {_COMMENT: found.comment}
     return {**found.properties, **comment}
@@ -71,12 +71,12 @@ def drop_namespace(request: Request) -> None:
 
 
 def tables(request: Request) -> list[str]:
-    """Raises TableError(DATABASE_NOT_FOUND)."""
+    """Return the names of the tables, sorted. Raises TableError(DATABASE_NOT_FOUND)."""
     return sorted(_client(request).admin.list_tables(request["database"]))
 
 
 def table(request: Request) -> dict[str, Any]:
-    """What Spark asks of a table, or of what stands behind a `$` in its name. Raises TableError(TABLE_NOT_FOUND)."""
+    """Return Spark's description of a table, or of its view after a `$`. Raises TableError(TABLE_NOT_FOUND)."""
     database, name = request["database"], request["table"]
     whole, dollar, _ = name.partition("$")
     definition = _client(request).admin.describe_table(TablePath(database, whole))
@@ -130,7 +130,7 @@ def _described(definition: TableDefinition) -> dict[str, Any]:
 
 
 def _written_apart(definition: TableDefinition) -> list[str]:
-    """Columns that an UPDATE may leave as they are: all but those of the key."""
+    """Return the columns that an UPDATE may leave unchanged: all except the key."""
     schema = definition.schema
     if not schema.primary_key:
         return []
@@ -138,7 +138,7 @@ def _written_apart(definition: TableDefinition) -> list[str]:
 
 
 def overwritten_columns(definition: TableDefinition) -> list[str]:
-    """Columns of a row that is there which an INSERT overwrites with what Spark fills in, if it does not give them."""
+    """Return the columns of an existing row that an INSERT without them overwrites with Spark's filled-in values."""
     if definition.settings.merge_engine is MergeEngine.FIRST_ROW:
         return []
     numbered = definition.settings.auto_increment_column
@@ -146,13 +146,13 @@ def overwritten_columns(definition: TableDefinition) -> list[str]:
 
 
 def _unchanged(definition: TableDefinition) -> str | None:
-    """Why UPDATE and MERGE cannot change this table's rows; None where they can."""
+    """Return why UPDATE and MERGE cannot change this table's rows; None if they can."""
     engine = definition.settings.merge_engine
     if engine is None:
         return None
     return (
-        f"{definition.path} has the merge engine '{engine}', which decides what becomes of a row that is there:"
-        " INSERT INTO instead"
+        f"{definition.path} has the merge engine '{engine}', which decides how an existing row changes:"
+        " use INSERT INTO"
     )
 
 
@@ -161,7 +161,7 @@ def create_table(request: Request) -> None:
 
 
 def create_statement(request: Request) -> str:
-    """CREATE TABLE in our words. Raises TableError(INVALID_TABLE) for what a table here cannot have."""
+    """Return our CREATE TABLE statement. Raises TableError(INVALID_TABLE) for a table that cannot exist here."""
     given = dict(request["properties"])
     keys = list(request["primary_key"])
     for name in PRIMARY_KEY_PROPERTIES:
@@ -173,10 +173,12 @@ def create_statement(request: Request) -> str:
             keys = named
     provider = given.pop(_PROVIDER, "headrace")
     if provider.lower() != "headrace":
-        raise _invalid(f"USING {provider}: the tables of this catalog are headrace's, leave USING out")
+        raise _invalid(f"USING {provider}: this catalog has only headrace tables: leave USING out")
     place = next((name for name in given if name in _SPARKS_PLACES), None)
     if place is not None:
-        raise _invalid(f"'{place}' = '{given[place]}': a table is where its server keeps it, leave it out")
+        raise _invalid(
+            f"'{place}' = '{given[place]}': the server decides where a table is stored: leave it out"
+        )
     comment = given.pop(_COMMENT, None)
     options = _options(given)
     if request.get("buckets"):
@@ -197,7 +199,7 @@ def create_statement(request: Request) -> str:
 
 
 def _options(given: Mapping[str, str]) -> dict[str, str]:
-    """Those of a table: Spark gives what stands in OPTIONS (...) twice, and some of its own."""
+    """Return a table's options, without Spark's own; Spark passes those in OPTIONS (...) twice."""
     return {
         name: value
         for name, value in _without(given, _SPARKS_OWN).items()
@@ -206,7 +208,7 @@ def _options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def column_clause(column: Mapping[str, Any]) -> str:
-    """A column as it stands in our statements."""
+    """Return a column's clause in our statements."""
     sql = f"{quote_name(column['name'])} {type_text(json.loads(column['type']), column['name'])}"
     if not column["nullable"]:
         sql += " NOT NULL"
@@ -218,7 +220,7 @@ def column_clause(column: Mapping[str, Any]) -> str:
 
 
 def type_text(kind: Any, column: str) -> str:
-    """A type of ours for one of Spark's, as its JSON says it. Raises TableError(INVALID_TABLE) if there is none."""
+    """Return our type for one of Spark's in its JSON form. Raises TableError(INVALID_TABLE) if there is none."""
     if isinstance(kind, dict):
         match kind["type"]:
             case "array":
@@ -238,7 +240,7 @@ def type_text(kind: Any, column: str) -> str:
         return str(kind.upper())
     elif kind.startswith("varchar"):
         return "STRING"
-    raise _invalid(f"column '{column}' is {kind}, which no column of a table can be")
+    raise _invalid(f"column '{column}' is {kind}, which is not a type of a table's column")
 
 
 def alter_table(request: Request) -> None:
@@ -246,7 +248,7 @@ def alter_table(request: Request) -> None:
 
 
 def alter_statement(request: Request) -> list[Change]:
-    """The changes of one ALTER TABLE in our words. Raises TableError(INVALID_TABLE), DdlError."""
+    """Return the changes of one ALTER TABLE, parsed by our SQL. Raises TableError(INVALID_TABLE), DdlError."""
     given = request["changes"]
     found: list[Change] = []
     clauses = [_alter_clause(change) for change in given if not _is_comment(change)]
@@ -285,7 +287,7 @@ def _alter_clause(change: Mapping[str, Any]) -> str:
         return f"ALTER COLUMN {name} {f'SET DEFAULT {value}' if value else 'DROP DEFAULT'}"
     if kind == "position":
         return f"ALTER COLUMN {name}{_place(change)}"
-    raise _invalid(f"{kind} is no change of a table here")
+    raise _invalid(f"{kind} is not a supported change of a table")
 
 
 def _place(change: Mapping[str, Any]) -> str:
@@ -295,12 +297,12 @@ def _place(change: Mapping[str, Any]) -> str:
 
 def _column(names: Sequence[str]) -> str:
     if len(names) > 1:
-        raise _invalid(f"{'.'.join(names)} is inside of column '{names[0]}', whose type never changes")
+        raise _invalid(f"{'.'.join(names)} is inside column '{names[0]}', whose type cannot change")
     return names[0]
 
 
 def drop_table(request: Request) -> bool:
-    """Whether there was one."""
+    """Drop the table; return whether it existed."""
     try:
         _client(request).admin.drop_table(_path(request))
     except TableError as error:

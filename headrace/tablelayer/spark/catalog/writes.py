@@ -1,18 +1,17 @@
-"""What a write of Spark's catalog writes: INSERT, INSERT OVERWRITE, UPDATE, DELETE, MERGE, and micro-batches. Each
-function answers one request of `helper`.
+"""Writes of Spark's catalog: INSERT, INSERT OVERWRITE, UPDATE, DELETE, MERGE, and micro-batches.
 
-All of them stage rows as the data source's sink does, and become visible as a whole; a statement of which a part has
-failed leaves nothing, and a micro-batch is in the table once.
+Each function answers one request of `helper`. All writes stage rows as the data source's sink does, and become visible
+as a whole. A statement that fails in part leaves nothing, and a micro-batch is in the table once.
 
-- **UPDATE and MERGE** say of each row which columns they change, as Spark has read it and as it is to be: only these
-  are written (R6), so that what other writers change in the other columns meanwhile stays, and a row that somebody
-  deletes meanwhile stays deleted (R6.10). A row whose key changes is written as a whole. Deletions come first: of
-  `UPDATE t SET id = id + 1` no row is lost.
-- **INSERT OVERWRITE** of a primary-key table: its rows are upserted, and the keys that the table has and the query has
-  not are deleted, in the whole table, where a condition holds, or in the partitions of the new rows. So readers of the
-  changelog see what has changed, and nobody sees an empty table. The driver holds the keys of the new rows. Rows that
-  others insert while the statement runs may stay. Log tables are not overwritten, unless they never had a row: what was
-  appended stays.
+- **UPDATE and MERGE** mark for each row the columns that they change, by comparing the row that Spark read with the
+  new one. Only these columns are written (R6), so concurrent changes of other columns stay, and a row that is deleted
+  concurrently stays deleted (R6.10). A row whose key changes is written as a whole. Deletions come first, so that
+  `UPDATE t SET id = id + 1` loses no row.
+- **INSERT OVERWRITE** of a primary-key table upserts its rows. Then it deletes the table's keys that the query does
+  not have: in the whole table, where a condition holds, or in the partitions of the new rows. So readers of the
+  changelog see the differences, and no reader sees an empty table. The driver holds the keys of the new rows. Rows
+  that others insert while the statement runs may stay. A log table cannot be overwritten, unless it never had a row:
+  appended rows stay.
 """
 
 from __future__ import annotations
@@ -56,20 +55,19 @@ from headrace.tablelayer.spark.worker import connection
 from headrace.tablelayer.spark.worker import table as open_table
 
 ROW_KIND_COLUMN = "_headrace_row_kind"
-"""Of what UPDATE, DELETE and MERGE write: which change a row is."""
+"""Column of the rows of UPDATE, DELETE and MERGE with the kind of change."""
 CHANGED_COLUMN = "_headrace_changed"
-"""The same: the places of the columns that change, as `1,4`; null for a row that is written as a whole."""
+"""Column of the same rows with the places of the changed columns, as `1,4`; null for a row that is written whole."""
 _DELETE = "-D"
 _COLUMN_SETS_MAX = 16
-"""So many sets of columns are staged apart by one task; of rows with others all columns are written."""
+"""Maximum sets of columns that one task stages separately; for rows with further sets all columns are written."""
 _ALL_COLUMNS = "*"
 
 Overwrite = Literal["all", "where", "partitions"]
 
 
 class StatementMessage(StagedMessage):
-    """What a task of a statement tells the driver: what it has staged, and of an overwrite the keys of its rows (an
-    Arrow stream)."""
+    """Message of a statement's task to the driver: its receipts, and for an overwrite its rows' keys (Arrow stream)."""
 
     def __init__(
         self,
@@ -86,7 +84,7 @@ class StatementMessage(StagedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement, or the micro-batches of one query; travels to the tasks."""
+    """One statement, or the micro-batches of one query; sent to the tasks."""
 
     sink: Sink
     writer: str
@@ -95,14 +93,14 @@ class Statement:
     by_change: bool
     overwrite: Overwrite | None = None
     predicate: Predicate | None = None
-    """Of what is overwritten "where"."""
+    """Condition of an overwrite "where"."""
 
     @property
     def definition(self) -> TableDefinition:
         return self.sink.plan.definition
 
     def stage(self, batches: Iterable[pa.RecordBatch], batch_id: int) -> StagedMessage:
-        """In a task: its rows, under fresh names."""
+        """Stage a task's rows under unique names (in a task)."""
         if self.by_change:
             with _Changes(self, batch_id) as changes:
                 for batch in batches:
@@ -119,7 +117,7 @@ class Statement:
             raise
 
     def commit(self, messages: Sequence[StagedMessage], batch_id: int) -> None:
-        """On the driver: all of it becomes visible, what is deleted first."""
+        """Make the whole statement visible, deletions first (on the driver)."""
         found = [message for message in messages if isinstance(message, StatementMessage)]
         gone = [message.gone for message in found if message.gone is not None]
         if self.overwrite is not None:
@@ -128,10 +126,10 @@ class Statement:
         self.sink.finish(messages, single=self.single, first=gone)
 
     def abort(self, messages: Sequence[StagedMessage]) -> None:
-        """On the driver: nothing of it is kept."""
+        """Drop the whole statement (on the driver)."""
         self.sink.give_up(messages)
 
-    # ---- what an overwrite takes away
+    # ---- rows that an overwrite deletes
 
     @property
     def _key_schema(self) -> pa.Schema:
@@ -151,7 +149,7 @@ class Statement:
         return bytes(sink.getvalue())
 
     def _stage_gone(self, messages: Sequence[StatementMessage], batch_id: int) -> Receipt:
-        """The keys that the table has and the new rows have not, staged as deletions."""
+        """Stage the deletion of the keys that are in the table and not in the new rows."""
         schema = self._key_schema
         packed = [message.keys for message in messages if message.keys is not None]
         kept = pa.concat_tables(
@@ -168,7 +166,7 @@ class Statement:
             raise
 
     def _present(self, kept: pa.Table) -> Iterator[pa.RecordBatch]:
-        """The keys that the table has of what is overwritten."""
+        """Yield the table's keys in the overwritten part."""
         predicate = self.predicate
         if self.overwrite == "partitions":
             if not kept.num_rows:
@@ -185,7 +183,7 @@ class Statement:
 
 
 class _Changes:
-    """The changes of one run of a task of UPDATE, DELETE or MERGE, each kind and set of columns staged apart."""
+    """Changes of one run of a task of UPDATE, DELETE or MERGE; each kind and set of columns is staged separately."""
 
     def __init__(self, statement: Statement, batch_id: int) -> None:
         self._statement, self._batch_id = statement, batch_id
@@ -232,8 +230,7 @@ class _Changes:
         return StatementMessage(self._statement.writer, self._batch_id, receipts, gone)
 
     def _columns(self, text: str | None, names: Sequence[str]) -> tuple[list[str], StagedRows]:
-        """Where rows that change these columns go (None: new ones): the names of what is written of them, and their
-        writer."""
+        """Return the columns to write and the writer for rows that change these columns (None: new rows)."""
         found = self._puts.get(text)
         if found is None:
             plan = self._statement.sink.plan
@@ -251,7 +248,7 @@ class _Changes:
 
 
 def plan_of_columns(plan: WritePlan, changed: Sequence[str]) -> WritePlan:
-    """Of rows that are there, of which these columns are written."""
+    """Return the plan that writes these columns of existing rows."""
     schema = plan.definition.schema
     wanted = {*changed, *schema.primary_key}
     columns = tuple(column for column in schema.columns if column.name in wanted)
@@ -266,14 +263,14 @@ def plan_of_columns(plan: WritePlan, changed: Sequence[str]) -> WritePlan:
 
 
 def plan_of_deletions(plan: WritePlan) -> WritePlan:
-    """Of rows of which the key is known."""
+    """Return the plan that deletes rows by their key."""
     return replace(
         plan, mode="delete", columns=tuple(plan.definition.schema.columns), targets=None, row_kind_column=None
     )
 
 
 def partitions_predicate(rows: pa.Table, keys: Sequence[str]) -> Predicate:
-    """That a row is in a partition in which one of these is."""
+    """Return the predicate for rows in the partitions of these rows."""
     values = rows.select(list(keys)).group_by(list(keys)).aggregate([])
     told = [
         [
@@ -292,8 +289,10 @@ def partitions_predicate(rows: pa.Table, keys: Sequence[str]) -> Predicate:
 
 
 def begin_write(request: Request) -> str:
-    """The writer of one statement, or of a query's micro-batches (`query`: its id). Spark's schema is that of the rows;
-    those with ROW_KIND_COLUMN are changes."""
+    """Return the writer of one statement, or of a query's micro-batches (`query`: its id).
+
+    Spark's schema is that of the rows; rows with ROW_KIND_COLUMN are changes.
+    """
     schema = StructType.fromJson(json.loads(request["schema"]))
     given = table_options(request)
     by_change = ROW_KIND_COLUMN in schema.fieldNames()
@@ -304,7 +303,9 @@ def begin_write(request: Request) -> str:
     overwrite = request.get("overwrite")
     if overwrite is not None:
         definition = table_definition(request)
-        if _is_empty_log(options, definition):  # as CREATE OR REPLACE TABLE ... AS SELECT has just made it
+        if _is_empty_log(
+            options, definition
+        ):  # a table that CREATE OR REPLACE TABLE ... AS SELECT just created
             overwrite = None
         else:
             must_be_replaceable(definition)
@@ -327,21 +328,21 @@ def _is_empty_log(options: WriteOptions, definition: TableDefinition) -> bool:
 
 
 def must_be_replaceable(definition: TableDefinition) -> None:
-    """Raises TableError(INVALID_STATEMENT) for a table whose rows cannot be replaced by others."""
+    """Raise TableError(INVALID_STATEMENT) for a table whose rows cannot be replaced."""
     path, settings = definition.path, definition.settings
     if not definition.is_primary_key_table:
-        what = "is a log table, whose rows stay as they were appended: INSERT INTO adds to them, TRUNCATE drops them"
+        what = "is a log table, whose rows cannot be replaced: INSERT INTO adds rows, TRUNCATE drops all"
     elif settings.merge_engine is not None:
-        what = f"has the merge engine '{settings.merge_engine}', which decides what becomes of a row: INSERT INTO"
+        what = f"has the merge engine '{settings.merge_engine}', which decides how a row changes: use INSERT INTO"
     elif settings.delete_behavior is not DeleteBehavior.ALLOW:
-        what = f"does not allow deletes ('table.delete.behavior' = '{settings.delete_behavior}'): INSERT INTO"
+        what = f"does not allow deletes ('table.delete.behavior' = '{settings.delete_behavior}'): use INSERT INTO"
     else:
         return
     raise TableError(TableErrorCode.INVALID_STATEMENT, f"{path} cannot be overwritten: it {what}")
 
 
 def write(request: Request, stream: BinaryIO) -> str:
-    """What a task tells the driver, having staged the rows of an Arrow stream."""
+    """Stage the rows of an Arrow stream; return the task's message to the driver."""
     statement: Statement = object_of(request["writer"])
     with pa.ipc.open_stream(stream) as batches:
         return text_of(statement.stage(batches, _batch(statement, request)))
@@ -358,14 +359,16 @@ def abort(request: Request) -> None:
 
 
 def _batch(statement: Statement, request: Request) -> int:
-    """The number of a query's micro-batch."""
+    """Return the number of a query's micro-batch."""
     given = request.get("batch")
     return statement.batch_id if given is None else int(given)
 
 
 def truncate(request: Request) -> bool:
-    """Take all rows out of a table: those of a primary-key table are deleted, as readers of its changes need to know, a
-    log begins anew. Raises TableError(INVALID_STATEMENT) for a log table that is tiered."""
+    """Remove all rows of a table: delete those of a PK table, so that changelog readers see it; restart a log.
+
+    Raises TableError(INVALID_STATEMENT) for a log table that is tiered.
+    """
     definition, options = table_definition(request), WriteOptions.parse(table_options(request))
     if definition.is_primary_key_table:
         must_be_replaceable(definition)
@@ -376,7 +379,7 @@ def truncate(request: Request) -> bool:
     if definition.settings.datalake_enabled:
         raise TableError(
             TableErrorCode.INVALID_STATEMENT,
-            f"{definition.path} is tiered: what is in the lake stays, so that TRUNCATE would take away its log alone",
+            f"{definition.path} is tiered: TRUNCATE would delete only its log, and the rows in the lake would stay",
         )
     client, table = connection(options.bootstrap), open_table(options.bootstrap, definition)
     for partition, offsets in table.partition_offsets("latest").items():

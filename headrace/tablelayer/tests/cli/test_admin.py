@@ -74,7 +74,7 @@ def test_partitions_buckets_and_sizes(rows, headrace, shop):
         f"{shop}.daily.a",
         f"{shop}.daily.b",
     }
-    assert "is no time" in headrace("tables", "buckets", f"{shop}.item", "--at", "yesterday").stderr
+    assert "is not a time" in headrace("tables", "buckets", f"{shop}.item", "--at", "yesterday").stderr
 
     sizes = {each["table"]: each for each in rows("tables", "size")}
     assert sizes[f"{shop}.item"]["rows"] == 20
@@ -96,7 +96,7 @@ def test_lookups_by_key_and_by_its_beginning(rows, headrace, shop):
     assert row == {"a": 1, "b": "2024-09-02", "v": "v"}
     assert len(rows("tables", "lookup", f"{shop}.part", "a=1", "a=2")) == 6
     for key, complaint in (
-        ("a=1,v=x", "is no key"),
+        ("a=1,v=x", "is not a key"),
         ("b=2024-09-02", "are written a=...,b=... or a=..."),
         ("a=x,b=2024-09-02", "no value of column 'a'"),
     ):
@@ -136,7 +136,9 @@ def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(headrace, s
         findings = [json.loads(line) for line in done.stdout.splitlines()]
         (found,) = [each for each in findings if each["check"] == "lake"]
         assert found["verdict"] == "warning"
-        assert found["what"].startswith("default.kept is to be tiered, but the server has no iceberg lake")
+        assert found["what"].startswith(
+            "default.kept is marked for tiering, but the server has no iceberg lake"
+        )
         assert "--set datalake.iceberg.warehouse=" in found["what to do"]
         log = tmp_path / "data" / "headrace.log"
         said = "table default.kept has 'table.datalake.enabled' = 'true', but this broker has no lake for it"
@@ -163,7 +165,7 @@ def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(head
     findings = [json.loads(line) for line in done.stdout.splitlines()]
     (wrong,) = [each for each in findings if each["check"] == "advertised address"]
     assert wrong["verdict"] == "problem"
-    assert f"127.0.0.1:{port}, where nobody answers" in wrong["what"]
+    assert f"127.0.0.1:{port}, where no server answers" in wrong["what"]
     assert "advertised.listeners" in wrong["what to do"]
     assert any(f"in use by process {served.process.pid}" in each["what"] for each in findings)
 

@@ -179,4 +179,4 @@ def test_a_second_backup_writes_what_is_new_and_old_ones_go(serve, tmp_path: Pat
 def test_without_a_backup_or_a_place_it_says_so(tmp_path: Path) -> None:
     target = str(tmp_path / "backups")
     assert "there is no backup in" in run("restore", target, "--data", str(tmp_path / "x"), code=1).stderr
-    assert "say with --data" in run("restore", target, code=1).stderr
+    assert "restore to with --data" in run("restore", target, code=1).stderr

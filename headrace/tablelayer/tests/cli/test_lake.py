@@ -57,7 +57,7 @@ def test_rounds_are_visible_from_grant_to_commit(headrace, connection):
     # Asked to finish: the worker hears it with its next heartbeat.
     quick = type(granted)(path, granted.table_id, granted.epoch, 150)
     with Heartbeats(coordinator, quick) as beats:
-        assert "ends after what is in hand" in headrace("tables", "lake", "tiered", "--finish").stdout
+        assert "ends after its present piece" in headrace("tables", "lake", "tiered", "--finish").stdout
         assert beats.finish.wait(60)
     ends = table.offsets("latest")
     coordinator.commit(granted, 77, ends)
@@ -106,7 +106,7 @@ def test_a_run_that_another_tierer_kept_out_says_so(connection):
     said = []
     assert run_tiering(connection.bootstrap, tables=["default.tiered"], report=said.append) == KEPT_OUT == 3
     assert said[0] == "default.tiered: another tierer has this table"
-    assert said[1].startswith("nothing was tiered: another tierer has every table")
+    assert said[1].startswith("nothing was tiered: another tierer holds every selected table")
     said.clear()
     both = ["default.tiered", "default.absent"]
     assert run_tiering(connection.bootstrap, tables=both, report=said.append) == 1

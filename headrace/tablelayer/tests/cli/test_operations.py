@@ -67,7 +67,7 @@ def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operat
 
 def test_a_server_is_looked_after(operated: Operated, eventually: Callable[[Callable[[], Any]], Any]) -> None:
     """Told to systemd; health; a log that is moved away; levels that change; SIGHUP ends nothing."""
-    assert "clients are told PLAINTEXT broker.example:9192" in operated.server.ready
+    assert "advertised PLAINTEXT broker.example:9192" in operated.server.ready
     ready = operated.heard()
     assert ready == ["READY=1", f"STATUS={operated.server.ready.strip()}"]
     assert operated.heard() == ["WATCHDOG=1"]
@@ -88,7 +88,7 @@ def test_a_server_is_looked_after(operated: Operated, eventually: Callable[[Call
     assert operated.heard()[0] == "RELOADING=1"
     assert operated.heard()[0] == "READY=1"
     eventually(lambda: log.exists() and operated.lines())
-    assert [line["message"] for line in operated.lines()] == ["SIGHUP: the log file is opened anew"]
+    assert [line["message"] for line in operated.lines()] == ["SIGHUP: reopened the log file"]
     assert all("SIGHUP" not in line["message"] for line in operated.lines("moved.log"))
 
     code, out, err = operated.server.stop()

@@ -93,9 +93,9 @@ def test_a_pipe_gets_utf_8_whatever_the_locale(run, greek, output):
 
 def test_bytes_that_are_no_text_are_said(run):
     done = run("topics", "describe", b"a\xff".decode("utf-8", "surrogateescape"), PYTHONUTF8="1")
-    assert "no text in this locale" in one_line(done)
+    assert "not text in this locale" in one_line(done)
     typed = b"SELECT 'a\xff' AS x".decode("utf-8", "surrogateescape")
-    assert "no text in this locale" in one_line(run("sql", "-e", typed, PYTHONUTF8="1"))
+    assert "not text in this locale" in one_line(run("sql", "-e", typed, PYTHONUTF8="1"))
     done = run("sql", stdin=b"SELECT '\xff';")
     assert "is not UTF-8" in one_line(done)
 

@@ -76,8 +76,8 @@ def test_the_first_user_is_made_before_the_server_starts_and_makes_the_others(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("SCRAM-SHA-256=[name=a,password=hunter2]", "password on the command line is seen by everybody"),
-        ("SCRAM-SHA-256=[name=a,saltedpassword=hunter2]", "on the command line is seen by everybody"),
+        ("SCRAM-SHA-256=[name=a,password=hunter2]", "password on the command line is visible to all users"),
+        ("SCRAM-SHA-256=[name=a,saltedpassword=hunter2]", "on the command line is visible to all users"),
         ("SCRAM-SHA-1=[name=a]", "--add-scram takes"),
         ("SCRAM-SHA-256=name=a", "--add-scram takes"),
         ("SCRAM-SHA-256=[iterations=4096]", "--add-scram takes"),

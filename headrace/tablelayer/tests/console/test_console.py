@@ -428,8 +428,8 @@ def test_what_the_command_cannot_begin_with(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "word").write_text("word")
     for words, said in (
-        (["--listen", "0.0.0.0:0"], "others could use the console"),
-        (["--listen", "nowhere"], "no address"),
+        (["--listen", "0.0.0.0:0"], "would be open to other machines"),
+        (["--listen", "nowhere"], "is not an address"),
         (["--token-file", str(tmp_path / "empty")], "is empty"),
         (["--token-file", str(tmp_path / "none")], "cannot be read"),
         (["--basic-auth-file", str(tmp_path / "word")], "USER:PASSWORD"),

@@ -26,7 +26,7 @@ def test_a_hadoop_catalog_needs_a_warehouse_and_makes_it_absolute() -> None:
         "io-impl": "x",
     }
     assert properties("s3a://b/other")["warehouse"] == "s3a://b/other"
-    with pytest.raises(LakeError, match=r"nobody says where the lake of shop\.orders is"):
+    with pytest.raises(LakeError, match=r"no warehouse is configured for the lake of shop\.orders"):
         properties()
 
 

@@ -266,8 +266,8 @@ def test_of_two_tierers_one_wins_and_the_other_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (ConnectionError("it is away"), "the server was not told, the next round reports it: it is away"),
-        (TableError(TableErrorCode.FENCED_TIERING_EPOCH, "no"), "did not take the report, the next round repeats it"),
+        (ConnectionError("it is away"), "the report did not reach the server; the next round repeats it: it is away"),
+        (TableError(TableErrorCode.FENCED_TIERING_EPOCH, "no"), "refused the report; the next round repeats it"),
     ],
 )  # fmt: skip
 def test_a_report_that_fails_does_not_undo_the_commit(error: Exception, words: str) -> None:

@@ -306,7 +306,7 @@ def test_of_two_tierers_one_wins_and_nothing_is_there_twice(spark: Any, warehous
         for tierer, epoch in ((one, 11), (other, 12))
     ]
     other.commit(base, snapshots[1], 12)
-    with pytest.raises(RoundLostError, match="another tierer was first"):
+    with pytest.raises(RoundLostError, match="another tierer committed first"):
         one.commit(base, snapshots[0], 11)
     one.discard(11)
     assert world.lake_rows() == world.log.rows()
@@ -335,7 +335,7 @@ def test_a_tierer_that_died_after_its_commit_is_adopted(world: World) -> None:
     world.coordinator.deaf = True
     result = world.tier()
     assert result.outcome is Outcome.COMMITTED
-    assert "next round reports it" in result.detail
+    assert "next round repeats it" in result.detail
     world.coordinator.deaf = False
     assert world.tier().outcome is Outcome.NOTHING_NEW
     assert world.coordinator.told == [(result.snapshot, world.log.latest())]
@@ -500,7 +500,7 @@ def test_rows_gone_from_the_log_before_they_were_tiered_are_an_error(world: Worl
     world.tier()
     world.log.add(INSERT, row(30, "x"))
     world.log.cut = {0: len(world.log.entries[0])}
-    with pytest.raises(LakeError, match="gone from the log"):
+    with pytest.raises(LakeError, match="deleted from the log"):
         world.tier()
 
 

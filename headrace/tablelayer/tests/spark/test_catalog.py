@@ -236,7 +236,7 @@ def test_streams_of_changes_and_whole_answers(sql: Sql, tmp_path: Path) -> None:
         assert sql.rows("counts") == wanted
         sql("DELETE FROM headrace.{db}.k WHERE v = 'b'")
     for frame, said in (
-        (sql.spark.readStream.table(names["k"]), "is one of its changes"),
+        (sql.spark.readStream.table(names["k"]), "has to be a stream of changes"),
         (sql.spark.readStream.table(names["`k$changelog`"]), "unknown column '_change_type'"),
     ):
         with pytest.raises(StreamingQueryException, match=said):
@@ -361,14 +361,14 @@ def test_what_cannot_be_done_says_why(sql: Sql) -> None:
         ("SELECT * FROM headrace.{db}.nobody", "TABLE_OR_VIEW_NOT_FOUND"),
         ("SHOW TABLES IN headrace.nobody", "SCHEMA_NOT_FOUND"),
         ("CREATE TABLE headrace.{db}.log (id BIGINT)", "already exists"),
-        ("DELETE FROM headrace.{db}.log WHERE id = 1", "by their primary key, and .*log has none"),
+        ("DELETE FROM headrace.{db}.log WHERE id = 1", "by primary key, but .*log has none"),
         ("CREATE TABLE headrace.{db}.x (v VARIANT)", "column 'v' is variant"),
         ("CREATE TABLE headrace.{db}.x (id BIGINT) USING csv", "leave USING out"),
         ("CREATE TABLE headrace.{db}.x (id BIGINT) TBLPROPERTIES ('bucket.nums' = '2')", "bucket.nums"),
         ("ALTER TABLE headrace.{db}.log RENAME TO headrace.{db}.x", "cannot be renamed"),
-        ("INSERT OVERWRITE headrace.{db}.log VALUES (1)", "is a log table, whose rows stay"),
+        ("INSERT OVERWRITE headrace.{db}.log VALUES (1)", "is a log table, whose rows cannot be replaced"),
         ("SELECT * FROM headrace.{db}.log VERSION AS OF 3", "a table's version is its offsets by bucket"),
-        ("SELECT * FROM headrace.{db}.`log$changelog` VERSION AS OF '{}'", "no state of an earlier time"),
+        ("SELECT * FROM headrace.{db}.`log$changelog` VERSION AS OF '{}'", "has no earlier states"),
         ("UPDATE headrace.{db}.sums SET n = 1", "UPDATE: .*has the merge engine 'aggregation'"),
         ("INSERT OVERWRITE headrace.{db}.sums VALUES (1, 1)", "has the merge engine 'aggregation'"),
         ("ANALYZE TABLE headrace.{db}.log COMPUTE STATISTICS", "ANALYZE TABLE is not supported"),

@@ -218,7 +218,7 @@ def test_tables_that_cannot_be_joined_so_are_named() -> None:
         Schema.of([("d", BIGINT), ("k", BIGINT), ("v", INT)], ["d", "k"]),
         bucket_count=1,
     )
-    with pytest.raises(TableError, match="spread their rows differently"):
+    with pytest.raises(TableError, match="distribute their rows differently"):
         check_join("x:1", parted, whole, {"d": "d", "k": "k"}, None)
     with pytest.raises(TableError, match="'price' would be there twice"):
         check_join("x:1", ORDERS, CUSTOMERS, {"customer": "id"}, {"name": "price"})

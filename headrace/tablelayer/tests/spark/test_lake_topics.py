@@ -84,7 +84,7 @@ def test_topics_in_paimon(spark: Any, server: Server, client: Connection) -> Non
     topic = TieredTopic(server, client, "seen", format="paimon", value_format="json", primary_key="id")
     topic.produce([(n, {"id": n, "n": 1.5}) for n in range(10)])
     topic.produce([(3, None), (4, {"id": 4, "n": 7}), ("k", "{"), ("k", {"n": 1})])
-    assert "2 records do not fit and went to default.seen_dead_letters" in topic.tier()
+    assert "2 records do not fit and were written to default.seen_dead_letters" in topic.tier()
     rows = {row["id"]: row["n"] for row in topic.lake(spark)}
     assert rows == {n: 7.0 if n == 4 else 1.5 for n in range(10) if n != 3}
     bad = topic.lake(spark, "_dead_letters")
@@ -141,7 +141,7 @@ def test_json_by_a_schema_and_what_does_not_fit(
     topic = TieredTopic(server, client, "shop.orders", format=lake, value_format="json", schema=schema)
     topic.produce([("k", {"id": n, "price": f"{n}.50"}) for n in range(20)])
     topic.produce([("k", "{"), ("k", {"id": 1, "price": "1.001"}), ("k", None), ("k", {"price": 1})])
-    assert "4 records do not fit and went to shop.orders_dead_letters" in topic.tier()
+    assert "4 records do not fit and were written to shop.orders_dead_letters" in topic.tier()
     assert sorted(row["id"] for row in topic.lake(spark)) == list(range(20))
     bad = topic.lake(spark, "_dead_letters")
     assert sorted(row["offset"] for row in bad) == [20, 21, 22, 23]

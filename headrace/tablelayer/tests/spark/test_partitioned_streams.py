@@ -137,7 +137,7 @@ def test_r18_3_a_stream_reads_partitions_that_come_and_ends_those_that_go(
     assert followed.committed == steady, "nothing new is no new position"
     client.admin.drop_table(table.path)
     client.execute(f"CREATE TABLE {table.path.table} {PK}")
-    with pytest.raises(TableError, match="dropped and created anew"):
+    with pytest.raises(TableError, match="dropped and created again"):
         followed.batch()
 
 

@@ -60,7 +60,7 @@ def test_tasks_read_what_the_driver_planned(address: str, client: Connection) ->
     assert read(where=json.dumps(["=", "r", "us"])) == (1, [])
     with pytest.raises(ValueError, match="offsets are by partition and bucket"):
         read(endingOffsets='{"0": 1}')
-    with pytest.raises(TableError, match=r"partition 2030 of .* is not there"):
+    with pytest.raises(TableError, match=r"partition 2030 of .* does not exist"):
         read(endingOffsets='{"2030": {"0": 1}}')
     first = json.dumps({"2024-01-02.eu": {"0": 2}})
     assert read(endingOffsets=first) == (1, [1, 4])

@@ -82,12 +82,15 @@ def test_a_table_may_be_what_is_loaded() -> None:
     assert ReadOptions.parse({"bootstrap.servers": "h:1", "table": "db.t$lake$snapshots"}).view == "snapshots"
     for wrong, said in (
         ({"path": "file:/warehouse/hr"}, "'table' is missing.*CREATE TEMPORARY VIEW"),
-        ({"path": "db.t$lakes"}, r"of db.t there are \$changelog, \$lake, \$lake\$snapshots"),
-        ({"path": "db.t$lake$changelog"}, r"of db.t there are"),
-        ({"path": "db.t$lake", "startingOffsets": "earliest"}, "'startingOffsets' is for the log of db.t"),
-        ({"path": "db.t$lake$snapshots", "where": '["=", "a", 1]'}, "'where' is for the log of db.t"),
-        ({"path": "db.t$lake$snapshots", "snapshot": "7"}, "'snapshot' is for the log of db.t"),
-        ({"path": "db.t", "snapshot": "7"}, r"'snapshot' is for the lake of db.t, db.t\$lake"),
+        ({"path": "db.t$lakes"}, r"the views of db.t are \$changelog, \$lake, \$lake\$snapshots"),
+        ({"path": "db.t$lake$changelog"}, r"the views of db.t are"),
+        (
+            {"path": "db.t$lake", "startingOffsets": "earliest"},
+            "'startingOffsets' applies to the log of db.t",
+        ),
+        ({"path": "db.t$lake$snapshots", "where": '["=", "a", 1]'}, "'where' applies to the log of db.t"),
+        ({"path": "db.t$lake$snapshots", "snapshot": "7"}, "'snapshot' applies to the log of db.t"),
+        ({"path": "db.t", "snapshot": "7"}, r"'snapshot' applies only to the lake of db.t, db.t\$lake"),
         ({"path": "db.t$changelog", "mode": "current"}, "leave mode 'current' out"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -108,7 +108,7 @@ def test_a_table_made_anew_is_no_continuation(
     definition = client.admin.describe_table(path)
     client.admin.drop_table(path)
     client.admin.create_table(definition.with_id(None))
-    with pytest.raises(Exception, match="dropped and created anew since this stream began"):
+    with pytest.raises(Exception, match="dropped and created again since this stream began"):
         run()
 
 

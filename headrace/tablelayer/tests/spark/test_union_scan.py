@@ -221,7 +221,7 @@ def test_sql_reads_the_lake_as_it_was_at_a_snapshot_or_a_time(client: Connection
         assert ids("FOR SYSTEM_TIME AS OF 1999999") == [1]
         assert ids("FOR SYSTEM_TIME AS OF TIMESTAMP '1970-01-01 00:50:00'") == [1, 2, 3]
         for when, said in (
-            ("FOR VERSION AS OF 71", r"no snapshot 71: .*\$lake\$snapshots says which"),
+            ("FOR VERSION AS OF 71", r"no snapshot 71: .*\$lake\$snapshots lists"),
             ("FOR SYSTEM_TIME AS OF 999999", "no snapshot of that time"),
             ("FOR VERSION AS OF '0:1,1:1'", "the number of a snapshot"),
         ):

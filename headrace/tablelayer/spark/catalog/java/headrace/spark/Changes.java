@@ -4,7 +4,7 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import org.apache.spark.sql.connector.catalog.TableChange;
 
-/** Spark's changes of a table, in words that go to the helper. */
+/** Describes Spark's changes of a table for requests to the helper. */
 final class Changes {
     private Changes() {}
 
@@ -23,7 +23,7 @@ final class Changes {
             return found;
         }
         if (!(change instanceof TableChange.ColumnChange column)) {
-            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is no change of a table here");
+            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is unsupported for a table");
         }
         found.put("name", column.fieldNames());
         if (change instanceof TableChange.AddColumn add) {
@@ -55,12 +55,12 @@ final class Changes {
             found.put("kind", "position");
             found.put("after", after(position.position()));
         } else {
-            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is no change of a table here");
+            throw new UnsupportedOperationException(change.getClass().getSimpleName() + " is unsupported for a table");
         }
         return found;
     }
 
-    /** Null: where it is, or at the end; empty: first. */
+    /** Null: unchanged, or at the end; empty: first; otherwise the column before it. */
     private static String after(TableChange.ColumnPosition position) {
         if (position instanceof TableChange.After after) {
             return after.column();

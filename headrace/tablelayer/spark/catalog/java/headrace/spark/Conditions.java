@@ -9,8 +9,8 @@ import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.util.V2ExpressionSQLBuilder;
 
 /**
- * What becomes of Spark's conditions: `predicate` (null: none) goes to the readers, which apply those `complete` to the
- * letter; Spark has to apply those `left`.
+ * Spark's conditions, sorted: `predicate` (null: none) goes to the readers, which apply those in `complete` exactly;
+ * Spark has to apply those in `left`.
  */
 record Conditions(String predicate, Predicate[] complete, Predicate[] left) {
     static Conditions of(HeadraceTable table, Predicate[] predicates) {
@@ -21,7 +21,7 @@ record Conditions(String predicate, Predicate[] complete, Predicate[] left) {
             try {
                 texts.add(new V2ExpressionSQLBuilder().build(plain(each)));
                 given.add(each);
-            } catch (RuntimeException error) { // it has no words in SQL
+            } catch (RuntimeException error) { // it cannot be written in SQL
                 left.add(each);
             }
         }
@@ -41,7 +41,9 @@ record Conditions(String predicate, Predicate[] complete, Predicate[] left) {
                 left.toArray(Predicate[]::new));
     }
 
-    /** `a <=> 1` is true where `a = 1` is; so INSERT OVERWRITE names a partition. */
+    /**
+     * Replaces `a <=> 1`, by which INSERT OVERWRITE names a partition, with `a = 1`: both are true for the same rows.
+     */
     private static Predicate plain(Predicate given) {
         boolean known = given.name().equals("<=>")
                 && given.children()[1] instanceof Literal<?> literal

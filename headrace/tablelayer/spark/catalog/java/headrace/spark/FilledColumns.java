@@ -14,23 +14,23 @@ import org.apache.spark.sql.execution.SQLExecution;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The columns that an INSERT does not give. Spark fills them with their defaults or NULL before a table is asked to
- * write, so an upsert would overwrite what rows that are there have in them.
+ * The columns that an INSERT does not name. Spark fills them with their defaults or NULL before it asks a table to
+ * write, so an upsert would overwrite their values in existing rows.
  *
- * Only the analyzed plan still tells a column that was filled from a NULL that was given: Spark puts a projection on
- * top of the query, in which a column that was given refers to the query's and one that was filled refers to nothing.
- * The projection is Spark's if its columns have the metadata of the table's, which are marked for it. A MERGE that only
- * inserts is such a plan by position: its rows are not there yet, and Spark fills nothing by position.
+ * Only the analyzed plan still distinguishes a filled column from a given NULL. Spark puts a projection on top of the
+ * query. In it a given column refers to the query's, and a filled one refers to nothing. The projection is Spark's if
+ * its columns have the metadata of the table's, which are marked for this. A MERGE that only inserts is such a plan by
+ * position: its rows do not exist yet, and Spark fills nothing by position.
  */
 final class FilledColumns {
-    /** Metadata of the columns of a table that is loaded to be inserted into. */
+    /** Metadata of the columns of a table that is loaded for an INSERT. */
     static final String MARK = "{\"headrace.inserted\":true}";
 
     private static final String MARKED = "headrace.inserted";
 
     private FilledColumns() {}
 
-    /** Those of the statement that runs in this thread, among `columns`. */
+    /** The filled columns of the statement that runs in this thread, among `columns`. */
     static List<String> among(Set<String> columns) {
         List<String> found = new ArrayList<>();
         if (running() instanceof AppendData append

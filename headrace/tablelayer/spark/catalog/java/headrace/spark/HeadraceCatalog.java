@@ -34,9 +34,9 @@ import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * The databases and tables of a server. Options, as spark.sql.catalog.NAME.OPTION: bootstrap.servers, kafka.* as of the
- * data source, python. Without them spark.headrace.bootstrap.servers and its kin, then the environment's
- * HEADRACE_SERVER, then 127.0.0.1:9092.
+ * The databases and tables of a server. Options, as spark.sql.catalog.NAME.OPTION: bootstrap.servers, kafka.* as in
+ * the data source, python. Without them spark.headrace.bootstrap.servers and similar settings apply, then the
+ * environment's HEADRACE_SERVER, then 127.0.0.1:9092.
  */
 public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
     private static final String SESSION_PREFIX = "spark.headrace.";
@@ -178,13 +178,13 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
         return load(identifier, null, null, inserted ? FilledColumns.MARK : null);
     }
 
-    /** As it was at a time, in microseconds since 1970: what was written in that millisecond is included. */
+    /** Loads the table as of a time in microseconds since 1970; rows written in that millisecond are included. */
     @Override
     public Table loadTable(Identifier identifier, long timestamp) throws NoSuchTableException {
         return load(identifier, Math.floorDiv(timestamp, 1000), null, null);
     }
 
-    /** As it was at offsets by bucket, as JSON; the lake alone at one of its snapshots. */
+    /** Loads the table as of offsets by bucket, as JSON; the lake alone as of one of its snapshots. */
     @Override
     public Table loadTable(Identifier identifier, String version) throws NoSuchTableException {
         return load(identifier, null, version, null);
@@ -210,7 +210,7 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
         for (Constraint constraint : info.constraints()) {
             if (!(constraint instanceof PrimaryKey found)) {
                 throw new UnsupportedOperationException(
-                        constraint.toDDL() + ": of constraints a table has PRIMARY KEY and NOT NULL");
+                        constraint.toDDL() + ": the supported constraints are PRIMARY KEY and NOT NULL");
             }
             key.addAll(names(found.columns()));
         }
@@ -235,7 +235,7 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
         List<Map<String, Object>> described = new ArrayList<>();
         for (Column column : columns) {
             if (column.generationExpression() != null || column.identityColumnSpec() != null) {
-                throw new UnsupportedOperationException("column " + column.name() + ": no column here is generated");
+                throw new UnsupportedOperationException("column " + column.name() + ": generated columns are unsupported");
             }
             Map<String, Object> one = new LinkedHashMap<>();
             one.put("name", column.name());
@@ -247,7 +247,7 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
         }
         Map<String, String> stated = new HashMap<>(properties);
         if (SQLConf.get().defaultDataSourceName().equalsIgnoreCase(stated.get(TableCatalog.PROP_PROVIDER))) {
-            stated.remove(TableCatalog.PROP_PROVIDER); // saveAsTable and toTable say it when nobody did
+            stated.remove(TableCatalog.PROP_PROVIDER); // saveAsTable and toTable set it when the user did not
         }
         request.put("columns", described);
         request.put("properties", stated);
@@ -262,7 +262,7 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
             }
             throw noNamespace(error, identifier.namespace());
         } catch (NoSuchTableException error) {
-            throw new IllegalStateException(identifier + " was dropped while it was made", error);
+            throw new IllegalStateException(identifier + " was dropped during its creation", error);
         }
     }
 
@@ -282,7 +282,7 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
                 found.put("bucket_key", columns);
             } else {
                 throw new UnsupportedOperationException(
-                        transform.describe() + ": a table is PARTITIONED BY columns, and CLUSTERED BY columns INTO n"
+                        transform.describe() + ": use PARTITIONED BY columns, and CLUSTERED BY columns INTO n"
                                 + " BUCKETS");
             }
         }
@@ -309,10 +309,10 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
 
     @Override
     public void renameTable(Identifier from, Identifier to) {
-        throw new UnsupportedOperationException("tables cannot be renamed: their topics have their names");
+        throw new UnsupportedOperationException("tables cannot be renamed: their topics are named after them");
     }
 
-    // ---- words
+    // ---- conversions
 
     private Map<String, Object> place(Identifier identifier) {
         Map<String, Object> found = new HashMap<>();
@@ -324,7 +324,7 @@ public final class HeadraceCatalog implements TableCatalog, SupportsNamespaces {
     private static String single(String[] namespace) {
         if (namespace.length != 1) {
             throw new IllegalArgumentException(
-                    "'" + String.join(".", namespace) + "': databases are named CATALOG.DATABASE and have no others inside");
+                    "'" + String.join(".", namespace) + "': a database is CATALOG.DATABASE and cannot contain others");
         }
         return namespace[0];
     }

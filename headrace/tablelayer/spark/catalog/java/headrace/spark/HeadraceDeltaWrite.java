@@ -23,8 +23,8 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * UPDATE, DELETE and MERGE: each row goes with the kind of change it is and, where it was there before under the same
- * key, with the places of the columns that it changes; a deleted one with its key alone.
+ * UPDATE, DELETE and MERGE: each row carries its kind of change. A row that existed under the same key also carries
+ * the places of its changed columns; a deleted row has only its key.
  */
 final class HeadraceDeltaWrite extends StagedWrite implements DeltaWriteBuilder, DeltaWrite, DeltaBatchWrite {
     private static final String ROW_KIND_COLUMN = "_headrace_row_kind";
@@ -43,7 +43,7 @@ final class HeadraceDeltaWrite extends StagedWrite implements DeltaWriteBuilder,
     }
 
     private static StructType written(LogicalWriteInfo info) {
-        // A statement that only deletes has no rows to write, and no columns of them.
+        // A statement that only deletes has no rows to write, and no columns.
         StructType columns = info.schema().isEmpty() ? info.rowIdSchema().orElseThrow() : info.schema();
         StructType all = new StructType();
         for (StructField field : columns.fields()) {
@@ -52,7 +52,7 @@ final class HeadraceDeltaWrite extends StagedWrite implements DeltaWriteBuilder,
         return all.add(ROW_KIND_COLUMN, DataTypes.StringType, false).add(CHANGED_COLUMN, DataTypes.StringType, true);
     }
 
-    /** Where these columns are in a row. */
+    /** The places of these columns in a row. */
     private int[] places(StructType columns) {
         int[] found = new int[columns.size()];
         for (int at = 0; at < found.length; at++) {
@@ -103,7 +103,7 @@ final class HeadraceDeltaWrite extends StagedWrite implements DeltaWriteBuilder,
 
         @Override
         public void write(InternalRow row) {
-            throw new UnsupportedOperationException("rows come as changes");
+            throw new UnsupportedOperationException("rows have to come as changes");
         }
 
         @Override

@@ -12,8 +12,8 @@ import org.apache.spark.sql.connector.write.SupportsDelta;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * UPDATE, DELETE or MERGE: rows are known by their primary key, and what is written are changes. The first and the last
- * take the row as it was along, to tell which columns they change.
+ * UPDATE, DELETE or MERGE: rows are identified by their primary key and written as changes. UPDATE and MERGE also read
+ * the old row, to find the columns that change.
  */
 final class HeadraceOperation implements RowLevelOperation, SupportsDelta {
     private final HeadraceTable table;

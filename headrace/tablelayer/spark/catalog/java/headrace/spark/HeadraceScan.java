@@ -13,7 +13,7 @@ import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 
-/** A read: pinned when Spark first asks about it, its splits say what each task reads; or the beginning of a stream. */
+/** A read, pinned when Spark first asks about it, with one split per task; or the beginning of a stream. */
 final class HeadraceScan implements SupportsReportStatistics, Batch {
     private final HeadraceTable table;
     private final Server server;
@@ -22,7 +22,7 @@ final class HeadraceScan implements SupportsReportStatistics, Batch {
     private final String description;
     private JsonNode plan;
 
-    /** `request` is that of `plan`, but for the columns. */
+    /** `request` is the request `plan` without the columns. */
     HeadraceScan(
             HeadraceTable table, Server server, StructType schema, Map<String, Object> request, String description) {
         this.table = table;
@@ -55,7 +55,7 @@ final class HeadraceScan implements SupportsReportStatistics, Batch {
         return this;
     }
 
-    /** From the beginning that the options say, or from what the checkpoint says, which Spark keeps. */
+    /** Begins where the options say, or at the checkpoint's position, which Spark keeps. */
     @Override
     public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
         return new HeadraceStream(table.name(), server, schema, request);

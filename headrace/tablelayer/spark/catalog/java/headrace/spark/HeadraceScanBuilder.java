@@ -10,7 +10,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.types.StructType;
 
-/** Gathers the columns, the conditions and the limit that Spark needs; `build` pins what is read. */
+/** Collects the columns, conditions and limit that Spark needs; `build` pins the read. */
 final class HeadraceScanBuilder
         implements SupportsPushDownRequiredColumns, SupportsPushDownV2Filters, SupportsPushDownLimit {
     private final HeadraceTable table;
@@ -26,7 +26,7 @@ final class HeadraceScanBuilder
         this.schema = CatalogV2Util.v2ColumnsToStructType(table.columns());
     }
 
-    /** Columns as a whole: what is inside of one is not read apart. */
+    /** Selects whole columns: fields inside a column are not read separately. */
     @Override
     public void pruneColumns(StructType required) {
         StructType whole = table.readable();
@@ -36,7 +36,7 @@ final class HeadraceScanBuilder
         }
     }
 
-    /** Those that Spark has to apply: the helper says which ones the readers apply to the letter. */
+    /** Returns the conditions that Spark has to apply; the helper decides which ones the readers apply exactly. */
     @Override
     public Predicate[] pushPredicates(Predicate[] predicates) {
         Conditions found = Conditions.of(table, predicates);
@@ -50,7 +50,7 @@ final class HeadraceScanBuilder
         return pushed;
     }
 
-    /** For each task: Spark does the rest. */
+    /** Applies to each task; Spark applies the rest. */
     @Override
     public boolean pushLimit(int limit) {
         this.limit = limit;

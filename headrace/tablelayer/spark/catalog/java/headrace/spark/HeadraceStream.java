@@ -11,7 +11,7 @@ import org.apache.spark.sql.connector.read.streaming.ReadLimit;
 import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow;
 import org.apache.spark.sql.types.StructType;
 
-/** A table's rows or changes, batch by batch; offsets are the data source's own, as JSON, in the checkpoint too. */
+/** A table's rows or changes, batch by batch. Offsets are the data source's own, as JSON, in the checkpoint too. */
 final class HeadraceStream implements MicroBatchStream, SupportsTriggerAvailableNow {
     private final String table;
     private final Server server;
@@ -35,7 +35,7 @@ final class HeadraceStream implements MicroBatchStream, SupportsTriggerAvailable
 
     @Override
     public Offset latestOffset() {
-        throw new UnsupportedOperationException("where the batch begins has to be said");
+        throw new UnsupportedOperationException("the start of the batch is required");
     }
 
     @Override
@@ -74,12 +74,12 @@ final class HeadraceStream implements MicroBatchStream, SupportsTriggerAvailable
 
     @Override
     public void commit(Offset end) {
-        // the server keeps the log by its own rules, whoever has read it
+        // the log's retention does not depend on its readers
     }
 
     @Override
     public void stop() {
-        // nothing is open
+        // no resource is open
     }
 
     @Override

@@ -34,10 +34,10 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** A table, or what stands behind a $ in its name, as it was described when it was loaded. */
+/** A table, or its view after a $, as described when it was loaded. */
 final class HeadraceTable
         implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsMetadataColumns, TruncatableTable {
-    /** The row as it was read, but for its key: for UPDATE and MERGE, which write what differs, not for people. */
+    /** The row as it was read, without its key: internal, for UPDATE and MERGE, which write the differences. */
     static final String OLD_COLUMN = "_headrace_old";
 
     final Server server;
@@ -52,7 +52,7 @@ final class HeadraceTable
         this(server, identifier, asOfMs, version, described, null);
     }
 
-    /** `metadata`: that of all columns, JSON. */
+    /** `metadata`: JSON, the metadata of all columns. */
     HeadraceTable(
             Server server, Identifier identifier, Long asOfMs, String version, JsonNode described, String metadata) {
         this.server = server;
@@ -65,7 +65,7 @@ final class HeadraceTable
         described.get("columns").forEach(each -> found.add(column(each, metadata)));
         this.columns = found.toArray(Column[]::new);
         if (isOfEarlier() && !described.get("as_of").asBoolean()) {
-            throw new UnsupportedOperationException(name() + " has no state of an earlier time: leave AS OF out");
+            throw new UnsupportedOperationException(name() + " has no earlier states: leave AS OF out");
         }
     }
 
@@ -87,7 +87,7 @@ final class HeadraceTable
         return described.get("view").asBoolean();
     }
 
-    /** Database, table and the rest, for a request. */
+    /** Database and table name, for a request. */
     Map<String, Object> place() {
         Map<String, Object> found = new HashMap<>();
         found.put("database", database);
@@ -110,17 +110,17 @@ final class HeadraceTable
         return columns;
     }
 
-    /** Refuse an INSERT that would overwrite columns that it does not name, in rows that are there. */
+    /** Refuses an INSERT that would overwrite columns that it does not name, in existing rows. */
     void checkInsertIsWhole() {
         Set<String> overwritten = new HashSet<>();
         described.get("overwritten").forEach(each -> overwritten.add(each.asText()));
         List<String> filled = overwritten.isEmpty() ? List.of() : FilledColumns.among(overwritten);
         if (!filled.isEmpty()) {
-            throw new UnsupportedOperationException("INSERT INTO " + name() + " does not give " + String.join(", ", filled)
-                    + ": the rows of a table with a primary key are written whole, so rows that are there would lose what"
-                    + " they have in these columns. Name all columns (with NULL or DEFAULT where a row has no value), change"
-                    + " some of them by UPDATE or MERGE INTO, or write them by"
-                    + " df.write.format('headrace').option('write.mode', 'partial').option('columns', ...)");
+            throw new UnsupportedOperationException("INSERT INTO " + name() + " leaves out " + String.join(", ", filled)
+        + ": the rows of a table with a primary key are written whole, so existing rows would lose their"
+        + " values in these columns. Name all columns (with NULL or DEFAULT where a row has no value), change"
+        + " some of them by UPDATE or MERGE INTO, or write them by"
+        + " df.write.format('headrace').option('write.mode', 'partial').option('columns', ...)");
         }
     }
 
@@ -151,7 +151,9 @@ final class HeadraceTable
         return HeadraceCatalog.texts(described.get("properties"));
     }
 
-    /** It is enforced here; but that word is none of Spark's CREATE TABLE, which is to take what SHOW CREATE TABLE says. */
+    /**
+     * The key is enforced here, but Spark's CREATE TABLE does not know ENFORCED, and has to accept SHOW CREATE TABLE.
+     */
     @Override
     public Constraint[] constraints() {
         NamedReference[] key = primaryKey();
@@ -160,7 +162,7 @@ final class HeadraceTable
                 : new Constraint[] {Constraint.primaryKey(table + "_pk", key).enforced(false).rely(true).build()};
     }
 
-    /** What cannot be done all the same, such as the stream of a lake, is refused with its reason. */
+    /** Unsupported operations such as the stream of a lake are refused later, with their reason. */
     @Override
     public Set<TableCapability> capabilities() {
         EnumSet<TableCapability> found = EnumSet.of(TableCapability.BATCH_READ);
@@ -187,7 +189,7 @@ final class HeadraceTable
         return old.isEmpty() ? new MetadataColumn[0] : new MetadataColumn[] {new OldColumn(old)};
     }
 
-    /** Its columns and the metadata columns. */
+    /** The columns and the metadata columns. */
     StructType readable() {
         StructType found = CatalogV2Util.v2ColumnsToStructType(columns);
         for (MetadataColumn each : metadataColumns()) {
@@ -199,7 +201,7 @@ final class HeadraceTable
     @Override
     public boolean truncateTable() {
         if (isView()) {
-            throw new UnsupportedOperationException(name() + " is there to be read");
+            throw new UnsupportedOperationException(name() + " is read-only");
         }
         return server.ask("truncate", place()).asBoolean();
     }
@@ -218,7 +220,7 @@ final class HeadraceTable
     public RowLevelOperationBuilder newRowLevelOperationBuilder(RowLevelOperationInfo info) {
         if (isView() || primaryKey().length == 0) {
             throw new UnsupportedOperationException(
-                    info.command() + " changes rows by their primary key, and " + name() + " has none: only INSERT INTO");
+                    info.command() + " changes rows by primary key, but " + name() + " has none: use INSERT INTO");
         }
         if (info.command() != RowLevelOperation.Command.DELETE && described.hasNonNull("unchanged")) {
             throw new UnsupportedOperationException(info.command() + ": " + described.get("unchanged").asText());
@@ -243,7 +245,7 @@ final class HeadraceTable
         }
     }
 
-    /** A column by its name alone, whatever characters it has. */
+    /** A column by its name alone, with any characters. */
     record ColumnReference(String column) implements NamedReference {
         @Override
         public String[] fieldNames() {

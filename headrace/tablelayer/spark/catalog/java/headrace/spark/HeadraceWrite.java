@@ -19,8 +19,8 @@ import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
 import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
 
 /**
- * INSERT INTO and streams: rows are appended to a log table, and upserted into one with a primary key, which is why a
- * stream in mode update does too. INSERT OVERWRITE and mode complete replace what is there.
+ * INSERT INTO and streams: rows are appended to a log table and upserted into a table with a primary key, so a stream
+ * in mode update is upserted too. INSERT OVERWRITE and mode complete replace the present rows.
  */
 final class HeadraceWrite extends StagedWrite
         implements SupportsOverwriteV2, SupportsDynamicOverwrite, SupportsStreamingUpdateAsAppend {
@@ -75,7 +75,9 @@ final class HeadraceWrite extends StagedWrite
         return new Writers(plan());
     }
 
-    /** Micro-batches know the query, by its checkpoint, and their number: each is in the table once. */
+    /**
+     * Identifies micro-batches by the query, from its checkpoint, and their number, so that each is in the table once.
+     */
     @Override
     public StreamingWrite toStreaming() {
         terms.put("query", queryId);

@@ -21,10 +21,7 @@ import java.util.HashMap;
 import java.util.Map;
 import org.apache.spark.SparkEnv;
 
-/**
- * The process that is asked (tablelayer.spark.catalog.helper), one for each JVM and Python, and the connections to it
- * that nobody uses just now.
- */
+/** The helper process (tablelayer.spark.catalog.helper), one per JVM and Python, and its idle connections. */
 final class Helper {
     static final ObjectMapper JSON = new ObjectMapper();
     private static final int IDLE_MAX = 16;
@@ -61,7 +58,7 @@ final class Helper {
         }
     }
 
-    /** A connection of one's own. */
+    /** A connection for the caller alone. */
     static Connection connect(String python) {
         Helper helper = running(python);
         synchronized (helper.idle) {
@@ -75,11 +72,11 @@ final class Helper {
             channel.connect(helper.address);
             return new Connection(helper, channel);
         } catch (IOException error) {
-            throw new HelperException("ProcessEnded", "the process that serves this catalog is gone: " + error);
+            throw new HelperException("ProcessEnded", "the process that serves this catalog has ended: " + error);
         }
     }
 
-    /** What runs Python where nobody says: as for Spark's own workers. */
+    /** The default Python, which is that of Spark's own workers. */
     static String defaultPython() {
         String found = null;
         if (SparkEnv.get() != null) {
@@ -131,7 +128,7 @@ final class Helper {
             // the rest of the sentence says what to do
         }
         return "Python " + python + " cannot run headrace, which this catalog needs" + last + ". Set PYSPARK_PYTHON (or"
-                + " spark.pyspark.python, or the catalog's option python) to one that has it, before the session starts:"
+                + " spark.pyspark.python, or the catalog's option python) to one that has it before the session starts:"
                 + " pip install 'headrace[spark]'";
     }
 
@@ -145,7 +142,7 @@ final class Helper {
         connection.close(false);
     }
 
-    /** To one forked process; used by one thread at a time. */
+    /** A connection to one forked process; one thread uses it at a time. */
     static final class Connection {
         final InputStream in;
         final OutputStream out;
@@ -169,7 +166,7 @@ final class Helper {
             out.write(framed);
         }
 
-        /** What is said to be ok; HelperException for a refusal. */
+        /** The value of an ok answer; throws HelperException for a refusal. */
         JsonNode receive() throws IOException {
             DataInputStream data = new DataInputStream(in);
             byte[] text = new byte[data.readInt()];
@@ -182,7 +179,7 @@ final class Helper {
             return answer.get("ok");
         }
 
-        /** `reusable`: all that was asked is answered. */
+        /** `reusable`: every request on the connection was answered. */
         void close(boolean reusable) {
             if (reusable && channel.isOpen()) {
                 helper.giveBack(this);
@@ -191,14 +188,14 @@ final class Helper {
             try {
                 channel.close();
             } catch (IOException ignored) {
-                // it is of no use any more
+                // the connection is not used any more
             }
         }
     }
 
     /**
-     * What was refused, in words for a person; the kind is a name of TableErrorCode, or of an exception. Of the kind of
-     * exceptions that pyspark shows by their message alone.
+     * A refusal with a readable message; the kind is a name of TableErrorCode, or of an exception. pyspark shows this
+     * exception class by its message alone.
      */
     static final class HelperException extends IllegalArgumentException {
         private static final long serialVersionUID = 1L;

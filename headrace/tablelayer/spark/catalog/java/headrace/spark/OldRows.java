@@ -9,7 +9,7 @@ import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** Columns of a batch once more, as one column of rows: nothing is copied. */
+/** Columns of a batch again, as one column of rows, without a copy. */
 final class OldRows extends ColumnVector {
     private final ColumnVector[] columns;
 
@@ -43,7 +43,7 @@ final class OldRows extends ColumnVector {
 
     @Override
     public void close() {
-        // the batch's own columns free what they hold
+        // the batch's own columns free their memory
     }
 
     @Override
@@ -107,6 +107,6 @@ final class OldRows extends ColumnVector {
     }
 
     private static UnsupportedOperationException onlyRows() {
-        return new UnsupportedOperationException("a column of rows");
+        return new UnsupportedOperationException("this column has only rows");
     }
 }

@@ -14,7 +14,7 @@ import org.apache.spark.sql.execution.arrow.ArrowWriter;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils;
 
-/** One task's rows on their way to the helper, as Arrow batches. */
+/** Sends one task's rows to the helper, as Arrow batches. */
 class RowWriter implements DataWriter<InternalRow> {
     private static final int BATCH_ROWS = 16_384;
     private static final int LOOK_ROWS = 512;
@@ -28,7 +28,7 @@ class RowWriter implements DataWriter<InternalRow> {
     private int count;
     private boolean answered;
 
-    /** `batch`: of a query's micro-batch its number, else null. */
+    /** `batch`: the number of a query's micro-batch, otherwise null. */
     RowWriter(Plan plan, Long batch) {
         connection = Helper.connect(plan.python);
         allocator = ArrowUtils.rootAllocator().newChildAllocator("headrace", 0, Long.MAX_VALUE);
@@ -66,7 +66,7 @@ class RowWriter implements DataWriter<InternalRow> {
         try {
             stream.writeBatch();
         } catch (IOException error) {
-            connection.receive(); // why it does not read on
+            connection.receive(); // throws the reason why the helper stopped reading
             throw error;
         }
         rows.reset();
@@ -91,7 +91,7 @@ class RowWriter implements DataWriter<InternalRow> {
 
     @Override
     public void abort() {
-        // what was staged under this run's name is of no statement and goes in time
+        // the staged rows of this run belong to no statement and expire
     }
 
     @Override
@@ -101,6 +101,6 @@ class RowWriter implements DataWriter<InternalRow> {
         allocator.close();
     }
 
-    /** What travels to a task. */
+    /** The plan that is sent to a task. */
     record Plan(String python, String writer, StructType schema) implements Serializable {}
 }

@@ -5,7 +5,7 @@ import java.io.Serializable;
 import java.util.HashMap;
 import java.util.Map;
 
-/** Where tables are and how one is let in; never shown, since passwords are among the options. */
+/** The server's address and credentials; never shown, because the options contain passwords. */
 final class Server implements Serializable {
     private static final long serialVersionUID = 1L;
     final String python;
@@ -16,7 +16,7 @@ final class Server implements Serializable {
         this.options = new HashMap<>(options);
     }
 
-    /** The options of one read or write with them. */
+    /** These options together with those of one read or write. */
     Server with(Map<String, String> more) {
         if (more.isEmpty()) {
             return this;

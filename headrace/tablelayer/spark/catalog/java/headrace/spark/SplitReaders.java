@@ -21,10 +21,10 @@ import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** What each task reads, as columns, from the helper. */
+/** Reads a task's split from the helper, in columns. */
 record SplitReaders(String python, String reader, StructType schema) implements PartitionReaderFactory {
 
-    /** The columns to ask the helper for, in this order; at least one, by which rows are counted. */
+    /** The columns to ask the helper for, in this order; at least one, to count rows. */
     static List<String> columns(StructType schema, String first) {
         Set<String> found = new LinkedHashSet<>();
         for (StructField field : schema.fields()) {
@@ -44,7 +44,7 @@ record SplitReaders(String python, String reader, StructType schema) implements 
 
     @Override
     public PartitionReader<InternalRow> createReader(InputPartition partition) {
-        throw new UnsupportedOperationException("rows come in columns");
+        throw new UnsupportedOperationException("rows have to be read in columns");
     }
 
     @Override
@@ -52,7 +52,7 @@ record SplitReaders(String python, String reader, StructType schema) implements 
         return new Reader(python, Map.of("op", "read", "reader", reader, "split", ((Split) partition).text()), schema);
     }
 
-    /** In the helper's words. */
+    /** A split, as pickled text of the helper. */
     record Split(String text) implements InputPartition {}
 
     private static final class Reader implements PartitionReader<ColumnarBatch> {
@@ -120,7 +120,7 @@ record SplitReaders(String python, String reader, StructType schema) implements 
                     stream.close(false);
                 }
             } catch (IOException ignored) {
-                // what it held is freed all the same
+                // its memory is freed all the same
             }
             allocator.close();
         }

@@ -7,7 +7,9 @@ import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.types.StructType;
 
-/** What all writes have in common: tasks stage rows of this schema, the driver makes them visible, all or none. */
+/**
+ * The part that all writes share: tasks stage rows of this schema, and the driver makes all of them visible, or none.
+ */
 abstract class StagedWrite implements Write, BatchWrite {
     final HeadraceTable table;
     final StructType schema;
@@ -20,13 +22,13 @@ abstract class StagedWrite implements Write, BatchWrite {
         this.server = table.server.with(info.options().asCaseSensitiveMap());
     }
 
-    /** To be called once; `terms` are those of begin_write beside table and schema. */
+    /** Called once; `terms` are the fields of begin_write besides table and schema. */
     final Staging begin(Map<String, ?> terms) {
         staging = new Staging(table, server, schema, terms);
         return staging;
     }
 
-    /** What each task needs. */
+    /** The plan for each task. */
     final RowWriter.Plan plan() {
         return staging.plan(schema);
     }

@@ -9,7 +9,7 @@ import java.util.Objects;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.types.StructType;
 
-/** A statement's or a query's write, on the driver: what the tasks stage becomes visible with `commit`, all or none. */
+/** A write of a statement or a query, on the driver: `commit` makes all staged rows visible, or none. */
 final class Staging {
     private final Server server;
     private final String writer;
@@ -45,6 +45,6 @@ final class Staging {
         return server.ask(kind, request);
     }
 
-    /** What a task tells the driver. */
+    /** Message of a task to the driver. */
     record Message(String text) implements WriterCommitMessage {}
 }
