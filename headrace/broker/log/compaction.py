@@ -5,9 +5,8 @@
 - A tombstone is kept until a time that is stored in its batch the first time it is cleaned (delete horizon, KIP-534).
   The same holds for the marker of a transaction, counted from when the last record of its transaction was removed.
 - Records of aborted transactions are removed.
-- A batch without remaining records is removed, with two exceptions, of which the header is kept: it holds the last
-  sequence number of a known producer, or it is the last batch of the cleaned range, so that the log's offsets stay
-  known.
+- A batch without remaining records is removed, with two exceptions whose header is kept. One holds the last sequence
+  number of a known producer. The other is the last batch of the cleaned range: it keeps the log's offsets known.
 
 Pure; every loop over records is a kernel. `compaction_plan` chooses the segments, `compaction_run` replaces them.
 Source: Kafka's Cleaner, CleanedTransactionMetadata and MemoryRecords.filterTo.

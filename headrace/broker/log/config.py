@@ -71,7 +71,9 @@ class LogConfig(msgspec.Struct, frozen=True):
     looks_into_batches: bool = False
     """Whether the header of a client's batch is not enough to append it."""
     decompressed_bytes_max: int = 0
-    """What a client's batch may decompress to, with the columns of its records where they are needed."""
+    """Maximum size of a client's batch when decompressed, with the columns of its records if they are needed, in
+    bytes.
+    """
     flushes_by_count: bool = False
     """Whether an acknowledgement may have to wait for an fsync."""
     roll_ms: int = 0
@@ -97,7 +99,7 @@ class LogConfig(msgspec.Struct, frozen=True):
 
     @property
     def local_ms(self) -> int:
-        """What stays local of a tiered log, by age; -1 for all of it."""
+        """Maximum local age of a tiered log; -1: without limit."""
         return self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms
 
     @property

@@ -238,9 +238,8 @@ class PartitionLog:
     def prepare(self, batch: Buffer, *, large: bool = True) -> memoryview:
         """Do the slow part of a client's append, if the topic demands it: check the records, recompress the batch.
 
-        Any thread may call it; `append` does it unless the caller says that it was done. Raises KafkaError. Raises
-        TakesTime for a batch that decompresses to so many bytes that it has to be prepared alone, unless it may be
-        `large`.
+        Any thread may call it; `append` does it unless the caller says that it was done. Raises KafkaError. Unless
+        `large`, raises TakesTime for a batch that must be prepared alone because of its decompressed size.
         """
         config, now_ms = self.config, self._clock.time_ms()
         view = memoryview(batch)

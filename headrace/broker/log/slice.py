@@ -10,8 +10,8 @@ from headrace.broker.log.region import FileRegion
 class LogSlice(msgspec.Struct, frozen=True):
     """Consecutive whole batches of one segment.
 
-    - start_offset: base offset of the first batch, at or before the requested offset; the requested offset when there
-      are none
+    - start_offset: base offset of the first batch, at or before the requested offset; the requested offset when the
+      slice is empty
     - region: the bytes; None when there are none
     - end_offset: base offset of the batch that follows; -1 when there is none
     """
