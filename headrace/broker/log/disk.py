@@ -22,9 +22,7 @@ _TEMPORARY_SUFFIX = ".tmp"
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _MAPPED_FROM_BYTES = 16 * 1024
 """Smaller files are read: mapping, touching and unmapping them takes longer."""
-_INODE_FLAGS = Struct(
-    "@I4x"
-)  # the numbers of the calls are declared with `long`, but the kernel takes an int
+_INODE_FLAGS = Struct("@I4x")  # the calls are declared with `long`; the kernel takes an int
 _GET_INODE_FLAGS = 2 << 30 | calcsize("@l") << 16 | 0x6601  # FS_IOC_GETFLAGS
 _SET_INODE_FLAGS = 1 << 30 | calcsize("@l") << 16 | 0x6602  # FS_IOC_SETFLAGS
 _TOP_DIRECTORY = 0x00020000
@@ -145,9 +143,7 @@ class SystemDisk:
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(
-                    temporary
-                )  # on a full disk the temporary file would take the little space that is left
+                os.unlink(temporary)  # it would take the last space of a full disk
             raise
         if sync:
             self.sync_directory(path.parent)

@@ -142,9 +142,7 @@ class PartitionLog:
         """
         self._closed = False
         self._flush_lock = threading.Lock()
-        self._checkpoint_lock = (
-            threading.Lock()
-        )  # If both locks are needed, this one is taken after the flush lock.
+        self._checkpoint_lock = threading.Lock()  # taken after the flush lock if both are needed
         self._reader = Reader(self._segments, self._bases)
 
     @classmethod
@@ -272,9 +270,8 @@ class PartitionLog:
         if config.looks_into_batches and origin is AppendOrigin.CLIENT and not prepared:
             sent, view = view, prepare(view, header, config, now_ms, effort)
             if view is not sent:
-                header = validate_batch(
-                    view, config, origin, now_ms, effort
-                )  # another codec changes its size
+                # another codec changes the batch's size
+                header = validate_batch(view, config, origin, now_ms, effort)
         producers = self._producers
         if producers is None:
             producers = self._producer_state()

@@ -60,9 +60,8 @@ def prepare(
     send its parts. With `effort` it raises TakesTime instead of doing more at once. Without `large` it raises TakesTime
     instead of waiting for its turn among batches that decompress to many bytes.
     """
-    if not (
-        config.needs_columns or header.attributes & COMPRESSION_MASK
-    ):  # true for most batches, which pay no more than this check
+    # Most batches need no more than this.
+    if not (config.needs_columns or header.attributes & COMPRESSION_MASK):
         try:
             largest = check_batch(header, batch, bytes_max=len(batch), effort=effort)
         except DecodeError as error:

@@ -176,9 +176,8 @@ class DataDirectory:
     def make_filled_partition_dir(self, image: TopicImage, index: int, files: Mapping[str, bytes]) -> None:
         """Make the folder of a partition that has none, with these files in it, durably: all of it or nothing."""
         disk, path = self._disk, self.partition_dir(image.name, index)
-        making = path.with_name(
-            f"{image.topic_id.hex}-{index}-delete"
-        )  # a crash leaves a folder that is removed
+        # If this is interrupted, the next start removes the folder.
+        making = path.with_name(f"{image.topic_id.hex}-{index}-delete")
         disk.remove_tree(making)
         disk.make_directory(making)
         self._write_topic_id(making, image.topic_id)

@@ -5,8 +5,8 @@
 - An ACL that denies the operation, or ALL, takes precedence over all others.
 - An ACL that allows it, or ALL, allows it. READ, WRITE, DELETE and ALTER also allow DESCRIBE; ALTER_CONFIGS also allows
   DESCRIBE_CONFIGS. A denied operation implies nothing.
-- If ACLs of any principal apply to the resource and none allows the operation, it is refused. If no ACL applies to the resource,
-  there is no answer.
+- If ACLs of any principal apply to the resource and none allows the operation, it is refused. If no ACL applies to
+  the resource, there is no answer.
 
 A decision costs one look-up for the name, one for each length that prefixes of the type have, and one for `*`; then
 only the ACLs of the principal are compared. Pure; nothing is cached between decisions.
