@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from headrace.broker.transactions.coordinator import TransactionCoordinator
 
 GROUP_LAGS_MAX: Final = 500
-"""Pairs of group and topic with a lag of their own; those beyond are summed up."""
+"""Maximum number of pairs of group and topic with a lag of their own; the lags of further ones are summed up."""
 
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of clients.")
 CONNECTIONS_ACCEPTED = Metric(
     "headrace_connections_accepted_total",
     _COUNTER,
-    "Connections that were accepted since the server started; those that are refused at once are among them.",
+    "Connections that were accepted since the server started, including those that were refused at once.",
     ("listener",),
 )
 FAULTS = Metric(
     "headrace_connection_faults_total",
     _COUNTER,
-    "Connections that were refused or closed for what the peer did, by what it was; the log says more, of so many a"
-    " minute.",
+    "Connections that were refused or closed because of the peer, by reason; the log has details, for a "
+    "limited number a minute.",
     ("fault",),
 )
 HANDSHAKES = Metric(
     "headrace_tls_handshakes_pending",
     _GAUGE,
-    "Connections whose handshake of TLS is under way or waits for its turn.",
+    "Connections whose TLS handshake is in progress or waits for its turn.",
 )
 BACKGROUND_FAILURES = Metric(
     "headrace_background_failures_total",
     _COUNTER,
-    "Failures of work in the background since the server started; the log says what failed.",
+    "Failures of background work since the server started; the log has details.",
 )
 BYTES_IN = Metric(
     "headrace_topic_bytes_in_total",
@@ -70,29 +70,33 @@ BYTES_OUT = Metric(
 RECORDS_OUT = Metric(
     "headrace_topic_records_out_total",
     _COUNTER,
-    "Records in answers to Fetch and to table scans; of a batch that is sent all of them count.",
+    "Records in answers to Fetch and to table scans, counting all records of each batch that is sent.",
     ("topic",),
 )
 LOG_SIZE = Metric(
     "headrace_log_size_bytes", _GAUGE, "Bytes of a topic's log files, without indexes.", ("topic",)
 )
-TOPICS = Metric("headrace_topics", _GAUGE, "Topics, tables and internal topics among them.")
+TOPICS = Metric("headrace_topics", _GAUGE, "Topics, including tables and internal topics.")
 PARTITIONS = Metric("headrace_partitions", _GAUGE, "Partitions of all topics.")
 OFFLINE = Metric(
-    "headrace_offline_partitions", _GAUGE, "Partitions that are not served since something failed."
+    "headrace_offline_partitions", _GAUGE, "Partitions that are not served because of a failure."
 )
 GROUPS = Metric("headrace_groups", _GAUGE, "Consumer groups, by state.", ("state",))
 GROUP_LAG = Metric(
     "headrace_group_lag_records",
     _GAUGE,
-    "How far a group's committed offsets are behind the ends of a topic; of partitions used since the start.",
+    "Number of offsets that a group's committed offsets are behind the ends of a topic's partitions, for "
+    "partitions used since the start.",
     ("group", "topic"),
 )
 TRANSACTIONS = Metric(
     "headrace_transactions", _GAUGE, "Transactional ids, by the state of their transaction.", ("state",)
 )
 TRANSACTIONS_ENDED = Metric(
-    "headrace_transactions_ended_total", _COUNTER, "Transactions that were ended, by how.", ("result",)
+    "headrace_transactions_ended_total",
+    _COUNTER,
+    "Transactions that were ended since the start, by outcome.",
+    ("result",),
 )
 BROKER_METRICS: Final = (
     CONNECTIONS, CONNECTIONS_ACCEPTED, FAULTS,
@@ -103,7 +107,7 @@ _TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
 
 
 class BrokerCollector:
-    """Reads what the parts of a broker know anyway."""
+    """Collects values that the parts of a broker already have."""
 
     def __init__(
         self,
@@ -126,7 +130,7 @@ class BrokerCollector:
         self._transactions = transactions
         self._totals = Totals(len(_TRAFFIC))
         self._sizes: dict[Partition, int] = {}
-        """Of logs that nobody has opened: they do not change."""
+        """Sizes of unopened logs, which do not change."""
 
     async def collect(self, gathering: Gathering) -> None:
         gathering.put(CONNECTIONS, self._network.connection_count)

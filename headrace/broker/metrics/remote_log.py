@@ -1,4 +1,4 @@
-"""What is measured of the remote log: Kafka's RemoteLogManager metrics (KIP-405, KIP-963), by topic."""
+"""Metrics of the remote log: Kafka's RemoteLogManager metrics (KIP-405, KIP-963), by topic."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ DELETE_ERRORS: Final = Metric(
 COPY_LAG_BYTES: Final = Metric(
     "headrace_remote_copy_lag_bytes",
     _GAUGE,
-    "Bytes of segments that are not written any more and not in remote storage yet.",
+    "Bytes of closed segments that are not in remote storage yet.",
     _TOPIC,
 )
 COPY_LAG_SEGMENTS: Final = Metric(
     "headrace_remote_copy_lag_segments",
     _GAUGE,
-    "Segments that are not written any more and not in remote storage yet.",
+    "Closed segments that are not in remote storage yet.",
     _TOPIC,
 )
 SIZE: Final = Metric(
@@ -74,10 +74,10 @@ SEGMENTS: Final = Metric(
 STORE_READS: Final = Metric(
     "headrace_remote_store_reads_total",
     _COUNTER,
-    "Requests for ranges of objects, those ahead of readers among them.",
+    "Requests for ranges of objects in remote storage, including those of reading ahead.",
 )
 STORE_READ_BYTES: Final = Metric(
-    "headrace_remote_store_read_bytes_total", _COUNTER, "Bytes of objects that came from remote storage."
+    "headrace_remote_store_read_bytes_total", _COUNTER, "Bytes of objects that were read from remote storage."
 )
 READERS_WAITING: Final = Metric(
     "headrace_remote_reads_waiting",
@@ -87,13 +87,14 @@ READERS_WAITING: Final = Metric(
 METADATA_AGE: Final = Metric(
     "headrace_remote_metadata_age_seconds",
     _GAUGE,
-    "Seconds since the metadata in remote storage was known to be as it is here; of who copies it, in a cluster the "
-    "controller.",
+    "Seconds since the metadata in remote storage was known to equal the broker's; only at the broker that "
+    "copies it, in a cluster the controller.",
 )
 POSITIONS_AGE: Final = Metric(
     "headrace_remote_group_positions_age_seconds",
     _GAUGE,
-    "Seconds since the positions of consumer groups in remote storage were known to be those that are committed here.",
+    "Seconds since the positions of consumer groups in remote storage were known to equal those committed "
+    "here.",
 )
 REMOTE_METRICS: Final = (
     COPIED_BYTES, COPIES, COPY_ERRORS, FETCHED_BYTES, FETCHES, FETCH_ERRORS, DELETIONS, DELETE_ERRORS, COPY_LAG_BYTES,
