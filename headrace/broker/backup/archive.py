@@ -4,8 +4,8 @@
   this is
 - `chunks/<xx>/<digest>`: bytes of files by their SHA-256, written once for all backups that have them
 
-A file is cut into chunks of `CHUNK_BYTES`. A file with the size and time of the previous backup is not read again. Of
-other files only missing chunks are written. Segments are written at their ends, so a backup of a log costs what was
+A file is cut into chunks of `CHUNK_BYTES`. A file with the size and time of the previous backup is not read again.
+Otherwise only its missing chunks are written. Segments are written at their ends, so a backup of a log costs what was
 appended. An interrupted backup leaves chunks without a manifest; the next one uses them, `prune` removes them.
 
 A separate process makes a backup from the data directory of the running broker, whose cut (`broker.backup.cut`) says

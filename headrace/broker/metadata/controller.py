@@ -246,7 +246,8 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
-    """Return the transactions for the store that make the changes of `event`, each computed when it is asked for. Without a change there are no transactions.
+    """Return the transactions for the store that make the changes of `event`, each computed
+    when it is asked for. Without a change there are no transactions.
 
     Raises KafkaError before the first one.
     """
