@@ -66,7 +66,7 @@ async def _serve(arguments: argparse.Namespace, lines: LimitedLines) -> None:
     config = BrokerConfig.load(sets, arguments.config)
     if arguments.listen is not None and config["listeners"] is not None:
         raise ConfigError(
-            "--listen and the configuration listeners both name the addresses to listen on: leave one out"
+            "--listen and the configuration listeners both say where to listen: leave one out"
         )
     host, port = parse_listener(arguments.listen or "127.0.0.1:9092")
     clock = SystemClock()

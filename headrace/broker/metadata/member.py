@@ -58,8 +58,7 @@ class Member:
         store, own = self._store, self._registration.broker_id
         node = await store.get(tree.CONTROLLER)
         if node is None:
-            # a claim of a former session is over, even if the answer to the next one is lost
-            self.claim = None
+            self.claim = None  # it was a former session's; the answer about the next one may be lost
             self.claim = await become_controller(store, own, wait_seconds=0)
             if self.claim is not None:
                 return own

@@ -119,8 +119,7 @@ def admit_batch(
     if partition.hooks is not None:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION,
-            f"{topic} is a table, and tables cannot be part of transactions; produce without "
-            "transactional.id",
+            f"{topic} is a table, and tables take no part in transactions; produce without transactional.id",
         )
     if not transactional_id:
         raise KafkaError(

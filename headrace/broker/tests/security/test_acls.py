@@ -362,7 +362,7 @@ async def test_kafkas_authorizers_are_this_one(tmp_path: Path, name: str) -> Non
     ("name", "value", "words"),
     [
         ("authorizer.class.name", "com.example.Ranger", "this authorizer is not offered"),
-        ("super.users", "ann;User:bob", "'ann' is no principal"),
+        ("super.users", "ann;User:bob", "'ann' is not a principal"),
         ("super.users", "User:", "User:ann;User:bob"),
     ],
 )

@@ -87,11 +87,11 @@ def test_a_key_is_found_without_its_id() -> None:
         (lambda: unsigned("None"), "algorithm"),
         (lambda: signed(SECRET, "HS256"), "algorithm"),
         (lambda: signed(exp=NOW - 31), "expired"),
-        (lambda: signed(exp=None), "no time of expiry"),
+        (lambda: signed(exp=None), "no expiry time"),
         (lambda: signed(exp="tomorrow"), "'exp' is not a time"),
         (lambda: signed(exp=True), "'exp' is not a time"),
-        (lambda: signed(exp=10**30), "no time of expiry"),
-        (lambda: signed(iat=None), "no time of issue"),
+        (lambda: signed(exp=10**30), "no expiry time"),
+        (lambda: signed(iat=None), "no issue time"),
         (lambda: signed(iat=NOW + 31), "not valid yet"),
         (lambda: signed(nbf=NOW + 31), "not valid yet"),
         (lambda: signed(iat=NOW + 20, exp=NOW + 10), "before it was issued"),
@@ -231,7 +231,7 @@ def test_what_is_no_key_set_is_refused(document: bytes) -> None:
 NOT_VERIFIED: dict[str, Callable[[int], str]] = {
     "unsigned": lambda now: unsigned(iat=now, exp=now + 600),
     "of a stranger": lambda now: signed(STRANGER, iat=now, exp=now + 600),
-    "of another issuer": lambda now: signed(iat=now, exp=now + 600, iss="https://another"),
+    "from another issuer": lambda now: signed(iat=now, exp=now + 600, iss="https://another"),
     "for another audience": lambda now: signed(iat=now, exp=now + 600, aud="another"),
     "expired": lambda now: signed(iat=now - 200, exp=now - 100),
 }

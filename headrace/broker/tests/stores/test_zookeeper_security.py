@@ -382,7 +382,7 @@ class Breaking:
             "Client { com.sun.security.auth.module.Krb5LoginModule required; };",
             "DigestLoginModule is offered",
         ),
-        ("Client { a.DigestLoginModule required username=x; };", "has to have username and password"),
+        ("Client { a.DigestLoginModule required username=x; };", "must have username and password"),
         ('Client { a.DigestLoginModule required password="s3cret";', "does not end with };"),
     ],
 )
