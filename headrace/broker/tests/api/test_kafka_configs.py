@@ -104,7 +104,7 @@ def test_a_whole_file_of_kafka_s_is_taken_with_one_report_of_what_is_not_used(tm
         "confluent.support.metrics.enable", "log.retention.hour",
     ]  # fmt: skip
     reasons = "\n".join(config.unused)
-    assert "log.dirs: The data directory: --data of the command line" in reasons
+    assert "log.dirs: Data directory; set it with --data on the command line" in reasons
     assert (
         "log.retention.hour: not a configuration of a broker; did you mean 'log.retention.hours'?" in reasons
     )

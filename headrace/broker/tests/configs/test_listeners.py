@@ -62,7 +62,7 @@ def test_the_file_of_a_broker_that_is_its_own_controller_opens_no_listener_for_c
             "no listener for clients",
         ),
         ({"listener.security.protocol.map": "A:TLS"}, "'A:TLS' is not NAME:PROTOCOL"),
-        ({"advertised.listeners": "SSL://h:1"}, "names SSL, and listeners does not; it has PLAINTEXT"),
+        ({"advertised.listeners": "SSL://h:1"}, "names SSL, which is not in listeners; it has PLAINTEXT"),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}, "an address that clients can connect to"),
         (
             {"listeners": "SSL://h:1,PLAINTEXT://h:2", "advertised.listeners": "h:1"},

@@ -324,7 +324,7 @@ async def test_there_are_only_so_many(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("headrace.broker.security.acl.store.CHANGED_TOGETHER_MAX", 2)
     store = EmbeddedStore(tmp_path / "store")
     acls, _ = kept_in(store)
-    with pytest.raises(KafkaError, match="at most 2"):
+    with pytest.raises(KafkaError, match="the maximum is 2"):
         await acls.create([acl("a"), acl("b"), acl("c")])
     await acls.create([acl("a"), acl("b")])
     with pytest.raises(KafkaError, match="more than 3"):

@@ -517,7 +517,7 @@ async def test_files_are_looked_at_by_themselves(tmp_path, monkeypatch, caplog) 
         (
             identity("other", AUTHORITY),
             "ssl.allow.dn.changes",
-            "is of CN=other, the one in use of CN=localhost",
+            "is for CN=other, the one in use for CN=localhost",
         ),
         (
             identity("localhost", AUTHORITY, names=(x509.DNSName("localhost"),)),
@@ -545,7 +545,7 @@ async def test_another_name_takes_the_place_only_if_it_may(tmp_path, new, settin
 
 async def test_a_listener_without_a_key_does_not_start(tmp_path) -> None:
     broker = Broker(BrokerConfig({"listeners": "SSL://127.0.0.1:0"}), data_dir=tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"listener SSL: ssl.keystore.location is not set"):
+    with pytest.raises(ConfigError, match=r"listener SSL: neither ssl.keystore.location nor ssl.keystore.key is set"):
         await broker.start()
 
 
