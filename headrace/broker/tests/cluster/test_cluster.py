@@ -518,7 +518,7 @@ async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeyp
         twin = DirectCluster(tmp_path / "twin")
         twin.ensemble = cluster.ensemble
         with pytest.raises(
-            ConfigError, match=r"node\.id=1 is alive already, at \S+:\d+; give this one another"
+            ConfigError, match=r"node\.id=1 is alive already, at \S+:\d+; give this broker another"
         ):
             await twin.start(1)
         assert not (tmp_path / "twin" / "1" / "meta.properties").exists(), (
