@@ -65,9 +65,7 @@ async def _serve(arguments: argparse.Namespace, lines: LimitedLines) -> None:
         sets[name] = value
     config = BrokerConfig.load(sets, arguments.config)
     if arguments.listen is not None and config["listeners"] is not None:
-        raise ConfigError(
-            "--listen and the configuration listeners both say where to listen: leave one out"
-        )
+        raise ConfigError("--listen and the configuration listeners both say where to listen: leave one out")
     host, port = parse_listener(arguments.listen or "127.0.0.1:9092")
     clock = SystemClock()
     store = await configured_store(config, clock)

@@ -545,7 +545,9 @@ async def test_another_name_takes_the_place_only_if_it_may(tmp_path, new, settin
 
 async def test_a_listener_without_a_key_does_not_start(tmp_path) -> None:
     broker = Broker(BrokerConfig({"listeners": "SSL://127.0.0.1:0"}), data_dir=tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"listener SSL: neither ssl.keystore.location nor ssl.keystore.key is set"):
+    with pytest.raises(
+        ConfigError, match=r"listener SSL: neither ssl.keystore.location nor ssl.keystore.key is set"
+    ):
         await broker.start()
 
 
