@@ -510,11 +510,11 @@ def test_what_cannot_be_is_said_in_one_sentence(third, zookeeper, tmp_path, serv
     quick = ("--set", "zookeeper.connection.timeout.ms=1500")
     said = refused(9, tmp_path / "a", nobody, *quick)
     assert f"no ZooKeeper server answered at {nobody} within 1.5 s" in said
-    assert "is no address of ZooKeeper" in refused(9, tmp_path / "b", f"{nobody}//x")
+    assert "is not an address of ZooKeeper" in refused(9, tmp_path / "b", f"{nobody}//x")
     assert "must be at least 1" in refused(9, tmp_path / "c", path, "--set", "default.replication.factor=0")
     third.stop()
     data = third.directory / "data"
-    assert "is the path behind the address the right one?" in refused(3, data, f"{zookeeper}/elsewhere")
+    assert "check the path behind the address" in refused(3, data, f"{zookeeper}/elsewhere")
     assert "belongs to broker 3, not 4; set node.id=3" in refused(4, data, path)
     assert "belongs to the cluster" in refused(
         3, data, f"{_other(server_process_class, tmp_path, zookeeper)}"

@@ -389,7 +389,7 @@ def test_certificates_are_replaced_by_kafka_configs(secured) -> None:
     refused = java.try_run("kafka.admin.ConfigCommand", *at, *change, f"{name}={path}")
     assert refused.code != 0
     assert "InvalidRequestException" in refused.output
-    assert "it is not a file of PKCS12" in refused.output
+    assert "it is not a PKCS12 or JKS file" in refused.output
     assert shown(secured, "STORED") == before
     second = identity("localhost", AUTHORITY)
     path.write_bytes(second.pkcs12(PASSWORD))

@@ -214,7 +214,7 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     assert "ip '10.9.9.9' are connection_creation_rate=3.0" in java.run(configs, *at, *address, "--describe")
     refused = java.try_run(configs, *at, *client, "--alter", "--add-config", "producer_byte_rate=-1")
     assert refused.code != 0
-    assert "a quota is greater than 0" in refused.output
+    assert "a quota must be greater than 0" in refused.output
     java.run(configs, *at, *client, "--alter", "--delete-config", "producer_byte_rate,consumer_byte_rate")
     assert "producer_byte_rate" not in java.run(configs, *at, *client, "--describe")
     java.run(configs, *at, *user, *client, "--alter", "--delete-config", "controller_mutation_rate")

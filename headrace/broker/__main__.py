@@ -27,10 +27,19 @@ def main() -> int:
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        help="port 0 takes a free one; without it, what the configuration listeners says, or 127.0.0.1:9092",
+        help=(
+            "address to listen on; port 0 takes a free one; default: the configuration listeners, or "
+            "127.0.0.1:9092"
+        ),
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="made if it does not exist")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a properties or .toml file")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="data directory; it is made if it does not exist",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file: properties or .toml")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="one configuration")
     parser.add_argument("--log-level", default="WARNING", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     arguments = parser.parse_args()
@@ -66,7 +75,7 @@ async def _serve(arguments: argparse.Namespace, lines: LimitedLines) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # certificates that change are noticed without it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # changed certificates are noticed without SIGHUP
     sys.stdout.write(f"ready on {broker.host}:{broker.port}\n")
     sys.stdout.flush()
     summing_up = loop.create_task(lines.run())

@@ -1,4 +1,4 @@
-"""What one broker consists of, for extensions. The broker's own parts are given what they use, and nothing else."""
+"""The parts of one broker that extensions may use. The broker's own parts get only what they use."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ class BrokerContext(msgspec.Struct):
     identity: BrokerIdentity
     allocate_producer_id: Callable[[], Awaitable[int]]
     ages: AgeClock
-    """What retention and expiry go by."""
+    """The clock of retention and expiry."""
     background: BackgroundTasks
-    """Work beside the requests, whose failure stops nothing."""
+    """Work beside the requests, whose failure stops nothing else."""
     peers: Peers
-    """How the other brokers of the cluster are asked."""
+    """Connections to the other brokers of the cluster."""
     authorizer: Authorizer = OPEN
     acls: AclStore | None = None
-    """What the authorizer goes by; None without one."""
+    """The ACLs of the authorizer; None without one."""
     backups: Backups | None = None
     metrics: Metrics = msgspec.field(default_factory=Metrics)
-    """Where a part says what can be measured of it."""
+    """The metrics that parts add theirs to."""
 
     def partition(self, topic: str, index: int) -> Partition:
-        """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""
+        """Return a partition, or raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION). A storage error shows on its use."""
         return self.replicas.partition(topic, index)
 
     def extension_dir(self, name: str) -> Path:
-        """The extension's own folder under the data directory, created if missing."""
+        """Return the extension's own folder under the data directory, created if missing."""
         path = self.data_dir / "extensions" / name
         self.disk.make_directory(path)
         return path

@@ -1,8 +1,8 @@
-"""The one door through which something is added to the broker.
+"""The only interface through which the broker is extended.
 
-An extension brings its own APIs (`apis`), takes over the partitions of the topics it recognises (`partition_hooks`),
-declares configurations, and works in the background (`run`). The broker knows nothing else about it. Everything here
-runs on the broker's event loop. Work over about a millisecond belongs into `BrokerContext.executor`.
+An extension adds its own APIs (`apis`), serves the partitions of its topics (`partition_hooks`), declares
+configurations, and works in the background (`run`). The broker knows nothing else about it. Everything here runs on the
+broker's event loop. Work of more than about a millisecond belongs in `BrokerContext.executor`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Extension(TopicPolicy, Protocol):
     def topic_configs(self) -> Sequence[ConfigKey]: ...
 
     def judged_as(self, topic: str) -> str:
-        """Name of the topic whose ACLs are about this one: its own, unless it is a part of another one."""
+        """Return the name of the topic whose ACLs apply to this one: its own, unless it is a part of another one."""
 
     async def start(self, context: BrokerContext) -> None:
-        """Called once, before everything else that needs the context; the store is open, no partition is."""
+        """Called once, before everything else that needs the context. The store is open, but no partition is."""
 
     async def checkpoint(self, folder: Path) -> None:
-        """For a backup: copy into a folder, which need not be there, what is kept under the extension's own and is
-        neither in logs nor in the store, as it is at one offset of each log or before.
+        """Copy state for a backup into a folder, which need not exist: files in the extension's own folder that are
+        neither in logs nor in the store. The copy is as of one offset of each log, or earlier.
         """
 
     async def run(self, context: BrokerContext) -> None:
-        """Background work, from before partitions are served until cancelled.
+        """Do background work, from before partitions are served until cancelled.
 
         After an exception, which is logged, it is called again (`broker.runtime.background`). A broker that stops
         cancels it before the hooks are closed.

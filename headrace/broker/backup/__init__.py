@@ -1,1 +1,1 @@
-"""Backups of a running broker, and how one is made again of them."""
+"""Backups of a running broker, and their restoration."""

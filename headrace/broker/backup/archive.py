@@ -1,16 +1,15 @@
-"""Where backups are kept, and how they are written and read back.
+"""The archive of backups, and how they are written and read back.
 
-    backups/<time>-<id>.json   what a backup consists of (`Manifest`), written last: it is there when this is
-    chunks/<xx>/<digest>       bytes of files by their SHA-256: written once, however many backups have them
+- `backups/<time>-<id>.json`: the contents of a backup (`Manifest`); it is written last, so the backup is there when
+  this is
+- `chunks/<xx>/<digest>`: bytes of files by their SHA-256, written once for all backups that have them
 
-A file is cut into chunks of `CHUNK_BYTES`. One whose size and time of writing are those of the backup before is not
-read again; of the others only the chunks are written that are not there: segments are written at their ends, so a
-backup of a log costs what was appended. Chunks without a manifest are what an interrupted backup left; the next one
-uses them, `prune` removes them.
+A file is cut into chunks of `CHUNK_BYTES`. A file with the size and time of the previous backup is not read again.
+Otherwise only its missing chunks are written. Segments are written at their ends, so a backup of a log costs what was
+appended. An interrupted backup leaves chunks without a manifest; the next one uses them, `prune` removes them.
 
-A backup is made by a process of its own out of the data directory of the running broker, whose cut
-(`broker.backup.cut`) says how far to read; it is read back into a new data directory, which is there whole or not at
-all.
+A separate process makes a backup from the data directory of the running broker, whose cut (`broker.backup.cut`) says
+how far to read. It is restored into a new data directory, which is there whole or not at all.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CHUNK_BYTES: Final = 16 << 20
 THREADS: Final = 4
 PROPERTIES: Final = "meta.properties"
 RESTORED_NAME: Final = "restored-from-backup"
-"""In a data directory that was read back: the server that it is of may still run. See `broker.remote.manager`."""
+"""Marks a restored data directory, because the server that it came from may still run. See `broker.remote.manager`."""
 _VERSION: Final = 1
 _MANIFESTS: Final = "backups"
 _CHUNKS: Final = "chunks"
@@ -42,7 +41,7 @@ _TIME: Final = "%Y%m%dT%H%M%S"
 
 
 class BackupError(Exception):
-    """A backup that cannot be made or read back; the text is for a person."""
+    """A backup cannot be made or restored; the text is for the user."""
 
 
 class FilesGoneError(BackupError):
@@ -50,7 +49,7 @@ class FilesGoneError(BackupError):
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file of a data directory: its chunks in order, or its text. `written_ms` is as the file system had it."""
+    """One file of a data directory: its chunks in order, or its text. `written_ms` is the file system's."""
 
     path: str
     size: int = 0
@@ -60,7 +59,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`made_ms`: the instant that the backup is of."""
+    """The contents of a backup. `made_ms` is the instant of the backup."""
 
     id: str
     made_ms: int
@@ -80,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """Of a backup or of reading one back. `written_bytes` had to be written."""
+    """Progress of making or restoring a backup. `written_bytes` had to be written."""
 
     files: int = 0
     files_total: int = 0
@@ -99,23 +98,23 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 def manifests(files: RemoteFiles) -> list[str]:
-    """The names of all backups, oldest first. Raises OSError."""
+    """Return the names of all backups, oldest first. Raises OSError."""
     return [name for name in files.names(_MANIFESTS) if name.endswith(".json")]
 
 
 def made_ms_of(name: str) -> int:
-    """The instant that a backup is of, from the name of its manifest. Raises BackupError."""
+    """Return the instant of a backup, from the name of its manifest. Raises BackupError."""
     text = PurePosixPath(name).name.partition("-")[0]
     try:
         seconds, _, milliseconds = text.removesuffix("Z").partition(".")
         made = datetime.strptime(seconds, _TIME).replace(tzinfo=UTC)
         return int(made.timestamp()) * 1000 + int(milliseconds)
     except ValueError:
-        raise BackupError(f"{name} is no name of a backup") from None
+        raise BackupError(f"{name} is not the name of a backup") from None
 
 
 def read_manifest(files: RemoteFiles, name: str) -> Manifest:
-    """Raises BackupError, OSError."""
+    """Read a manifest. Raises BackupError, OSError."""
     try:
         manifest = msgspec.json.decode(files.read(name), type=Manifest)
     except (msgspec.DecodeError, FileNotFoundError) as error:
@@ -136,8 +135,8 @@ def make_backup(
     folder: Path,
     told: Callable[[Progress], object] = lambda _: None,
 ) -> Manifest:
-    """Write what the cut in `folder` describes; `told` hears of each file. Raises FilesGoneError, OSError."""
-    sources = list(_staged(disk, data_dir))  # first: nothing keeps them where they are
+    """Write what the cut in `folder` describes; `told` is called for each file. Raises FilesGoneError, OSError."""
+    sources = list(_staged(disk, data_dir))  # first, because no lock keeps them where they are
     cut = msgspec.json.decode(disk.read(folder / CUT_NAME), type=Cut)
     sources += _sources(disk, data_dir, folder, cut)
     before: dict[str, StoredFile] = {}
@@ -175,7 +174,7 @@ def _sources(disk: Disk, data_dir: Path, folder: Path, cut: Cut) -> Iterator[_So
 
 
 def _staged(disk: Disk, data_dir: Path) -> Iterator[_Source]:
-    """Rows that were handed over and are not committed, or are being committed."""
+    """Yield the files of rows that were handed over and are not committed, or are being committed."""
     for extension in disk.directories(data_dir / EXTENSIONS):
         for path in _below(disk, data_dir / EXTENSIONS / extension / "staged"):
             size = disk.size(path)
@@ -191,7 +190,7 @@ def _below(disk: Disk, folder: Path) -> Iterator[Path]:
 
 
 class _Writer:
-    """Of the files of one backup; `there` are the names of chunks that need not be written. Any thread."""
+    """Writes the files of one backup; chunks named in `there` need not be written. Any thread may use it."""
 
     def __init__(
         self, files: RemoteFiles, disk: Disk, before: dict[str, StoredFile], there: set[str]
@@ -202,7 +201,7 @@ class _Writer:
         self._there = there
 
     def store(self, source: _Source) -> tuple[StoredFile, int]:
-        """The file as it is stored, and how many bytes were written for it."""
+        """Return the stored file, and the number of bytes that were written for it."""
         if source.place is None:
             assert source.text is not None
             return StoredFile(source.path, text=source.text), 0
@@ -231,7 +230,7 @@ class _Writer:
         return StoredFile(source.path, source.size, written_ms, tuple(chunks)), written
 
     def _open(self, place: Path) -> tuple[DiskFile, float]:
-        """The file, where it is or where retention has put it, and when it was written."""
+        """Open the file, in its place or where retention has moved it; return it and its time."""
         places = [place]
         if place.name.endswith(LOG_SUFFIX):
             places.append(place.with_name(place.name + DELETED_SUFFIX))
@@ -252,9 +251,10 @@ def _chunk(digest: str) -> str:
 
 
 def prune(files: RemoteFiles, keep: int) -> tuple[int, int]:
-    """Leave the newest backups and what they consist of; how many backups and chunks went. Raises OSError, BackupError.
+    """Keep the newest backups and their chunks, and return the numbers of removed backups and chunks. Raises OSError,
+    BackupError.
 
-    Not while a backup is being made: what that has written belongs to no backup yet.
+    Not while a backup is being made: its chunks do not belong to a backup yet.
     """
     names = manifests(files)
     kept = [read_manifest(files, name) for name in names[-keep:]]
@@ -272,14 +272,14 @@ def prune(files: RemoteFiles, keep: int) -> tuple[int, int]:
 
 
 def choose(files: RemoteFiles, as_of_ms: int | None) -> str:
-    """The name of the newest backup, of those that are not younger than that. Raises BackupError, OSError."""
+    """Return the name of the newest backup that was made at `as_of_ms` or before. Raises BackupError, OSError."""
     names = manifests(files)
     if not names:
         raise BackupError(f"there is no backup in {files}")
     found = [name for name in names if as_of_ms is None or made_ms_of(name) <= as_of_ms]
     if not found:
         oldest = datetime.fromtimestamp(made_ms_of(names[0]) / 1000, UTC)
-        raise BackupError(f"the oldest backup in {files} is of {oldest.isoformat()}: there is none before")
+        raise BackupError(f"the oldest backup in {files} is of {oldest.isoformat()}: there is no earlier one")
     return found[-1]
 
 
@@ -291,9 +291,10 @@ def restore(
     data_dir: Path,
     told: Callable[[Progress], object] = lambda _: None,
 ) -> None:
-    """Make the data directory that the backup is of, durably. It must not be there, or be empty.
+    """Make the data directory of the backup, durably. The directory must be missing or empty.
 
-    Raises BackupError, also for a chunk that is not what was written, and then nothing is there; OSError.
+    Raises BackupError, also for a chunk that differs from what was written, and OSError. In both cases the directory is
+    not made.
     """
     if disk.names(data_dir) or disk.directories(data_dir):
         raise BackupError(f"{data_dir} is not empty: restore into a new directory")
@@ -350,6 +351,6 @@ def _contents(files: RemoteFiles, stored: StoredFile) -> Iterator[bytes]:
             ) from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise BackupError(
-                f"a chunk of {stored.path} is not what was written ({digest}): the backup is damaged"
+                f"a chunk of {stored.path} differs from what was written ({digest}): the backup is damaged"
             )
         yield data

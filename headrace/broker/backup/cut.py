@@ -1,16 +1,16 @@
-"""The cut of a running broker that a backup is made of: what a kill at one instant would have left.
+"""The cut of a running broker for a backup: the state that a kill at one instant would have left.
 
-In one turn of the event loop the end of every open log is noted and a copy of the coordination store is begun, behind
-the transactions that were asked for before and ahead of those that come after. Logs that are not open stand still; one
-that is opened meanwhile makes it begin again. What an extension keeps beside logs (key-value stores) is copied before,
-so that the logs reach further than it does, as after a kill.
+In one turn of the event loop the end of every open log is noted, and a copy of the coordination store is begun, between
+earlier and later transactions. Logs that are not open do not change; if one is opened meanwhile, the cut begins again.
+The state of extensions beside the logs (key-value stores) is copied before, so that the logs reach further than it, as
+after a kill.
 
-Until the backup ends, or has not been heard of for `LEASE_SECONDS`, no file of a segment goes or is replaced (the lock
-`removals`): retention and the log cleaner wait. The records below the cut can so be read from the data directory by
-another process, while this one goes on. Only a topic that is deleted takes its files along at once.
+Until the backup ends, or was not renewed for `LEASE_SECONDS`, no segment file is removed or replaced (the lock
+`removals`): retention and the log cleaner wait. So another process can read the records below the cut from the data
+directory while this one goes on. Only the files of a deleted topic are removed at once.
 
-What there is to copy is described in DATA/backup/<id>/cut.json (`Cut`), beside the copy of the store and the
-extensions' files. None of it outlives the broker: the folder goes with the backup, and at the next start.
+DATA/backup/<id>/cut.json (`Cut`) lists what has to be copied, beside the copy of the store and the extensions' files.
+The folder is removed with the backup, and at the next start of the broker.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _INDEXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
 class PartitionCut(msgspec.Struct, frozen=True):
-    """`files`: how many bytes, from its beginning, of each file in the partition's folder; `texts`: small files that
-    are to be as they are here.
+    """`files` has the number of bytes, from the beginning, of each file in the partition's folder; `texts` has the
+    contents of small files.
     """
 
     folder: str
@@ -73,7 +73,7 @@ class PartitionCut(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """`made_ms`: the instant, in wall-clock milliseconds."""
+    """The cut. `made_ms` is its instant, in wall-clock milliseconds."""
 
     id: str
     made_ms: int
@@ -81,14 +81,14 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Backup(msgspec.Struct, frozen=True):
-    """One under way. `folder` has its cut."""
+    """A backup in progress. `folder` has its cut."""
 
     id: str
     folder: Path
 
 
 class _OpenLog(msgspec.Struct, frozen=True):
-    """A log at the instant: its end, and base and size of the segment that is written."""
+    """A log at the instant of the cut: its end, and base and size of the active segment."""
 
     partition: Partition
     log: PartitionLog
@@ -98,7 +98,7 @@ class _OpenLog(msgspec.Struct, frozen=True):
 
 
 class Backups:
-    """One at a time. On the event loop."""
+    """The backups of a broker, one at a time. On the event loop."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Backups:
         clock: Clock,
         entropy: Entropy,
     ) -> None:
-        """`copy_store` makes a file the store as it is now; None where the store is not this broker's. `extensions`
-        copies into a folder what they keep beside logs and store.
+        """`copy_store` writes the present store to a file; None if the store is not this broker's. `extensions` copies
+        their state beside logs and store into a folder.
         """
         self._replicas = replicas
         self._copy_store = copy_store
@@ -131,19 +131,19 @@ class Backups:
         self._expiring: asyncio.Task[None] | None = None
 
     async def clear(self) -> None:
-        """Remove what a backup that was interrupted has left."""
+        """Remove the files of an interrupted backup."""
         await self._run(self._disk.remove_tree, self._folder)
 
     async def begin(self) -> Backup:
-        """Make the cut. Raises KafkaError (INVALID_REQUEST) while another backup is under way, and in a cluster."""
+        """Make the cut. Raises KafkaError (INVALID_REQUEST) while another backup is in progress, and in a cluster."""
         if self._copy_store is None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                "a broker of a cluster has its topics in ZooKeeper: a backup can be made of a broker alone",
+                "a broker of a cluster has its topics in ZooKeeper: only a single broker can be backed up",
             )
         if self._current is not None:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"backup {self._current.id} is under way: wait until it ends"
+                ErrorCode.INVALID_REQUEST, f"backup {self._current.id} is in progress: wait until it ends"
             )
         backup_id = self._entropy.uuid().hex
         backup = self._current = Backup(backup_id, self._folder / backup_id)
@@ -171,20 +171,20 @@ class Backups:
         return backup
 
     def renew(self, backup_id: str) -> None:
-        """Its files are still needed. Raises KafkaError (INVALID_REQUEST) when it is not under way any more."""
+        """Renew the lease on the files. Raises KafkaError (INVALID_REQUEST) when the backup has ended."""
         self._known(backup_id)
         self._extend()
 
     async def end(self, backup_id: str) -> None:
-        """Its files are not needed any more. Raises KafkaError (INVALID_REQUEST) when it is not under way any more."""
+        """End the backup: its files are not needed any more. Raises KafkaError (INVALID_REQUEST) when it has ended."""
         await self._end(self._known(backup_id))
 
     def _known(self, backup_id: str) -> Backup:
         if self._current is None or self._current.id != backup_id or self._lease is None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"backup {backup_id} is not under way any more: it was not heard of for {LEASE_SECONDS:.0f} s, or the "
-                "server was started again; run it again",
+                f"backup {backup_id} has ended: it was not renewed for {LEASE_SECONDS:.0f} s, or the server "
+                "was started again; run it again",
             )
         return self._current
 
@@ -197,7 +197,7 @@ class Backups:
     def _expire(self) -> None:
         if self._current is not None:
             logger.warning(
-                "backup %s was not heard of for %.0f s and is over", self._current.id, LEASE_SECONDS
+                "backup %s was not renewed for %.0f s and has ended", self._current.id, LEASE_SECONDS
             )
             self._expiring = asyncio.get_running_loop().create_task(self._end(self._current))
 
@@ -212,7 +212,7 @@ class Backups:
             self._removals.release()
 
     def stop(self) -> None:
-        """The broker stops: nobody is waited for."""
+        """End the backup at once, because the broker stops."""
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
@@ -247,7 +247,8 @@ class Backups:
                 break
         else:
             raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT, "logs are being opened all the time; try again when that is over"
+                ErrorCode.REQUEST_TIMED_OUT,
+                "the cut was repeated too often because logs are being opened; try again later",
             )
         for first in range(0, len(opened), _LOGS_PER_TURN):
             some = [_described(each) for each in opened[first : first + _LOGS_PER_TURN]]
@@ -255,7 +256,7 @@ class Backups:
         return Cut(backup.id, made_ms, found)
 
     def _closed(self, folders: Sequence[str]) -> list[PartitionCut]:
-        """Logs that nobody has opened, as their files say."""
+        """Return the cuts of unopened logs, from their files."""
         disk, found = self._disk, []
         for folder in folders:
             path = self.data_dir / folder
@@ -271,8 +272,8 @@ class Backups:
         return found
 
     def _open(self, logs: Sequence[tuple[int, PartitionCut]]) -> list[PartitionCut]:
-        """Add to the segments of logs what is final beside them: indexes of those that are sealed, and snapshots of
-        producers up to the end.
+        """Add the final files beside the segments of logs: indexes of sealed segments, and snapshots of producers up to
+        the end.
         """
         disk, found = self._disk, []
         for end_offset, log in logs:
@@ -291,8 +292,8 @@ class Backups:
 
 
 def _described(at: _OpenLog) -> tuple[int, PartitionCut]:
-    """A log up to where it ended, and its end. What is told of it beside the segments makes an open look at the last
-    one only.
+    """Return a log up to its end, and the end. With the facts beside the segments, an open reads the last segment
+    only.
     """
     log = at.log
     segments = [

@@ -11,16 +11,16 @@ AUTHORIZERS: Final = (
     "kafka.security.authorizer.AclAuthorizer",
     "kafka.security.auth.SimpleAclAuthorizer",
 )
-"""Kafka's, whose ACLs all mean the same."""
+"""Kafka's authorizers; ACLs mean the same to each."""
 
 
 def super_users(text: str) -> frozenset[str]:
-    """The principals of `User:ann;User:bob`. Raises ValueError."""
+    """Return the principals of `User:ann;User:bob`. Raises ValueError."""
     principals = frozenset(part.strip() for part in text.split(";") if part.strip())
     for principal in principals:
         kind, colon, name = principal.partition(":")
         if not (kind and colon and name):
-            raise ValueError(f"{principal!r} is no principal; write them as User:ann;User:bob")
+            raise ValueError(f"{principal!r} is not a principal; write them as User:ann;User:bob")
     return principals
 
 
@@ -28,7 +28,8 @@ def _check_authorizer(name: str) -> str | None:
     if not name or name in AUTHORIZERS:
         return None
     return (
-        f"this authorizer is not offered; {AUTHORIZERS[0]} is, or leave it empty: everybody may do everything"
+        f"this authorizer is not offered; use {AUTHORIZERS[0]}, or leave it empty to allow everything to "
+        "all users"
     )
 
 
@@ -45,7 +46,8 @@ AUTHORIZATION_CONFIGS: Final = (
         "authorizer.class.name",
         ConfigType.STRING,
         "",
-        f"{AUTHORIZERS[0]}: who may do what is decided by ACLs. Empty: everybody may do everything.",
+        f"Class of the authorizer. With {AUTHORIZERS[0]}, ACLs decide what each user may do; empty: all "
+        "users may do everything.",
         _check_authorizer,
     ),
     ConfigKey(
@@ -59,33 +61,34 @@ AUTHORIZATION_CONFIGS: Final = (
         "allow.everyone.if.no.acl.found",
         ConfigType.BOOLEAN,
         "false",
-        "With an authorizer: everybody may do everything with resources that no ACL is about.",
+        "With an authorizer: allow everything to all users on resources that have no ACL.",
     ),
     ConfigKey(
         "authorizer.audit.log.file",
         ConfigType.STRING,
         None,
-        "With an authorizer: the file that gets a line of JSON for each refusal; otherwise the logger headrace.audit "
-        "does.",
+        "With an authorizer: file that gets a line of JSON for each refusal. If not set, refusals go to the "
+        "logger headrace.audit.",
     ),
     ConfigKey(
         "authorizer.audit.log.file.bytes",
         ConfigType.LONG,
         "10485760",
-        "The audit log begins another file beyond this size.",
+        "Maximum size of a file of the audit log, in bytes; then a new file is begun.",
         at_least(1024),
     ),
     ConfigKey(
         "authorizer.audit.log.files",
         ConfigType.INT,
         "10",
-        "Old files of the audit log that stay.",
+        "Number of old files of the audit log that are kept.",
         at_least(1),
     ),
     ConfigKey(
         "authorizer.audit.log.administration",
         ConfigType.BOOLEAN,
         "false",
-        "The audit log has a line for each change that was allowed, too: of topics, configurations, ACLs, users.",
+        "Write a line to the audit log for each allowed change of topics, configurations, ACLs and users, "
+        "too.",
     ),
 )

@@ -1,8 +1,9 @@
 """The broker's configuration: one declared table under Kafka's names, and a reader for it.
 
-What has an effect is declared here; what Apache Kafka has beside that is in `broker.configs.kafka`, with why it has
-none. A name of neither is refused instead of ignored. What is declared `dynamic` may be changed while the broker runs
-(`broker.metadata.broker_configs` does that), so it is read where it is used; the rest is fixed.
+Configurations that have an effect are declared here. `broker.configs.kafka` has the other ones of Apache Kafka, and why
+they have no effect. A name that neither declares is refused instead of ignored. A `dynamic` configuration may be
+changed while the broker runs (by `broker.metadata.broker_configs`), so it is read where it is used; the others are
+fixed.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _TOPIC_SYNONYMS = {
     "segment.index.bytes": "log.index.size.max.bytes",
     "unclean.leader.election.enable": "unclean.leader.election.enable",
 }
-"""Topic configurations and the broker configuration that gives each its default, where it is one value."""
+"""Topic configurations, and the broker configuration that gives each its default if there is only one."""
 
 _TIMES = {
     "retention.ms": (
@@ -97,22 +98,24 @@ _TIMES = {
     "segment.jitter.ms": (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", 3_600_000)),
     "flush.ms": (("log.flush.interval.ms", 1),),
 }
-"""Those that several configurations can give, the first that is set counts: (name, milliseconds per unit)."""
+"""Topic configurations whose default several configurations can give, as (name, milliseconds per unit). The first one
+that is set counts.
+"""
 
 
 def _topic_defaults() -> Iterator[ConfigKey]:
-    """What is a default for topics is declared once, there."""
+    """Yield the broker's defaults of topic configurations, from the declarations in `topics`."""
     for topic_config, name in _TOPIC_SYNONYMS.items():
         yield replace(TOPIC_CONFIGS[topic_config], name=name, dynamic=True)
 
 
 BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     # identity and listeners
-    ConfigKey("node.id", _INT, "0", "The id of this broker.", at_least(0)),
+    ConfigKey("node.id", _INT, "0", "Id of this broker.", at_least(0)),
     *LISTENER_CONFIGS,
     *REPLICATION_CONFIGS,
     *TLS_CONFIGS,
-    ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
+    ConfigKey("broker.rack", _STRING, None, "Rack of this broker, which clients are told."),
     # the cluster
     *ZOOKEEPER_CONFIGS,
     # security
@@ -121,7 +124,13 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     *SASL_CONFIGS,
     *METRICS_CONFIGS,
     # topics
-    ConfigKey("num.partitions", _INT, "1", "Partitions of a topic created without a number.", at_least(1)),
+    ConfigKey(
+        "num.partitions",
+        _INT,
+        "1",
+        "Number of partitions of a topic that is created without one.",
+        at_least(1),
+    ),
     ConfigKey(
         "auto.create.topics.enable", _BOOLEAN, "true", "Create an unknown topic when a client asks for it."
     ),
@@ -131,51 +140,76 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "log.retention.ms",
         _LONG,
         None,
-        "How long records are kept; -1 for ever. Wins over minutes, hours.",
+        "Time that records are kept, in milliseconds; -1: for ever. It takes precedence over "
+        "log.retention.minutes and log.retention.hours.",
         dynamic=True,
     ),
-    ConfigKey("log.retention.minutes", _INT, None, "The same in minutes; wins over hours."),
-    ConfigKey("log.retention.hours", _INT, "168", "The same in hours."),
-    ConfigKey("log.roll.ms", _LONG, None, "Age at which a segment is closed. Wins over hours.", dynamic=True),
-    ConfigKey("log.roll.hours", _INT, "168", "The same in hours.", at_least(1)),
+    ConfigKey(
+        "log.retention.minutes",
+        _INT,
+        None,
+        "Time that records are kept, in minutes. It takes precedence over log.retention.hours.",
+    ),
+    ConfigKey("log.retention.hours", _INT, "168", "Time that records are kept, in hours."),
+    ConfigKey(
+        "log.roll.ms",
+        _LONG,
+        None,
+        "Age at which a segment is closed, in milliseconds. It takes precedence over log.roll.hours.",
+        dynamic=True,
+    ),
+    ConfigKey("log.roll.hours", _INT, "168", "Age at which a segment is closed, in hours.", at_least(1)),
     ConfigKey(
         "log.roll.jitter.ms",
         _LONG,
         None,
-        "At most so much is taken off it. Wins over hours.",
+        "Maximum random time that is subtracted from log.roll.ms, in milliseconds. It takes precedence over "
+        "log.roll.jitter.hours.",
         at_least(0),
         dynamic=True,
     ),
-    ConfigKey("log.roll.jitter.hours", _INT, "0", "The same in hours.", at_least(0)),
+    ConfigKey(
+        "log.roll.jitter.hours",
+        _INT,
+        "0",
+        "Maximum random time that is subtracted from log.roll.hours, in hours.",
+        at_least(0),
+    ),
     ConfigKey(
         "log.flush.interval.ms",
         _LONG,
         None,
-        "fsync a partition at least this often.",
+        "Longest time between two fsyncs of a partition, in milliseconds.",
         at_least(0),
         dynamic=True,
     ),
     *_topic_defaults(),
-    # what this broker has and Kafka has not
+    # configurations that Kafka does not have
     ConfigKey(
         "log.strict.records",
         _BOOLEAN,
         "true",
-        "Check the records of every batch before it is appended, as Apache Kafka does; otherwise its header only. "
-        "Costs 4 us and 0.1 ms per MB; of compressed batches decompression, which doubles their CPU time.",
+        "Check the records of every batch before it is appended, as Apache Kafka does; if false, check its "
+        "header only. The check costs 4 us and 0.1 ms per MB. Compressed batches are decompressed for it, "
+        "which doubles their CPU time.",
     ),
     # remote storage (KIP-405)
     *REMOTE_CONFIGS,
     # compaction
-    ConfigKey("log.cleaner.enable", _BOOLEAN, "true", "Compact the topics that ask for it."),
+    ConfigKey("log.cleaner.enable", _BOOLEAN, "true", "Compact the topics whose cleanup.policy asks for it."),
     ConfigKey(
-        "log.cleaner.threads", _INT, "1", "Partitions compacted at a time.", between(1, 1), dynamic=True
+        "log.cleaner.threads",
+        _INT,
+        "1",
+        "Number of partitions that are compacted at a time.",
+        between(1, 1),
+        dynamic=True,
     ),
     ConfigKey(
         "log.cleaner.dedupe.buffer.size",
         _LONG,
         "134217728",
-        "Most memory for the keys of one compaction; each needs 32 bytes.",
+        "Maximum memory for the keys of one compaction, in bytes; each key needs 32 bytes.",
         at_least(65536),
         dynamic=True,
     ),
@@ -183,7 +217,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "log.cleaner.io.max.bytes.per.second",
         _DOUBLE,
         "1.7976931348623157E308",
-        "Most bytes that compaction reads and writes in a second.",
+        "Maximum number of bytes that compaction reads and writes in a second.",
         at_least(1),
         dynamic=True,
     ),
@@ -191,7 +225,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "log.cleaner.backoff.ms",
         _LONG,
         "15000",
-        "How often is looked for something to compact.",
+        "Interval between searches for logs to compact, in milliseconds.",
         at_least(1),
         dynamic=True,
     ),
@@ -200,21 +234,21 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "log.retention.check.interval.ms",
         _LONG,
         "300000",
-        "How often old segments are looked for.",
+        "Interval between searches for segments that retention deletes, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "log.initial.task.delay.ms",
         _LONG,
         "30000",
-        "How long after the start the first check comes.",
+        "Time from the start of the broker to the first retention check, in milliseconds.",
         at_least(0),
     ),
     ConfigKey(
         "log.flush.offset.checkpoint.interval.ms",
         _INT,
         "60000",
-        "How often logs are flushed, which bounds what is scanned after a crash.",
+        "Interval between flushes of the logs, in milliseconds. It bounds how much is scanned after a crash.",
         at_least(1),
     ),
     # sockets
@@ -222,41 +256,59 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "socket.request.max.bytes",
         _INT,
         "104857600",
-        "Largest request; a larger one closes the connection.",
+        "Maximum size of a request, in bytes; a larger one closes the connection.",
         at_least(1),
     ),
     ConfigKey(
         "socket.send.buffer.bytes",
         _INT,
         "-1",
-        "SO_SNDBUF of connections; -1 for the system's.",
+        "Send buffer of connections (SO_SNDBUF), in bytes; -1: the system's default.",
         at_least(-1),
     ),
     ConfigKey(
         "socket.receive.buffer.bytes",
         _INT,
         "-1",
-        "SO_RCVBUF of connections; -1 for the system's.",
+        "Receive buffer of connections (SO_RCVBUF), in bytes; -1: the system's default.",
         at_least(-1),
     ),
-    ConfigKey("socket.listen.backlog.size", _INT, "50", "Connections waiting to be accepted.", at_least(1)),
     ConfigKey(
-        "connections.max.idle.ms", _LONG, "600000", "A connection silent for so long is closed.", at_least(1)
+        "socket.listen.backlog.size",
+        _INT,
+        "50",
+        "Maximum number of connections that wait to be accepted.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "connections.max.idle.ms",
+        _LONG,
+        "600000",
+        "Time after which a silent connection is closed, in milliseconds.",
+        at_least(1),
     ),
     *CONNECTION_CONFIGS,
     ConfigKey(
         "sasl.server.max.receive.size",
         _INT,
         "524288",
-        "Largest request before a connection is authenticated; a larger one closes it.",
+        "Maximum size of a request before the connection is authenticated, in bytes; a larger one closes "
+        "the connection.",
         at_least(1),
     ),
-    ConfigKey("fetch.max.bytes", _INT, "57671680", "Largest answer to one fetch.", at_least(1024)),
+    ConfigKey(
+        "fetch.max.bytes",
+        _INT,
+        "57671680",
+        "Maximum size of the answer to one fetch, in bytes.",
+        at_least(1024),
+    ),
     ConfigKey(
         "max.incremental.fetch.session.cache.slots",
         _INT,
         "1000",
-        "Consumers of which the broker remembers what they fetch; others send it each time.",
+        "Maximum number of consumers with a fetch session, whose partitions the broker remembers; other "
+        "consumers send theirs with each fetch.",
         at_least(0),
     ),
     # consumer groups
@@ -264,54 +316,82 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "group.initial.rebalance.delay.ms",
         _INT,
         "3000",
-        "How long a new group waits for more members before its first rebalance.",
+        "Time that a new group waits for more members before its first rebalance, in milliseconds.",
         at_least(0),
     ),
     ConfigKey(
-        "group.min.session.timeout.ms", _INT, "6000", "Shortest session timeout of members.", at_least(1)
+        "group.min.session.timeout.ms",
+        _INT,
+        "6000",
+        "Shortest session timeout that a member of a classic group may ask for, in milliseconds.",
+        at_least(1),
     ),
     ConfigKey(
-        "group.max.session.timeout.ms", _INT, "1800000", "Longest session timeout of members.", at_least(1)
+        "group.max.session.timeout.ms",
+        _INT,
+        "1800000",
+        "Longest session timeout that a member of a classic group may ask for, in milliseconds.",
+        at_least(1),
     ),
-    ConfigKey("group.max.size", _INT, "2147483647", "Most members of a group.", at_least(1)),
+    ConfigKey(
+        "group.max.size", _INT, "2147483647", "Maximum number of members of a classic group.", at_least(1)
+    ),
     ConfigKey(
         "group.consumer.session.timeout.ms",
         _INT,
         "45000",
-        "How long a member of the consumer protocol (KIP-848) may be silent; groups may set their own.",
+        "Session timeout of members of the consumer protocol (KIP-848), in milliseconds, unless their group "
+        "sets its own.",
         at_least(1),
     ),
     ConfigKey(
-        "group.consumer.min.session.timeout.ms", _INT, "45000", "Shortest one a group may set.", at_least(1)
+        "group.consumer.min.session.timeout.ms",
+        _INT,
+        "45000",
+        "Shortest session timeout that a group of the consumer protocol may set, in milliseconds.",
+        at_least(1),
     ),
     ConfigKey(
-        "group.consumer.max.session.timeout.ms", _INT, "60000", "Longest one a group may set.", at_least(1)
+        "group.consumer.max.session.timeout.ms",
+        _INT,
+        "60000",
+        "Longest session timeout that a group of the consumer protocol may set, in milliseconds.",
+        at_least(1),
     ),
     ConfigKey(
         "group.consumer.heartbeat.interval.ms",
         _INT,
         "5000",
-        "How often members of the consumer protocol send heartbeats; groups may set their own.",
+        "Interval between heartbeats of members of the consumer protocol, in milliseconds, unless their "
+        "group sets its own.",
         at_least(1),
     ),
     ConfigKey(
-        "group.consumer.min.heartbeat.interval.ms", _INT, "5000", "Shortest one a group may set.", at_least(1)
+        "group.consumer.min.heartbeat.interval.ms",
+        _INT,
+        "5000",
+        "Shortest heartbeat interval that a group of the consumer protocol may set, in milliseconds.",
+        at_least(1),
     ),
     ConfigKey(
-        "group.consumer.max.heartbeat.interval.ms", _INT, "15000", "Longest one a group may set.", at_least(1)
+        "group.consumer.max.heartbeat.interval.ms",
+        _INT,
+        "15000",
+        "Longest heartbeat interval that a group of the consumer protocol may set, in milliseconds.",
+        at_least(1),
     ),
     ConfigKey(
         "group.consumer.max.size",
         _INT,
         "2147483647",
-        "Most members of a group of the consumer protocol.",
+        "Maximum number of members of a group of the consumer protocol.",
         at_least(1),
     ),
     ConfigKey(
         "group.consumer.assignors",
         _LIST,
         "uniform,range",
-        "Assignors that members may ask for; the first is for those who do not.",
+        "Assignors that members of the consumer protocol may ask for; the first one is the default.",
         _check_assignors,
         ("uniform", "range"),
     ),
@@ -319,73 +399,81 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "group.consumer.migration.policy",
         _STRING,
         "bidirectional",
-        "Whether a group with members may change its protocol: `upgrade` when a member of the consumer protocol joins "
-        "a classic group, `downgrade` when the last of them leaves; an empty group always may.",
+        "Whether a group with members may change its protocol: `upgrade` when a member of the consumer "
+        "protocol joins a classic group, `downgrade` when the last such member leaves. An empty group may "
+        "always change it.",
         choices=("disabled", "upgrade", "downgrade", "bidirectional"),
     ),
     ConfigKey(
         "offsets.retention.minutes",
         _INT,
         "10080",
-        "How long the offsets of an empty group are kept.",
+        "Time that the offsets of an empty group are kept, in minutes.",
         at_least(1),
     ),
     ConfigKey(
         "offsets.retention.check.interval.ms",
         _LONG,
         "600000",
-        "How often expired offsets are looked for.",
+        "Interval between searches for expired offsets, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "offsets.topic.num.partitions",
         _INT,
         "8",
-        "Partitions of __consumer_offsets, fixed at its creation.",
+        "Number of partitions of __consumer_offsets, fixed at its creation.",
         between(1, 1000),
     ),
     ConfigKey(
         "producer.id.expiration.ms",
         _INT,
         str(PRODUCER_ID_EXPIRATION_MS),
-        "How long a partition remembers a producer that sends nothing and has no transaction open.",
+        "Time after which a partition forgets a producer that sends nothing and has no open transaction, in "
+        "milliseconds.",
         at_least(1),
         dynamic=True,
     ),
-    ConfigKey("transaction.max.timeout.ms", _INT, "900000", "Longest timeout of a transaction.", at_least(1)),
+    ConfigKey(
+        "transaction.max.timeout.ms",
+        _INT,
+        "900000",
+        "Longest timeout that a transaction may ask for, in milliseconds.",
+        at_least(1),
+    ),
     ConfigKey(
         "transactional.id.expiration.ms",
         _INT,
         "604800000",
-        "How long an unused transactional id is remembered.",
+        "Time after which an unused transactional id is forgotten, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         _INT,
         "3600000",
-        "How often unused transactional ids are looked for.",
+        "Interval between searches for unused transactional ids, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "transaction.state.log.num.partitions",
         _INT,
         "8",
-        "Partitions of __transaction_state, fixed at its creation.",
+        "Number of partitions of __transaction_state, fixed at its creation.",
         between(1, 1000),
     ),
     ConfigKey(
         "offset.metadata.max.bytes",
         _INT,
         "4096",
-        "Longest text that may go with a committed offset.",
+        "Maximum size of the metadata text of a committed offset, in bytes.",
         at_least(0),
     ),
 )
 
 
 _GROUP_TIMES: Final = (
-    # (name, its least, its most), as Kafka's GroupCoordinatorConfig checks them at the start
+    # (name, minimum, maximum), as Kafka's GroupCoordinatorConfig checks them at the start
     ("group.max.session.timeout.ms", "group.min.session.timeout.ms", None),
     *(
         (f"group.consumer.{kind}", f"group.consumer.min.{kind}", f"group.consumer.max.{kind}")
@@ -399,7 +487,7 @@ _GROUP_TIMES: Final = (
 
 
 def _check_group_times(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a time of groups that is beyond the bounds which the broker holds groups to."""
+    """Check that the times of groups are within the bounds that the broker sets for groups. Raises ConfigError."""
     for name, least, most in _GROUP_TIMES:
         if values[name] < values[least]:
             raise ConfigError(
@@ -416,12 +504,14 @@ def _check_group_times(values: Mapping[str, Any]) -> None:
         )
 
 
-# ConfigSource of DescribeConfigs: set while the broker runs, set at its start, declared.
+# ConfigSource of DescribeConfigs: set for this broker or for all brokers while running, set at the start, default.
 BROKER_SOURCE, ALL_BROKERS_SOURCE, STATIC_SOURCE, DEFAULT_SOURCE = 2, 3, 4, 5
 
 
 class TopicLayer(NamedTuple):
-    """A default that a broker configuration sets for a topic's: `topic_text` is its `text` in the topic's unit."""
+    """A default that a broker configuration sets for a topic configuration: `topic_text` is its `text` in the topic's
+    unit.
+    """
 
     name: str
     text: str
@@ -432,15 +522,15 @@ class TopicLayer(NamedTuple):
 class BrokerConfig:
     """Parsed values by name: `config["num.partitions"]` is an int, a bool, a str or a list by the declared type.
 
-    `explicit` is what is set, by whomever: see `layers`.
+    `explicit` is the mapping of all values that are set, from any source: see `layers`.
     """
 
     def __init__(
         self, explicit: Mapping[str, str] | None = None, extra_keys: Iterable[ConfigKey] = ()
     ) -> None:
-        """Raises ConfigError for an unknown name or an illegal value. `extra_keys` are the extensions'.
+        """Raises ConfigError for an unknown name or an illegal value. `extra_keys` are those of extensions.
 
-        A key whose name ends in `*` declares every name that begins so; those that are set are in `keys`.
+        A key whose name ends in `*` declares every name with that prefix; those that are set are in `keys`.
         """
         declared = {key.name: key for key in (*BROKER_CONFIGS, *KAFKA_CONFIGS, *extra_keys)}
         self.keys: dict[str, ConfigKey] = {n: key for n, key in declared.items() if not n.endswith("*")}
@@ -449,15 +539,19 @@ class BrokerConfig:
         self._static = dict(explicit or {})
         self._facts: dict[str, str] = {}
         self.unused: tuple[str, ...] = ()
-        """What the file sets that has no effect here, each with the reason; see `load`."""
+        """Names that the file sets and that have no effect here, each with the reason; see `load`."""
         self.set_dynamic({}, {})
 
     def tell(self, facts: Mapping[str, str]) -> None:
-        """What the start has decided (where it listens, say), to be shown as if it had been set then."""
+        """Add facts that the start has decided, such as the listening addresses. They are shown as if they had been set
+        then.
+        """
         self._facts.update(facts)
 
     def set_dynamic(self, all_brokers: Mapping[str, str], broker: Mapping[str, str]) -> None:
-        """Replace what was set while the broker runs, for all brokers and for this one. Raises ConfigError."""
+        """Replace the values that were set while the broker runs, for all brokers and for this one. Raises
+        ConfigError.
+        """
         values: dict[str, Any] = dict(self._defaults)
         explicit = {**self._static, **all_brokers, **broker}
         for name, text in explicit.items():
@@ -466,7 +560,7 @@ class BrokerConfig:
                 key = self.key(name)
                 if key is None:
                     raise self.unknown(name)
-                # Those of a copy are its own.
+                # A copy has families of its own.
                 self.keys = {**self.keys, name: key}
                 self._defaults = {**self._defaults, name: key.default_value}
             values[name] = key.parse(text)
@@ -478,7 +572,7 @@ class BrokerConfig:
         self._dynamic = ((BROKER_SOURCE, dict(broker)), (ALL_BROKERS_SOURCE, dict(all_brokers)))
 
     def key(self, name: str) -> ConfigKey | None:
-        """The declaration of a configuration: by its name, of its family, or as one for a single listener."""
+        """Return the declaration of a configuration: by its name, by its family, or as one for a single listener."""
         declared = self.keys.get(name)
         if declared is not None:
             return declared
@@ -490,32 +584,32 @@ class BrokerConfig:
         return None if key is None else replace(key, name=name, default=None)
 
     def unknown(self, name: str) -> ConfigError:
-        """For a configuration that nobody declares: the nearest known name."""
+        """Return the error for an undeclared configuration, with the nearest known name."""
         for_all = without_listener(name)
         prefix = "" if for_all is None else name[: -len(for_all)]
         return unknown_name("broker", name, [prefix + known for known in self.keys])
 
     def of_listener(self, listener: str, name: str) -> Any:
-        """The value that counts for a listener: what is set for it alone, otherwise what is for all."""
+        """Return the value that counts for a listener: its own one, otherwise the one for all listeners."""
         own = listener_prefix(listener) + name
         return self._values[own] if own in self.explicit else self._values[name]
 
     def is_set_for(self, listener: str, name: str) -> bool:
-        """Whether it is set for the listener alone."""
+        """Return whether the configuration is set for this listener alone."""
         return listener_prefix(listener) + name in self.explicit
 
     def listeners(self, listen: tuple[str, int]) -> tuple[Listener, ...]:
-        """In their order; `listen` is the address of the one there is where none is configured."""
+        """Return the listeners in their order. `listen` is the address of the only one if none is configured."""
         return listeners_of(self._values, self.explicit, listen)
 
     def with_dynamic(self, all_brokers: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
-        """This configuration as `set_dynamic` would make it. Raises ConfigError."""
+        """Return this configuration as `set_dynamic` would make it. Raises ConfigError."""
         changed = copy(self)
         changed.set_dynamic(all_brokers, broker)
         return changed
 
     def layers(self, name: str) -> list[tuple[str | None, int]]:
-        """Where the value of a configuration may come from, the place that counts first: (text, source)."""
+        """Return where the value of a configuration may come from, as (text, source); the first one counts."""
         if name in self._facts:
             return [(self._facts[name], STATIC_SOURCE), (self.keys[name].default, DEFAULT_SOURCE)]
         found: list[tuple[str | None, int]] = [
@@ -532,11 +626,11 @@ class BrokerConfig:
         file: Path | None = None,
         extra_keys: Iterable[ConfigKey] = (),
     ) -> BrokerConfig:
-        """The configuration of a file (`.toml`, otherwise Java properties) with `sets` on top.
+        """Return the configuration of a file (`.toml`, otherwise Java properties) with `sets` on top.
 
-        A file of Kafka's, which are properties, is taken whole: what has no effect here is left out, and `unused` says
-        so of all of it. Everything that is wrong with a file is said at once, in one ConfigError; so is what a server
-        must not be without, such as an authorizer that cannot be had.
+        Kafka's own files, which are properties, are accepted whole: names without an effect here are left out and
+        listed in `unused`. All faults of a file are reported in one ConfigError. A setting that the server must not be
+        without, such as an authorizer that is not offered, is one of these faults.
         """
         extra_keys = tuple(extra_keys)
         if file is None:
@@ -553,7 +647,9 @@ class BrokerConfig:
             key = known.key(name)
             if key is None and file.suffix != ".toml":
                 near = nearest_name(name, known.keys)
-                unused[name] = "no configuration of a broker" + (f"; did you mean {near!r}?" if near else "")
+                unused[name] = "not a configuration of a broker" + (
+                    f"; did you mean {near!r}?" if near else ""
+                )
             elif key is None:
                 wrong.append(str(known.unknown(name)))
             else:
@@ -580,13 +676,15 @@ class BrokerConfig:
 
     @staticmethod
     def topic_synonym(topic_config: str) -> str:
-        """The broker configuration that gives a topic configuration its default; itself if there is none."""
+        """Return the broker configuration that gives a topic configuration its default; the name itself if there is
+        none.
+        """
         if topic_config in _TIMES:
             return _TIMES[topic_config][0][0]
         return _TOPIC_SYNONYMS.get(topic_config, topic_config)
 
     def topic_defaults(self) -> dict[str, str]:
-        """Topic configurations that this configuration sets explicitly, as text."""
+        """Return the topic configurations that this configuration sets explicitly, as text."""
         return {
             topic: layer.topic_text
             for topic in (*_TOPIC_SYNONYMS, *_TIMES)
@@ -594,7 +692,7 @@ class BrokerConfig:
         }
 
     def topic_layers(self, topic_config: str) -> list[TopicLayer]:
-        """The defaults that this configuration sets for a topic configuration, the one that counts first."""
+        """Return the defaults that this configuration sets for a topic configuration; the first one counts."""
         if topic_config in _TOPIC_SYNONYMS:
             name = _TOPIC_SYNONYMS[topic_config]
             return [TopicLayer(name, text, source, text) for text, source in _set_only(self.layers(name))]
@@ -611,7 +709,7 @@ def _set_only(layers: list[tuple[str | None, int]]) -> list[tuple[str, int]]:
 
 
 def read_config_file(path: Path) -> dict[str, str]:
-    """Names and values of a configuration file, as text; raises ConfigError."""
+    """Read names and values of a configuration file, as text. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""How a configuration is declared: one `ConfigKey` per name, for the broker, for topics and for extensions.
+"""Declaration of a configuration: one `ConfigKey` per name, for the broker, for topics and for extensions.
 
-A declaration carries everything that is ever said about the configuration: its type on the wire, its default, a line
-of documentation and its rule. DescribeConfigs, `--help` and the error messages are computed from it. Values travel as
-text (Kafka's own way); `ConfigKey.parse` turns text into a value and is the only place that does.
+A declaration has all facts about the configuration: its type on the wire, its default, a line of documentation and its
+rule. DescribeConfigs, `--help` and the error messages are computed from it. Values are passed as text, as in Kafka;
+`ConfigKey.parse` is the only place that turns text into a value.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be accepted; the text says which one, its value and what to do."""
+    """A configuration that cannot be accepted. The text names it, its value and the remedy."""
 
 
 _USER_INFO = re.compile(r"//[^/@\s]*@")
-"""Of a URL."""
+"""User and password in a URL."""
 
 
 class ConfigType(IntEnum):
@@ -49,10 +49,10 @@ _BOUNDS = {
 class ConfigKey(msgspec.Struct, frozen=True):
     """One configuration.
 
-    `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it,
-    or None. `choices` lists the legal texts where there are few. A `dynamic` one of the broker may be changed
-    while it runs. `type_of` and `dynamic_of`: of a family of names, what each of them is. `names_topic`: the value is
-    a topic that is written to, which whoever sets it must be allowed to.
+    `default` is text, or None for "not set". `check` gets the parsed value and returns a description of its fault, or
+    None. `choices` lists the legal texts if there are few. A `dynamic` configuration of the broker may be changed while
+    it runs. For a family of names, `type_of` and `dynamic_of` return type and dynamic of each name. `names_topic`: the
+    value is a topic that is written to, and setting it needs the right to write to that topic.
     """
 
     name: str
@@ -67,7 +67,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
     names_topic: bool = False
 
     def named(self, name: str) -> ConfigKey:
-        """One of the family that this declares."""
+        """Return the declaration of one name of this family."""
         return replace(
             self,
             name=name,
@@ -76,7 +76,9 @@ class ConfigKey(msgspec.Struct, frozen=True):
         )
 
     def parse(self, text: str) -> Any:
-        """The value of `text`: bool, int, float, str or list[str] by type; raises ConfigError, in Kafka's words."""
+        """Return the value of `text`: bool, int, float, str or list[str] by type. Raises ConfigError, in Kafka's
+        words.
+        """
         text = text.strip()
         value: Any = text
         if self.type == ConfigType.BOOLEAN:
@@ -124,13 +126,13 @@ def between(minimum: float, maximum: float) -> Callable[[Any], str | None]:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a mistyped `name` most likely meant."""
+    """Return the known name that a mistyped `name` most likely meant."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a configuration nobody declared, in Kafka's words."""
+    """Return the error for an undeclared configuration, in Kafka's words."""
     guess = nearest_name(name, known)
     hint = f"; did you mean {guess!r}?" if guess else ""
     return ConfigError(f"Unknown {what} config name: {name}{hint}")

@@ -1,4 +1,4 @@
-"""The configurations of how many connections there may be and how fast they come. Kafka's own."""
+"""Kafka's configurations that limit the number of connections and how fast they are accepted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 from headrace.broker.configs.config_key import ConfigError, ConfigKey, ConfigType, at_least
 
 UNLIMITED: Final = 2**31 - 1
-"""Kafka's word for no limit."""
+"""Kafka's default: no limit."""
 PER_ADDRESS: Final = "max.connections.per.ip"
 OVERRIDES: Final = "max.connections.per.ip.overrides"
 _HOST: Final = re.compile(r"[\w.:%-]+")
 
 
 def overrides(text: str) -> dict[str, int]:
-    """`app.example:100,10.0.0.7:200,::1:5`: numbers of connections by host names and addresses, as Kafka reads them.
-    Raises ValueError.
+    """Parse `app.example:100,10.0.0.7:200,::1:5`: numbers of connections by host names and addresses, as Kafka reads
+    them. Raises ValueError.
     """
     found = {}
     for item in text.split(","):
@@ -49,8 +49,9 @@ CONNECTION_CONFIGS: Final = (
         "max.connections",
         ConfigType.INT,
         str(UNLIMITED),
-        "Most connections at a time; who comes beyond waits until one is closed. For one listener with its prefix, "
-        "which is all that holds for the listener of brokers: it takes the place of clients that are silent.",
+        "Maximum number of open connections; a further one waits until one is closed. It may be set for one "
+        "listener with its prefix. The listener of brokers has only that limit: its connections take the "
+        "place of silent clients.",
         at_least(1),
         dynamic=True,
     ),
@@ -58,7 +59,7 @@ CONNECTION_CONFIGS: Final = (
         PER_ADDRESS,
         ConfigType.INT,
         str(UNLIMITED),
-        "Most connections of one address at a time; who comes beyond is closed.",
+        "Maximum number of open connections from one address; a further one is closed.",
         at_least(0),
         dynamic=True,
     ),
@@ -66,7 +67,7 @@ CONNECTION_CONFIGS: Final = (
         OVERRIDES,
         ConfigType.STRING,
         "",
-        "Addresses and host names that may have another number of connections: HOST:NUMBER,HOST:NUMBER.",
+        "Addresses and host names with another maximum number of connections: HOST:NUMBER,HOST:NUMBER.",
         _check_overrides,
         dynamic=True,
     ),
@@ -74,8 +75,8 @@ CONNECTION_CONFIGS: Final = (
         "max.connection.creation.rate",
         ConfigType.INT,
         str(UNLIMITED),
-        "Most connections accepted in a second; who comes beyond waits. For one listener with its prefix, which is all "
-        "that holds for the listener of brokers.",
+        "Maximum number of connections that are accepted in a second; a further one waits. It may be set "
+        "for one listener with its prefix. The listener of brokers has only that limit.",
         at_least(0),
         dynamic=True,
     ),

@@ -1,14 +1,14 @@
 """Apache Kafka's broker configurations that this server knows by name and does not need.
 
-People bring them: in a `server.properties`, in scripts around `kafka-configs`, in tools that read one before they do
-something. So DescribeConfigs lists them and all may be named, under one of two rules:
+Users bring them along: in a `server.properties`, in scripts around `kafka-configs`, in tools that read one before they
+act. So DescribeConfigs lists all of them, and all may be set, under one of two rules:
 
-- What cannot be missed (threads, buffers, intervals) is taken and shown, without effect.
-- What would be missed (security, limits, plugins) may be named with the value that is true here.
+- A configuration that cannot be missed (threads, buffers, intervals) is accepted and shown, without effect.
+- A configuration that would be missed (security, limits, plugins) may be set to the value that is true here.
 
-A line of the tables is `name TYPE default`; `*` after the type: Kafka changes it while the broker runs, so it can be
-here; no default: not set. Types and defaults are those of Apache Kafka 4.3, except where another value is the truth.
-What has an effect is in `broker.configs.broker_config`.
+A line of the tables is `name TYPE default`. A `*` after the type: Kafka changes it while the broker runs, so it is
+dynamic here. No default: not set. Types and defaults are those of Apache Kafka 4.3, except where another value is true
+here. Configurations with an effect are in `broker.configs.broker_config`.
 """
 
 from __future__ import annotations
@@ -222,15 +222,18 @@ transaction.two.phase.commit.enable BOOLEAN false
 _DOCS: Final = {
     _TUNING: "No effect here: one event loop and a few threads serve everything.",
     _REPLICAS: "No effect here: replication has no such limits, threads or intervals.",
-    _CONTROLLERS: "No effect here: there are no controllers; this broker keeps the metadata.",
+    _CONTROLLERS: "No effect here: there are no separate controllers; the brokers keep the metadata.",
     _GROUPS: "No effect here: there are no share groups and no streams groups.",
-    _LOGIN: "No effect here: this broker logs in to no server but the others of its cluster.",
-    _REMOTE: "No effect here: remote storage needs no plugin, no topic of its own and no pool for each kind of work.",
+    _LOGIN: "No effect here: this broker authenticates itself only to the other brokers of its cluster.",
+    _REMOTE: (
+        "No effect here: remote storage needs no plugin, no topic of its own and no thread pool for each "
+        "kind of work."
+    ),
 }
 _NOT_OFFERED: Final = {
-    _SECURITY: "Not offered: there is no Kerberos, and nothing of Java is plugged in.",
-    _PLUGINS: "Not offered: classes of Java cannot be plugged in.",
-    _MISSED: "Not offered: nothing here would do what another value asks for.",
+    _SECURITY: "Not offered: Kerberos and Java classes are not supported.",
+    _PLUGINS: "Not offered: Java classes cannot be plugged in.",
+    _MISSED: "Not offered: no other value has an effect here.",
 }
 
 
@@ -240,12 +243,12 @@ def _only(default: Any, reason: str, value: Any) -> str | None:
 
 def _text(value: Any) -> str:
     if value is None:
-        return "what it is, not set"
+        return "its default (not set)"
     return repr(",".join(value)) if isinstance(value, list) else str(value).lower()
 
 
 def _elsewhere(option: str, value: Any) -> str:
-    return f"it is given by {option} of the command line"
+    return f"set it with {option} on the command line"
 
 
 def _read(table: str, doc: str, reason: str | None) -> Iterator[ConfigKey]:
@@ -275,15 +278,15 @@ KAFKA_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "group.coordinator.rebalance.protocols",
         ConfigType.LIST,
         "classic,consumer",
-        "The protocols of groups that are offered.",
-        partial(_only, ["classic", "consumer"], "Groups of both protocols are served, and no others."),
+        "Group protocols that the broker offers.",
+        partial(_only, ["classic", "consumer"], "Exactly these protocols are served."),
     ),
     *(
         ConfigKey(
             name,
             kind,
             None,
-            "The data directory: --data of the command line.",
+            "Data directory; set it with --data on the command line.",
             partial(_elsewhere, "--data"),
         )
         for name, kind in (("log.dirs", ConfigType.LIST), ("log.dir", ConfigType.LIST))
@@ -292,7 +295,7 @@ KAFKA_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "broker.id",
         ConfigType.INT,
         None,
-        "The id of this broker, by its old name: node.id.",
+        "Id of this broker. Old name of node.id.",
         partial(_elsewhere, "node.id, as a configuration or"),
     ),
 )
@@ -305,7 +308,8 @@ DISPENSABLE: Final = frozenset(
         *("share.coordinator.state.topic.min.isr", "share.coordinator.state.topic.replication.factor"),
     }
 )
-"""What a file of Kafka's may set to anything: it is left out, and said to be. What keeps somebody from doing something
-is not among them: a server without it would be more open than its file says."""
+"""Configurations that a file of Kafka's may set to any value: they are left out and reported. Restrictions are not
+among them: without them the server would be more open than its file says.
+"""
 WITHOUT_EFFECT: Final = frozenset(key.name for table, doc in _DOCS.items() for key in _read(table, doc, None))
-"""Taken and shown, and no more."""
+"""Configurations that are accepted and shown, without effect."""

@@ -1,8 +1,7 @@
-"""Where a broker listens, what each listener speaks, and where clients are told to find it: Kafka's configurations.
+"""Kafka's configurations of listeners: their addresses, their protocols, and the addresses that clients are told.
 
-A listener has a name of its own; `listener.security.protocol.map` says which protocol it speaks. Any configuration may
-be given for one listener alone, with `listener.name.<name in lower case>.` before its own name.
-(KIP-103, KIP-226)
+A listener has a name; `listener.security.protocol.map` says which protocol it speaks. Any configuration may be given
+for one listener alone, with the prefix `listener.name.<name in lower case>.`. (KIP-103, KIP-226)
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ class SecurityProtocol(StrEnum):
 
 
 class Listener(msgspec.Struct, frozen=True):
-    """`host` "" is every address of the machine, `port` 0 a free one. `advertised`: None is where it listens."""
+    """`host` "" is every address of the machine; `port` 0 is a free one. `advertised` is None if it is the address of
+    the listener.
+    """
 
     name: str
     protocol: SecurityProtocol
@@ -51,7 +52,7 @@ def listener_prefix(name: str) -> str:
 
 
 def without_listener(name: str) -> str | None:
-    """What a configuration for one listener alone is called for all of them; None for any other."""
+    """Return the name for all listeners of a configuration that is set for one; None for any other name."""
     found = _OF_ONE_LISTENER.match(name)
     return None if found is None else name[found.end() :]
 
@@ -65,11 +66,11 @@ _PROTOCOLS: Final = ",".join(f"{protocol}:{protocol}" for protocol in SecurityPr
 
 
 def parse_listener(text: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `[v6]:port` or `PLAINTEXT://host:port`; raises ConfigError."""
+    """Return host and port of `host:port`, `[v6]:port` or `PLAINTEXT://host:port`. Raises ConfigError."""
     name, host, port = _parse(text)
     if name not in (None, SecurityProtocol.PLAINTEXT):
         raise ConfigError(
-            f"{text!r}: only PLAINTEXT can be given here; listeners with other protocols are given by the "
+            f"{text!r}: only PLAINTEXT can be given here; set listeners with other protocols in the "
             "configuration listeners"
         )
     if not host:
@@ -100,10 +101,10 @@ def _parse_map(text: str) -> dict[str, SecurityProtocol]:
 def listeners_of(
     config: Mapping[str, Any], explicit: Mapping[str, str], listen: tuple[str, int]
 ) -> tuple[Listener, ...]:
-    """The listeners of a configuration, in its order; `listen` where it names none. `explicit`: what is set.
-    Raises ConfigError.
+    """Return the listeners of a configuration, in its order; `listen` is used if it names none. `explicit` has the
+    values that are set. Raises ConfigError.
 
-    Those that `controller.listener.names` has are left out: there are no controllers.
+    Listeners in `controller.listener.names` are left out, because there are no separate controllers.
     """
     protocols = _parse_map(config["listener.security.protocol.map"])
     controllers = {name.upper() for name in config["controller.listener.names"]}
@@ -123,7 +124,7 @@ def listeners_of(
             raise _wrong(
                 "listeners",
                 ",".join(texts),
-                f"Each listener must have a different name; {name} is twice",
+                f"Each listener must have a different name; {name} is named twice",
             )
         taken = [each.name for each in found.values() if port and (each.host, each.port) == (host, port)]
         if taken:
@@ -137,7 +138,7 @@ def listeners_of(
             name, protocols.get(name, SecurityProtocol.PLAINTEXT), host, port, advertised.pop(name, None)
         )
     if not found:
-        raise ConfigError("listeners names none that clients can use")
+        raise ConfigError("listeners has no listener for clients")
     _check_inter_broker(config, explicit, found)
     _check_prefixes(explicit, {*found, *controllers, *protocols})
     if None in advertised and len(found) == 1:
@@ -145,18 +146,18 @@ def listeners_of(
         return (msgspec.structs.replace(only, advertised=advertised[None]),)
     for name in advertised:
         if name is None:
-            raise ConfigError(
-                "advertised.listeners must say of which listener an address is: NAME://host:port"
-            )
+            raise ConfigError("advertised.listeners must name the listener of each address: NAME://host:port")
         if name not in controllers:
             raise ConfigError(
-                f"advertised.listeners names {name}, and listeners does not; it has {', '.join(found)}"
+                f"advertised.listeners names {name}, which is not in listeners; it has {', '.join(found)}"
             )
     return tuple(found.values())
 
 
 def inter_broker_listener(name: str | None, protocol: str) -> str:
-    """The name of the listener that brokers use among themselves, by the two configurations that say it."""
+    """Return the name of the listener that brokers use among themselves, from the two configurations that can set
+    it.
+    """
     return (name or protocol).upper()
 
 
@@ -168,7 +169,7 @@ def _advertised(config: Mapping[str, Any]) -> dict[str | None, tuple[str, int]]:
             raise _wrong(
                 "advertised.listeners",
                 text,
-                "it must be an address that clients can connect to, which this is not",
+                "it must be an address that clients can connect to; this one is not",
             )
         addresses[None if name is None else name.upper()] = host, port
     return addresses
@@ -186,12 +187,14 @@ def _check_inter_broker(
         )
     if name.upper() not in found:
         raise ConfigError(
-            f"inter.broker.listener.name is {name}, and listeners does not have it; it has {', '.join(found)}"
+            f"inter.broker.listener.name is {name}, which is not in listeners; it has {', '.join(found)}"
         )
 
 
 def _check_prefixes(explicit: Mapping[str, str], names: set[str]) -> None:
-    """What is set for a listener that nobody knows would be missed: that it asks for certificates, say."""
+    """Refuse configurations of unknown listeners, which would otherwise be ignored: a demand for client certificates,
+    for example.
+    """
     known = [listener_prefix(name) for name in sorted(names)]
     for name in explicit:
         if name.startswith(_OF_ONE) and not name.startswith(tuple(known)):
@@ -222,36 +225,37 @@ LISTENER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "listeners",
         ConfigType.LIST,
         None,
-        "Where this broker listens: NAME://host:port, separated by commas. Without a host: every address; port 0: a "
-        "free one. If not set, --listen of the command line says it.",
+        "Addresses that this broker listens on: NAME://host:port, separated by commas. Without a host: "
+        "every address; port 0: a free port. If not set, --listen of the command line is used.",
         _checked(_parse),
     ),
     ConfigKey(
         "advertised.listeners",
         ConfigType.LIST,
         None,
-        "What clients are told to use: NAME://host:port of each listener, of a single one host:port; by default the "
-        "address it listens on, or the machine's name if that is every address.",
+        "Addresses that clients are told: NAME://host:port for each listener, or host:port if there is only "
+        "one. By default the address of the listener, or the machine's name if that is every address.",
         _checked(_parse),
     ),
     ConfigKey(
         "listener.security.protocol.map",
         ConfigType.STRING,
         _PROTOCOLS,
-        "The protocol of each listener, NAME:PROTOCOL: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
+        "Protocol of each listener, NAME:PROTOCOL: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
         _checked(_parse_map),
     ),
     ConfigKey(
         "inter.broker.listener.name",
         ConfigType.STRING,
         None,
-        "The listener that brokers use among themselves. Only one of it and security.inter.broker.protocol.",
+        "Name of the listener that brokers use among themselves. Set only one of this and "
+        "security.inter.broker.protocol.",
     ),
     ConfigKey(
         "security.inter.broker.protocol",
         ConfigType.STRING,
         "PLAINTEXT",
-        "The protocol that brokers use among themselves, where inter.broker.listener.name is not set.",
+        "Protocol that brokers use among themselves, if inter.broker.listener.name is not set.",
         choices=tuple(SecurityProtocol),
     ),
 )

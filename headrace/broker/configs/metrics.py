@@ -1,4 +1,4 @@
-"""The configurations of `GET /metrics`: whether it is TLS, and who may read."""
+"""Configurations of `GET /metrics`: TLS and the rights of readers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Final
 from headrace.broker.configs.config_key import ConfigKey, ConfigType
 
 METRICS_LISTENER: Final = "METRICS"
-"""As which listener its TLS is configured: `listener.name.metrics.ssl.keystore.location`, or what counts for all."""
+"""Name of the listener whose configurations its TLS uses: `listener.name.metrics.ssl.keystore.location`, or the value
+for all listeners.
+"""
 
 
 def _check_protocol(text: str) -> str | None:
@@ -29,28 +31,29 @@ METRICS_CONFIGS: Final = (
         "metrics.security.protocol",
         ConfigType.STRING,
         "PLAINTEXT",
-        "SSL: metrics are served over TLS, configured as that of a listener named METRICS.",
+        "Protocol of the metrics: PLAINTEXT, or SSL for TLS configured as that of a listener named METRICS.",
         _check_protocol,
     ),
     ConfigKey(
         "metrics.basic.auth.user.info",
         ConfigType.PASSWORD,
         None,
-        "USER:PASSWORD that readers of metrics have to give (HTTP basic authentication).",
+        "USER:PASSWORD that readers of metrics must send (HTTP basic authentication).",
         _check_credentials,
     ),
     ConfigKey(
         "metrics.bearer.token",
         ConfigType.PASSWORD,
         None,
-        "The token that readers of metrics have to give (HTTP bearer authentication); or the credentials above.",
+        "Token that readers of metrics must send (HTTP bearer authentication), or the credentials of HTTP "
+        "basic authentication.",
     ),
     ConfigKey(
         "metrics.principal",
         ConfigType.STRING,
         None,
-        "Whose rights readers of metrics have where there is an authorizer, as in ACLs (User:NAME): topics, tables and "
-        "groups that it may not describe are left out. Not set: all are there.",
+        "User (User:NAME) whose ACLs apply to readers of metrics if there is an authorizer: topics, tables "
+        "and groups that it may not describe are left out. If not set, all are shown.",
         _check_principal,
     ),
 )

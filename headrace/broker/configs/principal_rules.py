@@ -1,4 +1,4 @@
-"""From the distinguished name of a client's certificate to the name of a principal (KIP-371)."""
+"""Map the distinguished name of a client's certificate to the name of a principal (KIP-371)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PrincipalRules:
     """
 
     def __init__(self, text: str) -> None:
-        """Raises ConfigError for what is not such a list."""
+        """Raises ConfigError if the text is not such a list."""
         self._rules: list[_Rule] = []
         position = 0
         while position < len(text.rstrip()):
@@ -63,7 +63,9 @@ class PrincipalRules:
 
 
 def _replacement(java: str, groups: int) -> str:
-    r"""Java's replacement text in Python's: `$1` is `\g<1>`, `\x` is x; a group that the pattern has not stays text."""
+    r"""Translate Java's replacement text to Python's: `$1` is `\g<1>`, `\x` is x; a group that the pattern does not
+    have stays text.
+    """
 
     def python(found: re.Match[str]) -> str:
         number = found["group"]

@@ -1,4 +1,4 @@
-"""The configurations of quotas: over how long what is used is measured. Kafka's own."""
+"""Kafka's configurations of quotas: the times over which usage is measured."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ QUOTA_CONFIGS: Final = (
         "quota.window.num",
         ConfigType.INT,
         "11",
-        "Samples over which bytes, time and connections are measured: a burst of a fifth of them is let pass.",
+        "Number of samples over which bytes, time and connections are measured. A burst as large as a fifth "
+        "of them is allowed.",
         at_least(1),
     ),
     ConfigKey(
-        "quota.window.size.seconds", ConfigType.INT, "1", "How long each of these samples is.", at_least(1)
+        "quota.window.size.seconds",
+        ConfigType.INT,
+        "1",
+        "Length of each sample of bytes, time and connections, in seconds.",
+        at_least(1),
     ),
     ConfigKey(
         "controller.quota.window.num",
         ConfigType.INT,
         "11",
-        "Samples over which changes of topics are measured: a burst of so many is let pass.",
+        "Number of samples over which changes of topics are measured. A burst as large as all of them is "
+        "allowed.",
         at_least(1),
     ),
     ConfigKey(
         "controller.quota.window.size.seconds",
         ConfigType.INT,
         "1",
-        "How long each of these samples is.",
+        "Length of each sample of changes of topics, in seconds.",
         at_least(1),
     ),
 )

@@ -15,7 +15,7 @@ _LEADER: Final = "org.apache.kafka.common.replica.LeaderSelector"
 def _check_selector(name: str) -> str | None:
     if name in (RACK_AWARE, _LEADER):
         return None
-    return f"Classes of Java cannot be plugged in; {RACK_AWARE} and {_LEADER} are what is offered"
+    return f"Java classes cannot be plugged in; use {RACK_AWARE} or {_LEADER}"
 
 
 REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
@@ -23,7 +23,8 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "default.replication.factor",
         _INT,
         "1",
-        "Replicas of a partition of a topic, or of a table's bucket, that is made without saying how many.",
+        "Number of replicas of the partitions of a topic, or of a table's buckets, if the creation does not "
+        "name one.",
         between(1, 32_767),
     ),
     *(
@@ -31,7 +32,8 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             f"{name}.replication.factor",
             _SHORT,
             "3",
-            f"Replicas of a partition of {topic}, fixed at its creation: at most as many as there are brokers then.",
+            f"Number of replicas of a partition of {topic}, fixed at its creation: at most the number of "
+            "brokers then.",
             between(1, 32_767),
         )
         for name, topic in (
@@ -43,36 +45,47 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "transaction.state.log.min.isr",
         _INT,
         "2",
-        "How many replicas of __transaction_state must be in sync, at most as many as it has; fixed at its creation.",
+        "Number of replicas of __transaction_state that must be in sync, at most as many as it has; fixed "
+        "at its creation.",
         at_least(1),
     ),
     ConfigKey(
         "replica.lag.time.max.ms",
         _LONG,
         "30000",
-        "A replica that has not had everything for so long is not in sync any more.",
+        "Time after which a replica that has not caught up with the leader is not in sync any more, in "
+        "milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "replica.fetch.wait.max.ms",
         _INT,
         "500",
-        "How long a leader may wait for records before it answers a follower.",
+        "Maximum time that a leader waits for records before it answers a follower's fetch, in milliseconds.",
         at_least(1),
     ),
-    ConfigKey("replica.fetch.min.bytes", _INT, "1", "How much a leader waits for so long.", at_least(0)),
+    ConfigKey(
+        "replica.fetch.min.bytes",
+        _INT,
+        "1",
+        "Minimum number of bytes before the leader answers a follower's fetch, within "
+        "replica.fetch.wait.max.ms.",
+        at_least(0),
+    ),
     ConfigKey(
         "replica.fetch.max.bytes",
         _INT,
         "1048576",
-        "How much of one partition a follower fetches at a time; a larger batch comes whole.",
+        "Maximum number of bytes of one partition that a follower fetches at a time; a larger batch comes "
+        "whole.",
         at_least(0),
     ),
     ConfigKey(
         "replica.fetch.response.max.bytes",
         _INT,
         "10485760",
-        "How much of all partitions a follower fetches at a time; a larger batch comes whole.",
+        "Maximum number of bytes of all partitions that a follower fetches at a time; a larger batch comes "
+        "whole.",
         at_least(0),
     ),
     *(
@@ -80,8 +93,8 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             f"{role}.replication.throttled.rate",
             _LONG,
             str(2**63 - 1),
-            f"How many bytes a second this broker {copies} of replicas that are not in sync and that "
-            f"{role}.replication.throttled.replicas of their topics names.",
+            f"Maximum number of bytes a second that this broker {copies}, of replicas that are not in sync "
+            f"and that {role}.replication.throttled.replicas of their topics names.",
             at_least(1),
             dynamic=True,
         )
@@ -91,28 +104,28 @@ REPLICATION_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "replica.selector.class",
         ConfigType.STRING,
         None,
-        "Which replica a consumer reads from: the leader, or with "
-        "org.apache.kafka.common.replica.RackAwareReplicaSelector one that is in sync on the consumer's rack "
-        "(client.rack) where there is one.",
+        "Class that selects the replica a consumer reads from. Not set: the leader. "
+        "org.apache.kafka.common.replica.RackAwareReplicaSelector: a replica that is in sync on the "
+        "consumer's rack (client.rack), if there is one.",
         _check_selector,
     ),
     ConfigKey(
         "controlled.shutdown.enable",
         _BOOLEAN,
         "true",
-        "Others lead what this broker leads before it stops.",
+        "Move the leadership of partitions to other brokers before this broker stops.",
     ),
     ConfigKey(
         "auto.leader.rebalance.enable",
         _BOOLEAN,
         "true",
-        "Partitions are led by the first of their replicas again when that is in sync.",
+        "Give the leadership of a partition back to the first of its replicas when that is in sync again.",
     ),
     ConfigKey(
         "leader.imbalance.check.interval.seconds",
         _LONG,
         "300",
-        "How often is looked at which partitions are not led by the first of their replicas.",
+        "Interval between checks for partitions whose leader is not the first of their replicas, in seconds.",
         at_least(1),
     ),
 )

@@ -1,7 +1,7 @@
 """The broker configurations of SASL and of delegation tokens, under Kafka's names and with its defaults.
 
-How they are looked up by listener and mechanism is in `settings.py`. What belongs to a mechanism alone is a family of
-names, `plain.*` and so on, as Kafka has them: no name of it is there until it is set.
+`settings.py` looks them up by listener and mechanism. A configuration of one mechanism alone belongs to a family of
+names, `plain.*` for example, as in Kafka: a name of the family exists once it is set.
 """
 
 from __future__ import annotations
@@ -27,125 +27,150 @@ SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "sasl.enabled.mechanisms",
         _LIST,
         "",
-        f"The mechanisms that listeners of SASL offer, of {', '.join(OFFERED)}.",
+        f"Mechanisms that SASL listeners offer, of {', '.join(OFFERED)}.",
         choices=OFFERED,
     ),
     ConfigKey(
         "sasl.mechanism.inter.broker.protocol",
         _STRING,
         "GSSAPI",
-        "How a broker authenticates itself to others of its cluster, where the listener that they use among themselves "
-        "is one of SASL.",
+        "Mechanism by which a broker authenticates itself to the other brokers of its cluster, if the "
+        "listener between brokers uses SASL.",
     ),
     ConfigKey(
         "connections.max.reauth.ms",
         _LONG,
         "0",
-        "How long a connection goes on before it has to authenticate again (KIP-368); 0: as long as its "
-        "credentials hold.",
+        "Time after which a connection has to authenticate again (KIP-368), in milliseconds; 0: when its "
+        "credentials expire.",
         at_least(0),
     ),
     ConfigKey(
         "connection.failed.authentication.delay.ms",
         _INT,
         "100",
-        "How long who could not authenticate waits before it is told and hung up on.",
+        "Time that a client waits for the answer and the end of the connection after a failed "
+        "authentication, in milliseconds.",
         at_least(0),
     ),
     ConfigKey(
         "delegation.token.secret.key",
         ConfigType.PASSWORD,
         None,
-        "What delegation tokens are made with; without it there are none.",
+        "Secret that delegation tokens are made with; without it there are no delegation tokens.",
     ),
     ConfigKey(
         "delegation.token.max.lifetime.ms",
         _LONG,
         "604800000",
-        "How long a delegation token can be renewed.",
+        "Longest time that a delegation token can be renewed, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "delegation.token.expiry.time.ms",
         _LONG,
         "86400000",
-        "How long a delegation token is good without being renewed.",
+        "Time that a delegation token is valid without being renewed, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "delegation.token.expiry.check.interval.ms",
         _LONG,
         "3600000",
-        "How often delegation tokens that have ended are removed.",
+        "Interval between removals of expired delegation tokens, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "sasl.oauthbearer.jwks.endpoint.url",
         _STRING,
         None,
-        "The keys that bearer tokens are signed with, a JWK set: a file:, http: or https: URL. Who is trusted there is "
-        "said by ssl.truststore.* in the JAAS configuration; otherwise it is who the system trusts.",
+        "URL (file:, http: or https:) of the keys that bearer tokens are signed with, a JWK set. "
+        "ssl.truststore.* in the JAAS configuration names the certificates that are trusted for it; "
+        "otherwise those of the system are.",
     ),
     ConfigKey(
         "sasl.oauthbearer.jwks.endpoint.refresh.ms",
         _LONG,
         "3600000",
-        "How often those keys are read.",
+        "Interval between reads of the keys of bearer tokens, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
         _LONG,
         "100",
-        "How long to wait after the keys could not be read; it doubles.",
+        "Time to wait after the keys of bearer tokens could not be read, in milliseconds; it doubles with "
+        "each failure.",
         at_least(1),
     ),
     ConfigKey(
         "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
         _LONG,
         "10000",
-        "The longest of those waits, and the shortest before the keys are read for a token of an unknown key.",
+        "Longest wait after the keys of bearer tokens could not be read, in milliseconds; also the shortest "
+        "time before they are read again for a token of an unknown key.",
         at_least(1),
     ),
-    ConfigKey("sasl.oauthbearer.expected.issuer", _STRING, None, "The `iss` of bearer tokens; not set: any."),
+    ConfigKey(
+        "sasl.oauthbearer.expected.issuer",
+        _STRING,
+        None,
+        "Required issuer (`iss`) of bearer tokens; not set: any.",
+    ),
     ConfigKey(
         "sasl.oauthbearer.expected.audience",
         _LIST,
         "",
-        "Bearer tokens have one of these in their `aud`; empty: it is not looked at.",
+        "Audiences (`aud`) of bearer tokens, which must have one of these; empty: not checked.",
     ),
     ConfigKey(
         "sasl.oauthbearer.clock.skew.seconds",
         _INT,
         "30",
-        "How far the clock of the issuer may be off.",
+        "Maximum difference between the clocks of the issuer of bearer tokens and the broker, in seconds.",
         at_least(0),
     ),
-    ConfigKey("sasl.oauthbearer.sub.claim.name", _STRING, "sub", "The claim that names the principal."),
+    ConfigKey(
+        "sasl.oauthbearer.sub.claim.name", _STRING, "sub", "Claim of a bearer token that names the principal."
+    ),
     ConfigKey(
         "sasl.oauthbearer.scope.claim.name",
         _STRING,
         "scope",
-        "The claim with the scopes of an unsecured token.",
+        "Claim of an unsecured bearer token that has its scopes.",
     ),
     ConfigKey(
         "sasl.oauthbearer.token.endpoint.url",
         _STRING,
         None,
-        "Where this broker has its own bearer tokens from, for the others of its cluster: a file: URL, or the https: "
-        "URL of a server that gives them for an id and a secret (OAuth's client credentials).",
+        "URL from which this broker gets its own bearer tokens for the other brokers of its cluster: a "
+        "file: URL, or the https: URL of a server that issues them for an id and a secret (OAuth's client "
+        "credentials).",
     ),
     ConfigKey(
-        "sasl.oauthbearer.client.credentials.client.id", _STRING, None, "That id; otherwise JAAS's clientId."
+        "sasl.oauthbearer.client.credentials.client.id",
+        _STRING,
+        None,
+        "Client id for sasl.oauthbearer.token.endpoint.url; if not set, JAAS's clientId.",
     ),
-    ConfigKey(_CLIENT_SECRET, ConfigType.PASSWORD, None, "That secret; otherwise JAAS's clientSecret."),
-    ConfigKey("sasl.oauthbearer.scope", _STRING, None, "The scope of these tokens; otherwise JAAS's scope."),
+    ConfigKey(
+        _CLIENT_SECRET,
+        ConfigType.PASSWORD,
+        None,
+        "Client secret for sasl.oauthbearer.token.endpoint.url; if not set, JAAS's clientSecret.",
+    ),
+    ConfigKey(
+        "sasl.oauthbearer.scope",
+        _STRING,
+        None,
+        "Scope of this broker's own bearer tokens; if not set, JAAS's scope.",
+    ),
     *(
         ConfigKey(
             f"{mechanism.lower()}.*",
             _STRING,
             None,
-            f"Of {mechanism} alone.",
+            f"Configurations of the SASL mechanism {mechanism} alone.",
             type_of=_type_of,
             dynamic_of=lambda name: name.endswith(_JAAS),
         )

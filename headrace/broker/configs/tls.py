@@ -46,74 +46,84 @@ def _secret(name: str, doc: str) -> ConfigKey:
     return ConfigKey(name, ConfigType.PASSWORD, None, doc, dynamic=True)
 
 
-_WITHOUT_EFFECT: Final = "No effect here: TLS is OpenSSL's, and nothing of Java can be chosen for it."
+_WITHOUT_EFFECT: Final = "No effect here: TLS is OpenSSL's, and Java classes cannot be chosen for it."
 
 TLS_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     _string(
         "ssl.keystore.type",
         "JKS",
-        "PKCS12, PEM or JKS. As in Java, files of PKCS12 and of JKS are accepted under each other's name.",
+        "File format: PKCS12, PEM or JKS. As in Java, PKCS12 and JKS files are accepted under each other's "
+        "name.",
         check=_check_store_type,
     ),
     _string(
         "ssl.keystore.location",
         None,
-        "The file with the private key and its certificates. Read again when it changes, at SIGHUP, and when this is "
-        "set again.",
+        "File with the broker's private key and its certificates. It is read again when it changes, at "
+        "SIGHUP, and when this is set again.",
     ),
-    _secret("ssl.keystore.password", "The password of that file, where it is PKCS12."),
-    _secret("ssl.key.password", "The password of a private key in PEM."),
+    _secret("ssl.keystore.password", "Password of ssl.keystore.location, if that is PKCS12."),
+    _secret("ssl.key.password", "Password of a private key in PEM."),
     _secret(
         "ssl.keystore.key",
-        "The private key itself in PEM (PKCS#8), with ssl.keystore.type=PEM instead of a file.",
+        "The broker's private key itself in PEM (PKCS#8), with ssl.keystore.type=PEM instead of a file.",
     ),
     _secret(
         "ssl.keystore.certificate.chain",
-        "Its certificates in PEM, the broker's own first, then who has signed it.",
+        "Certificates of ssl.keystore.key in PEM, the broker's own first, then those of its signers.",
     ),
-    _string("ssl.truststore.type", "JKS", "As ssl.keystore.type.", check=_check_store_type),
+    _string(
+        "ssl.truststore.type",
+        "JKS",
+        "Format of ssl.truststore.location: PKCS12, PEM or JKS, as for ssl.keystore.type.",
+        check=_check_store_type,
+    ),
     _string(
         "ssl.truststore.location",
         None,
-        "The file with the certificates that clients' certificates are signed with; by default those of the system.",
+        "File with the certificates of the signers of clients' certificates; by default those of the system.",
     ),
-    _secret("ssl.truststore.password", "The password of that file, where it is PKCS12."),
-    _secret("ssl.truststore.certificates", "Those certificates themselves, with ssl.truststore.type=PEM."),
+    _secret("ssl.truststore.password", "Password of ssl.truststore.location, if that is PKCS12."),
+    _secret(
+        "ssl.truststore.certificates",
+        "Certificates of the signers of clients' certificates themselves, with ssl.truststore.type=PEM.",
+    ),
     _string(
         "ssl.client.auth",
         "none",
-        "Whether clients show a certificate: none, requested or required. Of listeners with SASL_SSL it counts only "
-        "when it is given with listener.name.<name>. before it.",
+        "Whether clients show a certificate: none, requested or required. For SASL_SSL listeners it counts "
+        "only with the prefix listener.name.<name>.",
         choices=("none", "requested", "required"),
     ),
     ConfigKey(
         "ssl.principal.mapping.rules",
         ConfigType.STRING,
         "DEFAULT",
-        "Makes the user's name of the certificate's distinguished name: RULE:pattern/replacement/[LU], DEFAULT (the "
-        "name as it is), separated by commas; the first that matches counts, without a match the connection is closed.",
+        "Rules that make the user's name from the certificate's distinguished name: "
+        "RULE:pattern/replacement/[LU], DEFAULT (the name as it is), separated by commas. The first rule "
+        "that matches counts; without a match the connection is closed.",
         _check_rules,
     ),
     ConfigKey(
         "ssl.enabled.protocols",
         ConfigType.LIST,
         "TLSv1.2,TLSv1.3",
-        "The versions of TLS that are spoken.",
+        "Versions of TLS that are enabled.",
         _check_protocols,
         dynamic=True,
     ),
     _string(
         "ssl.protocol",
         "TLSv1.3",
-        "The newest version of TLS: TLSv1.2 leaves TLSv1.3 out.",
+        "Newest version of TLS: TLSv1.2 leaves TLSv1.3 out.",
         choices=("TLSv1.2", "TLSv1.3", "TLS"),
     ),
     ConfigKey(
         "ssl.cipher.suites",
         ConfigType.LIST,
         "",
-        "The cipher suites that are allowed, by their names of IANA (TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256); by "
-        "default what OpenSSL takes for secure.",
+        "Cipher suites that are allowed, by their names of IANA (TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256); by "
+        "default those that OpenSSL considers secure.",
         _check_suites,
         dynamic=True,
     ),
@@ -121,19 +131,20 @@ TLS_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "ssl.allow.dn.changes",
         ConfigType.BOOLEAN,
         "false",
-        "Whether another certificate may take the place of one while the broker runs that has another name.",
+        "Allow a certificate that is replaced while the broker runs to have another distinguished name.",
     ),
     ConfigKey(
         "ssl.allow.san.changes",
         ConfigType.BOOLEAN,
         "false",
-        "Whether it may lack alternative names that the earlier one has.",
+        "Allow a certificate that is replaced while the broker runs to lack alternative names of the "
+        "earlier one.",
     ),
     _string(
         "ssl.endpoint.identification.algorithm",
         "https",
-        "Of connections to other brokers: https, their certificates have to have the name that they are connected to "
-        "by; empty, that is not looked at.",
+        "Check of host names on connections to other brokers: https: their certificates must have the name "
+        "that the broker connects to; empty: the name is not checked.",
     ),
     _string("ssl.keymanager.algorithm", "SunX509", _WITHOUT_EFFECT),
     _string("ssl.provider", None, _WITHOUT_EFFECT),

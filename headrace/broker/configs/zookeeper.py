@@ -1,4 +1,4 @@
-"""The configurations of the way to ZooKeeper, under the names that Apache Kafka had for them."""
+"""The configurations of the connection to ZooKeeper, under the names that Apache Kafka had for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _check_suites(names: list[str]) -> str | None:
 
 
 def _not_offered(value: bool) -> str | None:
-    return "Not offered: whether certificates were taken back is not looked up" if value else None
+    return "Not offered: revoked certificates are not checked" if value else None
 
 
 def _string(name: str, default: str | None, doc: str, **more: object) -> ConfigKey:
@@ -42,20 +42,20 @@ def _stores() -> tuple[ConfigKey, ...]:
         key
         for store, holds in (
             ("keystore", "the broker's own key and certificate, for an ensemble that asks for one"),
-            ("truststore", "the certificates that those of ZooKeeper's servers are signed with"),
+            ("truststore", "the certificates of the signers of the ZooKeeper servers' certificates"),
         )
         for key in (
-            _string(f"{_SSL}{store}.location", None, f"The file with {holds}."),
+            _string(f"{_SSL}{store}.location", None, f"File with {holds}."),
             ConfigKey(
                 f"{_SSL}{store}.password",
                 ConfigType.PASSWORD,
                 None,
-                "The password of that file, or of the key in it where it is PEM.",
+                "Password of the store's file, or of the private key in it if it is PEM.",
             ),
             _string(
                 f"{_SSL}{store}.type",
                 None,
-                "PKCS12, PEM or JKS; by default what the name of the file ends with says.",
+                "File format: PKCS12, PEM or JKS; by default the one that the file's extension names.",
                 check=_check_store_type,
             ),
         )
@@ -66,70 +66,74 @@ ZOOKEEPER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     _string(
         "zookeeper.connect",
         None,
-        "Servers of ZooKeeper and the cluster's path: host:port,host:port/path. Without it the broker is alone.",
+        "ZooKeeper servers and the cluster's path: host:port,host:port/path. Without it the broker is alone.",
     ),
     ConfigKey(
         "zookeeper.session.timeout.ms",
         ConfigType.INT,
         "6000",
-        "A broker that ZooKeeper has not heard of for so long leads nothing any more.",
+        "Session timeout with ZooKeeper, in milliseconds: a broker that ZooKeeper has not heard of for this "
+        "time is not a leader any more.",
         at_least(1),
     ),
     ConfigKey(
         "zookeeper.connection.timeout.ms",
         ConfigType.INT,
         "18000",
-        "How long a start waits for ZooKeeper.",
+        "Time that a start waits for ZooKeeper, in milliseconds.",
         at_least(1),
     ),
     ConfigKey(
         "zookeeper.set.acl",
         ConfigType.BOOLEAN,
         "false",
-        "Whether nodes that are made in ZooKeeper are for this user of it alone (java.security.auth.login.config).",
+        "Restrict the nodes that this broker creates in ZooKeeper to its ZooKeeper user "
+        "(java.security.auth.login.config).",
     ),
     _string(
         "java.security.auth.login.config",
         None,
-        "A file of JAAS: its section Client has the user and the password for ZooKeeper (SASL, DIGEST-MD5).",
+        "JAAS file whose section Client has the user and the password for ZooKeeper (SASL, DIGEST-MD5).",
     ),
-    _string("zookeeper.sasl.clientconfig", "Client", "The section of that file."),
-    ConfigKey(
-        f"{_SSL}client.enable", ConfigType.BOOLEAN, "false", "Whether ZooKeeper is spoken to over TLS."
+    _string(
+        "zookeeper.sasl.clientconfig",
+        "Client",
+        "Section of java.security.auth.login.config that is used for ZooKeeper.",
     ),
+    ConfigKey(f"{_SSL}client.enable", ConfigType.BOOLEAN, "false", "Connect to ZooKeeper over TLS."),
     _string(
         "zookeeper.clientCnxnSocket",
         None,
-        f"No effect here. Kafka had to be given {_NETTY} for TLS.",
+        f"No effect here. Kafka needed {_NETTY} for TLS.",
         choices=(_NETTY, "org.apache.zookeeper.ClientCnxnSocketNIO"),
     ),
     *_stores(),
     _string(
         f"{_SSL}endpoint.identification.algorithm",
         "HTTPS",
-        "HTTPS: the certificate of a server of ZooKeeper has to have the name that it is connected to by; empty: "
-        "that is not looked at.",
+        "Check of host names: https: the certificate of a ZooKeeper server must have the name that the "
+        "broker connects to; empty: the name is not checked.",
         choices=("HTTPS", "https", ""),
     ),
     ConfigKey(
         f"{_SSL}enabled.protocols",
         ConfigType.LIST,
         "",
-        "The versions of TLS that are spoken; by default TLSv1.2 and TLSv1.3.",
+        "Versions of TLS that are enabled for ZooKeeper; by default TLSv1.2 and TLSv1.3.",
         _check_protocols,
     ),
     _string(
         f"{_SSL}protocol",
         "TLSv1.3",
-        "The newest version of TLS: TLSv1.2 leaves TLSv1.3 out.",
+        "Newest version of TLS for ZooKeeper: TLSv1.2 leaves TLSv1.3 out.",
         choices=("TLSv1.2", "TLSv1.3", "TLS"),
     ),
     ConfigKey(
         f"{_SSL}cipher.suites",
         ConfigType.LIST,
         "",
-        "The cipher suites of TLS 1.2 that are allowed, by their names of IANA; by default what OpenSSL takes for "
-        "secure.",
+        "Cipher suites of TLS 1.2 that are allowed for ZooKeeper, by their names of IANA; by default those "
+        "that OpenSSL considers secure.",
         _check_suites,
     ),
     *(
@@ -137,7 +141,7 @@ ZOOKEEPER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             f"{_SSL}{kind}.enable",
             ConfigType.BOOLEAN,
             "false",
-            "Not offered: whether certificates were taken back is not looked up.",
+            "Not offered: revoked certificates are not checked.",
             _not_offered,
         )
         for kind in ("crl", "ocsp")

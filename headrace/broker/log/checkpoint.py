@@ -1,15 +1,14 @@
-"""Two small files per partition that are our own: what was flushed, and how the log was left.
+"""Two small files per partition that Kafka does not have: what was flushed, and how the log was closed. Both are
+JSON.
 
-`recovery-checkpoint`  log start offset, recovery point (everything below it is durable), of a log that was
-                       compacted or is a copy of such a one, the offset up to which offsets may be missing, and of one
-                       that is tiered, up to where it is in remote storage; replaced atomically and synced.
-                       Missing or unreadable: the log starts at its first segment, nothing is known durable.
-`clean-shutdown`       there only between a clean close and the next write: all that an open needs to know, so that
-                       it scans nothing and opens nothing else. It is believed only if the segment files are
-                       the ones it lists, with the sizes it lists. It is not synced, because it is written
-                       after the data is: if a power cut takes it, the log is recovered as after a crash.
-
-Both are JSON.
+- `recovery-checkpoint`: log start offset and recovery point (everything below it is durable). For a log that was
+  compacted, or that is a copy of such a log: the offset up to which offsets may be missing. For a tiered log: the
+  offset up to which it is in remote storage. Replaced atomically and synced. If it is missing or unreadable, the log
+  starts at its first segment, and nothing is known to be durable.
+- `clean-shutdown`: exists only between a clean close and the next write. It has everything that an open needs, so that
+  the open scans nothing and opens nothing else. It counts only if the segment files are the ones that it lists, with
+  the sizes that it lists. It is not synced, because it is written after the data: if a power cut removes it, the log is
+  recovered as after a crash.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ _VERSION: Final = 1
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Offsets below `compacted_to` may be missing, and the log does not end before it; below `gaps_to` they may be
-    missing too, and the log ends where its batches do (what a follower has copied so far). `aborted` counts the aborted
-    transactions of each segment, by its base offset, where there are any: an index of them that is missing could
-    not be told from one without entries. What is below `tiered_to` is in remote storage, and perhaps nowhere else; the
-    log does not end before it.
+    """Offsets below `compacted_to` may be missing, and the log does not end before it. Offsets below `gaps_to` may be
+    missing, too, and the log ends where its batches do (this is how far a follower has copied).
+
+    `aborted` is the number of aborted transactions of each segment that has any, by its base offset. Without it a
+    missing index could not be told from an empty one. Records below `tiered_to` are in remote storage, and perhaps
+    nowhere else; the log does not end before it.
     """
 
     log_start_offset: int = 0
@@ -46,12 +46,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
-    """Durable when it returns. Raises OSError."""
+    """Write the checkpoint; it is durable on return. Raises OSError."""
     disk.replace(directory / CHECKPOINT_NAME, encode_checkpoint(checkpoint), sync=True)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The contents of the file."""
+    """Return the contents of the file."""
     return json.dumps({"version": _VERSION, **_content(checkpoint)}).encode()
 
 
@@ -67,7 +67,7 @@ def _content(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def read_checkpoint(disk: Disk, directory: Path) -> Checkpoint | None:
-    """None if there is none or it cannot be read."""
+    """Return the checkpoint, or None if it is missing or cannot be read."""
     try:
         content = json.loads(disk.read(directory / CHECKPOINT_NAME))
         if content["version"] != _VERSION:
@@ -100,7 +100,7 @@ class SegmentBounds(msgspec.Struct, frozen=True):
 
 
 class CleanMarker(msgspec.Struct, frozen=True):
-    """A log as it was left. `epochs` are (epoch, start offset)."""
+    """The state of a cleanly closed log. `epochs` are (epoch, start offset)."""
 
     checkpoint: Checkpoint
     epochs: Sequence[tuple[int, int]]
@@ -114,7 +114,7 @@ def write_clean_marker(
     epochs: Sequence[tuple[int, int]],
     segments: Sequence[Segment],
 ) -> None:
-    """Say how the log is left, once everything in it is durable. Raises OSError."""
+    """Write how the log was closed, once everything in it is durable. Raises OSError."""
     content = {
         "version": _VERSION,
         **_content(checkpoint),
@@ -128,8 +128,8 @@ def write_clean_marker(
 
 
 def read_clean_marker(disk: Disk, directory: Path) -> CleanMarker | None:
-    """The log as it was left, or None if that is not known: there is no marker, or a power cut has brought an old
-    one back, which the files on disk give away.
+    """Return the state of the cleanly closed log, or None if it is not known. It is not known without a marker, or if
+    the files on disk show that a power cut has brought back an old marker.
     """
     try:
         content = json.loads(disk.read(directory / CLEAN_NAME))

@@ -1,13 +1,14 @@
-"""Compaction, batch by batch: what of a batch is kept, and in which form (rules C1 and C2).
+"""Compaction of single batches: which records of a batch are kept, and in which form (rules C1 and C2).
 
-- The last record of a key is kept, order and offsets stay. Records without a key go: none can be written today.
+- The last record of a key is kept; order and offsets stay. Records without a key are removed: none can be written
+  today.
 - A tombstone is kept until a time that is stored in its batch the first time it is cleaned (delete horizon, KIP-534).
-  A transaction's marker likewise, counted from when the last record of its transaction went.
-- Records of aborted transactions go.
-- A batch that has lost all records goes, unless it holds the last sequence number of a producer that is still known, or
-  is the last of what is cleaned, so that the log's offsets stay known: then its header is kept.
+  The same holds for the marker of a transaction, counted from when the last record of its transaction was removed.
+- Records of aborted transactions are removed.
+- A batch without remaining records is removed, with two exceptions whose header is kept. One holds the last sequence
+  number of a known producer. The other is the last batch of the cleaned range: it keeps the log's offsets known.
 
-Pure; every loop over records is a kernel. Which segments are cleaned and how they are replaced: `cleaning`.
+Pure; every loop over records is a kernel. `compaction_plan` chooses the segments, `compaction_run` replaces them.
 Source: Kafka's Cleaner, CleanedTransactionMetadata and MemoryRecords.filterTo.
 """
 
@@ -31,19 +32,19 @@ from headrace.protocol.records.kernels import frozen
 
 BYTES_PER_KEY: Final = 24
 LOAD_FACTOR: Final = 0.75
-"""Filled further, a table with linear probing gets slow."""
+"""Maximum load: a fuller table with linear probing gets slow."""
 
 _SLOTS_MIN: Final = 64
 
 
 class OffsetMap:
-    """The latest offset of every key seen from one offset on, in `memory_bytes` at most.
+    """The latest offset of each key from one offset on, in at most `memory_bytes`.
 
-    `end_offset` is the offset after the last batch that was taken in. `secret` is 16 random bytes.
+    `end_offset` is the offset after the last batch that was added. `secret` is 16 random bytes.
     """
 
     def __init__(self, memory_bytes: int, keys_max: int, secret: bytes) -> None:
-        """`keys_max` is how many different keys there can be: no more memory is taken than they need."""
+        """`keys_max` bounds the number of different keys: no more memory is taken than they need."""
         slots = _SLOTS_MIN
         while slots * 2 * BYTES_PER_KEY <= memory_bytes and slots * LOAD_FACTOR < keys_max:
             slots *= 2
@@ -75,7 +76,7 @@ class OffsetMap:
         )
 
     def judge(self, records: RecordColumns, *, drop_tombstones: bool) -> tuple[NDArray[np.bool_], int, int]:
-        """(which records to keep, how many, tombstones among them)."""
+        """Return (which records to keep, their number, number of tombstones among them)."""
         keep = np.empty(len(records), np.bool_)
         kept, tombstones = kernels.judge(
             records.payload,
@@ -95,19 +96,21 @@ class OffsetMap:
 
 
 class TransactionView:
-    """Which batches belong to aborted transactions, and which markers have nothing left before them.
+    """Finds the batches of aborted transactions, and the markers whose transactions have no records left.
 
-    Sees every batch of what is cleaned, in order.
+    It has to see every batch of the cleaned range, in order.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._coming = sorted(aborted, key=lambda transaction: -transaction.first_offset)
         self._aborted: set[int] = set()
         self._seen: set[int] = set()
-        """Producers of whose transaction some batch is there, be it empty: its marker has to stay."""
+        """Producers with a batch of their open transaction in the log, even an empty one: its marker has to stay."""
 
     def may_go(self, header: BatchHeader) -> bool:
-        """For data: it was aborted. For a marker: nothing of its transaction is left."""
+        """Return whether a batch may be removed: data if it was aborted, a marker if nothing of its transaction is
+        left.
+        """
         while self._coming and self._coming[-1].first_offset <= header.last_offset:
             self._aborted.add(self._coming.pop().producer_id)
         producer_id = header.producer_id
@@ -123,11 +126,11 @@ class TransactionView:
 
 
 LastOfProducer = Mapping[int, tuple[int | None, int]]
-"""Of each producer the log knows: the last offset of its last batch (None if only a marker), its epoch."""
+"""Per known producer: the last offset of its last batch (None if there is a marker only), and its epoch."""
 
 
 class CleaningCounts(msgspec.Struct):
-    """What one cleaning read and left."""
+    """Counts of what one cleaning read and kept."""
 
     records_read: int = 0
     records_kept: int = 0
@@ -136,9 +139,9 @@ class CleaningCounts(msgspec.Struct):
 
 
 class BatchFilter:
-    """Cleans one batch after the other, from the log's first segment to the end of what is cleaned.
+    """Cleans one batch after the other, from the log's first segment to the end of the cleaned range.
 
-    round_end  the offset where cleaning ends; the batch before it is never removed
+    `round_end` is the offset where the cleaning ends; the batch before it is never removed.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class BatchFilter:
         self._new_horizon = now_ms + delete_retention_ms
 
     def clean(self, header: BatchHeader, batch: memoryview) -> memoryview | bytes | None:
-        """What is left of a batch: itself, a smaller one, its header only, or None.
+        """Return the remainder of a batch: itself, a smaller one, its header only, or None.
 
         A batch whose records cannot be read stays as it is.
         """

@@ -1,8 +1,8 @@
-"""The loops of compaction over keys, compiled. Imported only when a log is cleaned.
+"""The compiled loops of compaction over keys. Imported only when a log is cleaned.
 
-The offset map is an open-addressed table of three arrays: two 64-bit halves of a key's hash and the latest
-offset of that key, -1 where the slot is free. Keys are told apart by their hash alone, so it is SipHash-2-4-128
-under a secret that is drawn for every cleaning: nobody can send two keys that collide.
+The offset map is an open-addressed table of three arrays: two 64-bit halves of a key's hash, and the latest offset of
+that key, -1 where the slot is free. Keys are identified by their hash alone. So the hash is SipHash-2-4-128 with a
+secret that is drawn for every cleaning: a client cannot construct keys that collide.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _rounds(v0, v1, v2, v3, count):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def siphash(data, start, length, secret):  # type: ignore[no-untyped-def]
-    """SipHash-2-4 of `length` bytes, both halves of its 128-bit result; `secret` is uint64[2]."""
+    """Return both halves of the 128-bit SipHash-2-4 of `length` bytes; `secret` is uint64[2]."""
     v0 = np.uint64(0x736F6D6570736575) ^ secret[0]
     v1 = np.uint64(0x646F72616E646F6D) ^ secret[1] ^ np.uint64(0xEE)
     v2 = np.uint64(0x6C7967656E657261) ^ secret[0]
@@ -65,7 +65,7 @@ def siphash(data, start, length, secret):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="never")
 def _slot(low, high, lows, highs, offsets):  # type: ignore[no-untyped-def]
-    """The slot of a key, or the free one where it belongs. The table is never full."""
+    """Return the slot of a key, or the free one where it belongs. The table is never full."""
     mask = np.uint64(offsets.size - 1)
     slot = low & mask
     while offsets[slot] != FREE and (lows[slot] != low or highs[slot] != high):
@@ -77,7 +77,7 @@ def _slot(low, high, lows, highs, offsets):  # type: ignore[no-untyped-def]
 def remember(  # type: ignore[no-untyped-def]
     payload, key_start, key_length, record_offsets, from_offset, secret, lows, highs, offsets
 ):
-    """Note the offset of each keyed record from `from_offset` on. Returns how many keys are new."""
+    """Store the offset of each keyed record from `from_offset` on. Return the number of new keys."""
     added = 0
     for i in range(key_start.size):
         if key_length[i] < 0 or record_offsets[i] < from_offset:
@@ -108,9 +108,10 @@ def judge(  # type: ignore[no-untyped-def]
     offsets,
     keep,
 ):
-    """Fill `keep`: the latest of its key, or at or after `end_offset`, and not a tombstone that may go.
+    """Fill `keep`: true for the latest record of its key and for records at or after `end_offset`, unless it is a
+    tombstone that may be removed.
 
-    Returns (records kept, tombstones among them).
+    Return (records kept, tombstones among them).
     """
     kept = 0
     tombstones = 0

@@ -1,8 +1,9 @@
-"""How much of a compacted log there is to clean, and in which portions. Cheap: no record is looked at.
+"""Decide how much of a compacted log there is to clean, and in which groups. This is cheap: no record is read.
 
-Never cleaned: the written segment, what reaches `bound` (the lower of high watermark and last stable offset), what is
-younger than `min.compaction.lag.ms`, and what is not known to be on disk: a power cut could take the record that
-supersedes another one, which would be gone already. Source: Kafka's LogCleanerManager and Cleaner.groupSegmentsBySize.
+Never cleaned: the active segment, anything at or above `bound` (the lower of high watermark and last stable offset),
+records younger than `min.compaction.lag.ms`, and records that are not known to be on disk. A power cut could remove a
+record that supersedes another one, which would already have been cleaned away. Source: Kafka's LogCleanerManager and
+Cleaner.groupSegmentsBySize.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _NEVER: Final = (1 << 63) - 1
 
 
 class Step(Enum):
-    """What the next slice of a cleaning needs."""
+    """The thread that the next slice of a cleaning needs."""
 
     ANY_THREAD = "any thread"
     OWNER = "the thread that owns the log"
 
 
 class Cleanable(msgspec.Struct, frozen=True):
-    """How much of a log could be cleaned.
+    """The part of a log that could be cleaned.
 
-    first_dirty_offset .. end_offset is what a cleaning would look at for superseding records.
-    is_due  records have been dirty for longer than `max.compaction.lag.ms`
+    A cleaning looks for superseding records in first_dirty_offset .. end_offset. `is_due` is set if records have been
+    dirty for longer than `max.compaction.lag.ms`.
     """
 
     first_dirty_offset: int
@@ -48,7 +49,9 @@ class Cleanable(msgspec.Struct, frozen=True):
 
 
 def cleanable(log: PartitionLog, first_dirty_offset: int, bound: int, now_ms: int) -> Cleanable:
-    """What can be cleaned of `log`, given where the last cleaning ended. Raises OSError, CorruptLogError."""
+    """Return the part of `log` that can be cleaned, given where the last cleaning ended. Raises OSError,
+    CorruptLogError.
+    """
     config = log.config
     start = max(first_dirty_offset, log.log_start_offset)
     if start > log.log_end_offset:
@@ -75,7 +78,9 @@ def cleanable(log: PartitionLog, first_dirty_offset: int, bound: int, now_ms: in
 
 
 def groups(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
-    """Neighbours that fit into one segment together; what is cleaned is never larger by much."""
+    """Yield groups of neighbouring segments that fit into one segment together. A group is never much larger than a
+    segment.
+    """
     group: list[Segment] = []
     size = 0
     for segment in segments:

@@ -1,22 +1,22 @@
-"""Cleaning a compacted log: which segments, in which steps, and how the new ones take the place of the old ones.
+"""Clean a compacted log: choose the segments, run the steps, and replace the old segments with new ones.
 
-One cleaning reads the dirty part (what no cleaning has seen) into an offset map, then writes every group of segments up
-to its end again without the records that the map supersedes. Never touched: the written segment, anything at or above
-`bound` (the lower of high watermark and last stable offset), and what is younger than `min.compaction.lag.ms`.
+One cleaning reads the dirty part (not yet cleaned) into an offset map. Then it rewrites every group of segments up to
+its end without the records that the map supersedes. Never changed: the active segment, anything at or above `bound`
+(the lower of high watermark and last stable offset), and records younger than `min.compaction.lag.ms`.
 
-Files. A group's new segment is written as `<base>.log.cleaned` with its indexes, checked and synced. Renaming it to
-`<base>.log.swap` decides: what a crash leaves before that is thrown away, after it is finished at the next open
-(`compaction_swap`). Only when that name is durable do the old segments go, and only when they are durably gone does
-the new one take its place: a power cut that brings some of these changes to the medium without the others never leaves
-an old segment beside the new one in its place. Where nothing is left of a group its segments only go; any of them may
-come back, since all they hold is superseded by what is durable. Groups follow each other in the order of the log, each
-durable before the next, so a tombstone never goes from the disk before what it deletes. Before the first group is
-replaced the log notes, durably, up to where offsets may be missing from now on; recovery takes gaps below it for
-compaction and above it for damage.
+Files. The new segment of a group is written as `<base>.log.cleaned` with its indexes, checked and synced. Renaming it
+to `<base>.log.swap` is the decision: after a crash before it, the next open discards the new segment; after a crash
+behind it, the next open finishes the exchange (`compaction_swap`). The old segments are removed only when that name is
+durable. The new segment takes their place only when they are durably removed. So a power cut that makes only some of
+these changes durable never leaves an old segment beside the new one in its place. If nothing is left of a group, its
+segments are only removed; any of them may come back, since all their records are superseded by durable ones. Groups are
+done in the order of the log, each durable before the next, so a tombstone never leaves the disk before the records that
+it deletes. Before the first group is replaced, the log durably notes the offset below which offsets may be missing.
+Recovery takes gaps below it for compaction and gaps above it for damage.
 
-Threads: `Cleaning.steps` runs in any thread, slice by slice, and says which steps belong to the thread that owns the
-log. In between the log may be written, cut at its start or closed: what was written for segments that are gone is
-thrown away.
+Threads: `Cleaning.steps` runs in any thread, slice by slice, and names the steps that belong to the thread that owns
+the log. Between slices the log may be written, cut at its start or closed. New segments whose old ones are gone by then
+are discarded.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ logger = logging.getLogger("headrace.log")
 _SLICE_BYTES: Final = 1 << 20
 _SLICE_BATCHES: Final = 64
 _PARTS_PER_WRITE: Final = 512
-"""`pwritev` takes 1,024 on Linux."""
+"""`pwritev` accepts 1,024 on Linux."""
 
 
 class Cleaning:
-    """One cleaning of one log, prepared by the log's owner. `end_offset` is where the next one begins, once done."""
+    """One cleaning of one log, prepared by the log's owner. When it is done, the next one begins at `end_offset`."""
 
     def __init__(
         self, log: PartitionLog, part: Cleanable, *, now_ms: int, memory_bytes: int, secret: bytes
@@ -68,10 +68,10 @@ class Cleaning:
         self.end_offset = part.first_dirty_offset
         self.counts = CleaningCounts()
         self.bytes_done = 0
-        """Read and written so far, for whoever limits the rate."""
+        """Number of bytes that were read and written so far, for the rate limit."""
 
     def steps(self) -> Generator[Step, None, None]:
-        """Carry the cleaning out. Each item says which thread must ask for the next one.
+        """Carry out the cleaning. Each item names the thread that must ask for the next one.
 
         Raises CleaningError, CleaningAbandoned, OSError.
         """
@@ -92,7 +92,7 @@ class Cleaning:
         self._log.note_compaction(segments[-1].end_offset)
         for group in groups(segments, self._config.segment_bytes):
             yield from self._clean_group(group, filter_)
-        self._log.note_compaction(0)  # with what is left of aborted transactions
+        self._log.note_compaction(0)  # an interrupted cleaning may have left parts of aborted transactions
         self.end_offset = round_end
 
     def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -107,7 +107,7 @@ class Cleaning:
             raise CleaningError(f"{segment.path} is damaged ({error}); restore it from a copy") from None
 
     def _read_keys(self) -> Iterator[Step]:
-        """Fill the offset map; it ends early when it is full."""
+        """Fill the offset map; stop early when it is full."""
         keys, start = self._keys, self._part.first_dirty_offset
         keys.end_offset = start
         transactions = TransactionView(self._aborted)
@@ -180,7 +180,7 @@ class Cleaning:
                 self._disk.remove(index_path.with_name(index_path.name + CLEANED_SUFFIX))
 
     def _seal(self, cleaned: Segment, path: Path, size: int) -> None:
-        """Read back what was written, and make and store its indexes."""
+        """Read the new segment back, and make and store its indexes."""
         end = WalkEnd(0, 0)
         builder = IndexBuilder(cleaned.base_offset, self._config.index_interval_bytes)
         view = self._disk.open_read_only(path).view()
@@ -188,7 +188,8 @@ class Cleaning:
             builder.add(batches)
         if end.problem is not None or len(view) != size or size > POSITION_MAX:
             raise CleaningError(
-                f"{path} is not what was written: {len(view)} of {size} bytes, at byte {end.position}: {end.problem}"
+                f"{path} differs from what was written: {len(view)} of {size} bytes, at byte "
+                f"{end.position}: {end.problem}"
             )
         cleaned.written_as(path, size, builder)
         cleaned.write_indexes(CLEANED_SUFFIX)
@@ -197,7 +198,7 @@ class Cleaning:
                 self._disk.open_read_only(index_path.with_name(index_path.name + CLEANED_SUFFIX)).sync()
 
     def _exchange(self, group: list[Segment], cleaned: Segment, path: Path) -> Iterator[Step]:
-        """See "Files" above. What the owner does is a few renames."""
+        """Exchange the segments as described in "Files" above. The owner's part is a few renames."""
         log, disk = self._log, self._disk
         yield Step.OWNER
         log.check_segments(group)
@@ -224,13 +225,13 @@ class Cleaning:
 
 
 def run(cleaning: Cleaning) -> None:
-    """Carry out a cleaning in one go, in the thread that owns the log."""
+    """Carry out a cleaning at once, in the thread that owns the log."""
     for _ in cleaning.steps():
         pass
 
 
 def _write(file: DiskFile, parts: list[memoryview | bytes], position: int) -> int:
-    """Write and forget the parts; the position after them."""
+    """Write the parts, clear the list, and return the position after them."""
     for start in range(0, len(parts), _PARTS_PER_WRITE):
         some = parts[start : start + _PARTS_PER_WRITE]
         file.write(some, position)

@@ -1,4 +1,4 @@
-"""What a crash left of an exchange of segments: see "Files" in `compaction_run`."""
+"""Finish or discard an exchange of segments that a crash interrupted: see "Files" in `compaction_run`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEVER: Final = (1 << 63) - 1
 
 
 def finish_swaps(disk: Disk, directory: Path) -> None:
-    """At open, before anything else: finish the exchanges that were decided, throw away what was not.
+    """Finish the exchanges that were decided and discard the others. Runs at open, before anything else.
 
     Raises OSError, and CorruptLogError when a decided segment cannot be read.
     """

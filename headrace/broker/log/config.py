@@ -1,4 +1,4 @@
-"""What a partition log needs to know of its topic's configuration, parsed."""
+"""The parsed topic configurations that a partition log needs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headrace.broker.configs.topics import LONG_MAX, PRODUCER_ID_EXPIRATION_MS, 
 from headrace.protocol.records.compression import MAX_DECOMPRESSED_BYTES
 
 DECOMPRESSED_BYTES = 64 * 1024 * 1024
-"""64 times the default of `max.message.bytes`; producers fill batches by what they take before compression."""
+"""64 times the default of `max.message.bytes`; producers fill batches by their size before compression."""
 DECOMPRESSED_RATIO = 4
 
 
 def _parsed(name: str, text: str | None = None) -> Any:
-    """The value of a topic configuration, its default if no text is given. Raises ConfigError."""
+    """Return the value of a topic configuration, its default if no text is given. Raises ConfigError."""
     key = TOPIC_CONFIGS.get(name)
     if key is None:
         raise unknown_name("topic", name, TOPIC_CONFIGS)
@@ -27,7 +27,7 @@ def _parsed(name: str, text: str | None = None) -> Any:
 
 
 class LogConfig(msgspec.Struct, frozen=True):
-    """Sizes in bytes, times in ms, -1 without limit. Meaning and default of each are declared in `topic_configs`."""
+    """Sizes in bytes, times in ms, -1 without limit. `topic_configs` declares meaning and default of each."""
 
     segment_bytes: int = _parsed("segment.bytes")
     segment_ms: int = _parsed("segment.ms")
@@ -60,18 +60,20 @@ class LogConfig(msgspec.Struct, frozen=True):
     local_retention_ms: int = _parsed("local.retention.ms")
     local_retention_bytes: int = _parsed("local.retention.bytes")
     strict_records: bool = True
-    """Look into every batch of a client before it is appended (rule B9); the broker's own `log.strict.records`."""
+    """Check all records of a client's batch before it is appended (rule B9); the broker's own `log.strict.records`."""
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
-    """How long a silent producer is remembered; the broker's own `producer.id.expiration.ms`."""
+    """Time after which a silent producer is forgotten; the broker's own `producer.id.expiration.ms`."""
 
-    # what follows is made of what is above, whatever is given
+    # The following fields are computed from those above; given values are ignored.
     is_compacted: bool = False
     needs_columns: bool = False
-    """Whether the records of a client's batch have to be decoded, rather than checked, to append it."""
+    """Whether the records of a client's batch have to be decoded, not only checked, to append it."""
     looks_into_batches: bool = False
     """Whether the header of a client's batch is not enough to append it."""
     decompressed_bytes_max: int = 0
-    """What a client's batch may decompress to, with the columns of its records where they are needed."""
+    """Maximum size of a client's batch when decompressed, with the columns of its records if they are needed, in
+    bytes.
+    """
     flushes_by_count: bool = False
     """Whether an acknowledgement may have to wait for an fsync."""
     roll_ms: int = 0
@@ -97,12 +99,12 @@ class LogConfig(msgspec.Struct, frozen=True):
 
     @property
     def local_ms(self) -> int:
-        """What stays local of a tiered log, by age; -1 for all of it."""
+        """Maximum local age of a tiered log; -1: without limit."""
         return self.retention_ms if self.local_retention_ms == -2 else self.local_retention_ms
 
     @property
     def local_bytes(self) -> int:
-        """What stays local of a tiered log, by size; -1 for all of it."""
+        """Maximum local size of a tiered log; -1: without limit."""
         return self.retention_bytes if self.local_retention_bytes == -2 else self.local_retention_bytes
 
     @property
@@ -111,7 +113,7 @@ class LogConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> LogConfig:
-        """From topic configurations under Kafka's names; those not given have their defaults.
+        """Parse topic configurations under Kafka's names; those not given have their defaults.
 
         Raises ConfigError for an unknown name or a value that is not accepted.
         """
@@ -126,7 +128,7 @@ class LogConfig(msgspec.Struct, frozen=True):
         return result
 
     def _check_remote(self) -> None:
-        """Kafka's rules for what is kept where. Raises ConfigError."""
+        """Check Kafka's rules for local and remote retention. Raises ConfigError."""
         if not self.remote_storage_enable:
             return
         if self.is_compacted:
@@ -141,6 +143,6 @@ class LogConfig(msgspec.Struct, frozen=True):
                 continue
             if local == -1 or local > whole:
                 raise ConfigError(
-                    f"local.retention.{unit} is {local}, and retention.{unit} {whole}: no more can be kept locally "
-                    "than at all"
+                    f"local.retention.{unit} is {local}, and retention.{unit} is {whole}: local retention "
+                    "cannot be longer than retention"
                 )

@@ -1,4 +1,4 @@
-"""The real `Disk`: positioned reads and writes on descriptors, nothing buffered in this process."""
+"""The real `Disk`: positioned reads and writes on descriptors, without buffers in this process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 _TEMPORARY_SUFFIX = ".tmp"
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _MAPPED_FROM_BYTES = 16 * 1024
-"""Mapping a file, touching it and letting go of it takes longer than reading so little."""
-_INODE_FLAGS = Struct("@I4x")  # the numbers of the calls say `long`, the kernel takes an int
+"""Smaller files are read: mapping, touching and unmapping them takes longer."""
+_INODE_FLAGS = Struct("@I4x")  # the calls are declared with `long`; the kernel takes an int
 _GET_INODE_FLAGS = 2 << 30 | calcsize("@l") << 16 | 0x6601  # FS_IOC_GETFLAGS
 _SET_INODE_FLAGS = 1 << 30 | calcsize("@l") << 16 | 0x6602  # FS_IOC_SETFLAGS
 _TOP_DIRECTORY = 0x00020000
-"""FS_TOPDIR_FL, chattr +T. ext4 puts the directories in it into block groups of their own, /home's for example."""
+"""FS_TOPDIR_FL, chattr +T: ext4 puts the directories in it (those of /home, for example) into separate block groups."""
 
 
 def _sync(fd: int) -> None:
@@ -37,7 +37,9 @@ def _sync(fd: int) -> None:
 
 
 class SystemFile:
-    """Closes its descriptor when the last reference goes, so that a reply in flight keeps its file open."""
+    """An open file. It closes its descriptor when the last reference goes, so an answer in flight keeps its file
+    open.
+    """
 
     __slots__ = ("_fd",)
 
@@ -126,7 +128,7 @@ class SystemDisk:
             return file.read()
 
     def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
-        # Two threads may replace one file at a time; each needs a file of its own to do it.
+        # Two threads may replace one file at the same time; each needs its own temporary file.
         temporary = path.with_name(f"{path.name}.{threading.get_ident()}{_TEMPORARY_SUFFIX}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -141,7 +143,7 @@ class SystemDisk:
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(temporary)  # on a full disk it would keep the little room that there is
+                os.unlink(temporary)  # it would take the last space of a full disk
             raise
         if sync:
             self.sync_directory(path.parent)

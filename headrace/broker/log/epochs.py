@@ -1,7 +1,7 @@
-"""Leader epochs: which epoch wrote from which offset on (KIP-101), in Kafka's `leader-epoch-checkpoint` format.
+"""Leader epochs: the start offset of each epoch (KIP-101), in Kafka's `leader-epoch-checkpoint` format.
 
 The file is text: a version (0), the number of entries, then `epoch start_offset` per line, both ascending. A leader
-change costs no write: what the file does not say yet, or says of an epoch without records, the batches correct.
+change costs no write: the batches correct an entry that is missing in the file, or one of an epoch without records.
 
 Pure; the log reads and writes the file.
 """
@@ -25,16 +25,16 @@ class LeaderEpochs:
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self.entries = list(entries)
         self.written = tuple(self.entries)
-        """What the file holds."""
+        """The entries that the file holds."""
 
     @property
     def latest(self) -> int:
         return self.entries[-1][0] if self.entries else -1
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Epoch `epoch` writes from `start_offset` on. An older or equal epoch changes nothing.
+        """Note that epoch `epoch` writes from `start_offset` on. An older or equal epoch changes nothing.
 
-        Epochs that turn out to have written nothing are forgotten.
+        Epochs that have written nothing are removed.
         """
         if epoch <= self.latest:
             return
@@ -43,7 +43,7 @@ class LeaderEpochs:
         self.entries.append((epoch, start_offset))
 
     def found(self, epoch: int, offset: int) -> None:
-        """The log has a batch of `epoch` at `offset`, whatever was noted: other epochs are on their side of it."""
+        """Note that the log has a batch of `epoch` at `offset`, and correct other epochs accordingly."""
         if epoch < 0:
             return
         before = [(e, start) for e, start in self.entries if e <= epoch and start < offset + (e == epoch)]
@@ -53,9 +53,9 @@ class LeaderEpochs:
         self.entries = [*before, *after]
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(largest known epoch not above `epoch`, where it ends); (-1, -1) if nothing can be said.
+        """Return (largest known epoch not above `epoch`, its end offset); (-1, -1) if it is not known.
 
-        An epoch before the first known one ends where the first one begins, as Kafka answers it.
+        An epoch before the first known one ends where the first one begins, as in Kafka.
         """
         if epoch < 0 or not self.entries or epoch > self.latest:
             return UNDEFINED
@@ -67,17 +67,17 @@ class LeaderEpochs:
         return self.entries[index - 1][0], self.entries[index][1]
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch that wrote `offset`, -1 if unknown."""
+        """Return the epoch that wrote `offset`, -1 if it is not known."""
         index = bisect_right(self.entries, offset, key=lambda entry: entry[1])
         return self.entries[index - 1][0] if index else -1
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Forget epochs that begin at or after `end_offset`."""
+        """Remove epochs that begin at or after `end_offset`."""
         while self.entries and self.entries[-1][1] >= end_offset:
             self.entries.pop()
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget epochs that end at or before `start_offset`; the one that covers it begins there now."""
+        """Remove epochs that end at or before `start_offset`; the one that covers it begins there now."""
         index = bisect_right(self.entries, start_offset, key=lambda entry: entry[1])
         if index:
             self.entries[:index] = [(self.entries[index - 1][0], start_offset)]
@@ -88,7 +88,7 @@ class LeaderEpochs:
 
     @classmethod
     def decode(cls, data: bytes) -> LeaderEpochs:
-        """Raises ValueError when it is not such a file."""
+        """Decode the file. Raises ValueError for other contents."""
         lines = data.decode("ascii").split("\n")
         if lines[0] != "0" or lines[-1] != "" or int(lines[1]) != len(lines) - 3:
             raise ValueError("not a leader epoch checkpoint of version 0")

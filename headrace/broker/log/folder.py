@@ -1,8 +1,8 @@
-"""The folder of a log, and what is in it besides segments: leader epochs, checkpoint, snapshots of producers, the mark
-of a clean end.
+"""The folder of a log, with its files besides segments: leader epochs, checkpoint, snapshots of producers, marker of a
+clean close.
 
-A name is durable once its folder was synced, and a folder once the one above it was: `enter` sees to both, the first
-time that something has to be durable. The mark of a clean end goes before anything changes that it speaks of.
+A name is durable once its folder was synced, and a folder once its parent was. `enter` syncs both, the first time that
+something has to be durable. The marker of a clean close is removed before anything changes that it describes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SNAPSHOTS_KEPT: Final = 2
 
 
 class LogFolder:
-    """See the module's contract. Every method raises OSError unless it says otherwise."""
+    """The folder of one log; see the module. Every method raises OSError unless it says otherwise."""
 
     def __init__(self, disk: Disk, path: Path, companions: Sequence[str], *, was_clean: bool) -> None:
-        """`companions`: names of files that whoever made the folder has put there."""
+        """`companions` are names of files that the creator of the folder has put there."""
         self._disk = disk
         self._path = path
         self._companions = companions
         self.is_marked_clean = was_clean
         self.has_new_names = not was_clean
-        """Names that a power cut could take."""
+        """Whether there are names that a power cut could remove."""
         self.is_there = False
-        """For certain; else it is made before the first batch."""
+        """Whether the folder exists for certain; otherwise it is made before the first batch."""
         self._is_entered = was_clean
 
     def make(self) -> None:
@@ -47,7 +47,7 @@ class LogFolder:
             self._disk.make_directory(self._path)
 
     def enter(self) -> None:
-        """Make the folder durable, with all its names: without it nothing in it is."""
+        """Make the folder and all its names durable; without it nothing in it is."""
         if not self._is_entered:
             for name in self._companions:
                 if self._disk.size(self._path / name) is not None:
@@ -57,11 +57,11 @@ class LogFolder:
             self._is_entered = True
 
     def sync(self) -> None:
-        """Make its names durable, or that they are gone."""
+        """Make the creation and the removal of names durable."""
         self._disk.sync_directory(self._path)
 
     def sync_names(self, rolled_at: int) -> None:
-        """Make new names durable, and the snapshot of the last roll; then older snapshots can go."""
+        """Make new names durable, and the snapshot of the last roll; then older snapshots can be removed."""
         snapshot = self._path / recovery.snapshot_name(rolled_at)
         if self._disk.size(snapshot) is not None:
             self._disk.open_read_only(snapshot).sync()
@@ -73,7 +73,7 @@ class LogFolder:
             self._disk.remove(self._path / recovery.snapshot_name(offset))
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Durable when it returns."""
+        """Write the checkpoint; it is durable on return."""
         checkpoints.write_checkpoint(self._disk, self._path, checkpoint)
         self.enter()
 
@@ -83,16 +83,20 @@ class LogFolder:
         epochs.written = entries
 
     def write_snapshot(self, end_offset: int, producers: Callable[[], ProducerState]) -> None:
-        """The producer state at the log's end, for recovery to start from; a cache, so failing is no error."""
+        """Write the producer state at the log's end, from which a recovery starts. It is a cache, so a failure is only
+        logged.
+        """
         try:
             self._disk.replace(
                 self._path / recovery.snapshot_name(end_offset), producers().encode_snapshot(), sync=False
             )
         except OSError as error:
-            disk_errors.tell(logger, f"{self._path.name}: no producer snapshot at {end_offset}", error)
+            disk_errors.tell(
+                logger, f"{self._path.name}: cannot write the producer snapshot at {end_offset}", error
+            )
 
     def mark_clean(self, checkpoint: Checkpoint, epochs: LeaderEpochs, segments: Sequence[Segment]) -> None:
-        """Say that the log ended with all its data written, and how: the next open scans nothing."""
+        """Note that the log was closed with all its data written, and its state: the next open scans nothing."""
         checkpoints.write_clean_marker(self._disk, self._path, checkpoint, epochs.entries, segments)
 
     def unmark_clean(self) -> None:
@@ -100,7 +104,7 @@ class LogFolder:
         self.is_marked_clean = False
 
     def delete(self) -> None:
-        """Remove all of it, when the segments are gone; the folder too unless something else is in it."""
+        """Remove all files, when the segments are gone; and the folder, unless it has other files."""
         for offset in recovery.snapshot_offsets(self._disk, self._path):
             self._disk.remove(self._path / recovery.snapshot_name(offset))
         for name in self._disk.names(self._path):

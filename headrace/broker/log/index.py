@@ -1,11 +1,11 @@
 """Sparse indexes of a segment, in Kafka's own file formats.
 
-Offset index: int32 offset relative to the segment's base, int32 position. An entry names the *last* offset of
-a batch and where that batch begins; both columns ascend. Time index: int64 timestamp, int32 relative offset:
-up to and including that offset no record is later than the timestamp; both columns ascend.
+Offset index: int32 offset relative to the segment's base, int32 position. An entry names the *last* offset of a batch
+and the position where that batch begins; both columns ascend. Time index: int64 timestamp, int32 relative offset: up to
+and including that offset no record is later than the timestamp; both columns ascend.
 
-An index is a buffer of entries: a bytearray while its segment is written, the mapped file afterwards. It is a
-cache of what the log says: never synced, always rebuildable.
+An index is a buffer of entries: a bytearray while its segment is written, the mapped file afterwards. It is a cache of
+the log: never synced, always rebuildable.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class OffsetIndex:
         self.entries += OFFSET_ENTRY.pack(last_offset - self.base_offset, position)  # type: ignore[operator]
 
     def floor(self, offset: int) -> tuple[int, int] | None:
-        """(offset, position) of the last entry at or before `offset`."""
+        """Return (offset, position) of the last entry at or before `offset`."""
         return self._last_not_after(0, offset - self.base_offset)
 
     def floor_position(self, position: int) -> tuple[int, int] | None:
-        """(offset, position) of the last entry at or before a byte position."""
+        """Return (offset, position) of the last entry at or before a byte position."""
         return self._last_not_after(1, position)
 
     def _last_not_after(self, column: int, target: int) -> tuple[int, int] | None:
@@ -66,7 +66,7 @@ class OffsetIndex:
         return self.base_offset + relative_offset, position
 
     def is_plausible(self, end_offset: int, size: int) -> bool:
-        """Whether it could be the index of a segment with these bounds. One vectorised pass."""
+        """Return whether this could be the index of a segment with these bounds. One vectorised pass."""
         if len(self.entries) % OFFSET_ENTRY.size:
             return False
         columns = np.frombuffer(self.entries, ">i4").reshape(-1, 2)
@@ -80,7 +80,7 @@ class OffsetIndex:
         )
 
     def truncate(self, end_offset: int) -> None:
-        """Drop the entries at or after `end_offset`."""
+        """Remove the entries at or after `end_offset`."""
         count = len(self)
         while (
             count
@@ -105,17 +105,21 @@ class TimeIndex:
             yield timestamp, self.base_offset + relative_offset
 
     def last(self) -> tuple[int, int] | None:
-        """(timestamp, offset) of the last entry: the largest timestamp of a segment that is no longer written."""
+        """Return (timestamp, offset) of the last entry: the largest timestamp of a segment that is no longer
+        written.
+        """
         return self._entry(len(self) - 1) if self.entries else None
 
     def maybe_append(self, timestamp: int, offset: int) -> None:
-        """Add an entry unless the timestamp is not later than the last one's."""
+        """Add an entry if its timestamp is later than the last one's."""
         last = self.last()
         if timestamp > (-1 if last is None else last[0]):
             self.entries += TIME_ENTRY.pack(timestamp, offset - self.base_offset)  # type: ignore[operator]
 
     def floor(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the last entry strictly before `timestamp`: all up to it can be skipped."""
+        """Return (timestamp, offset) of the last entry strictly before `timestamp`: all records up to it can be
+        skipped.
+        """
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) >> 1

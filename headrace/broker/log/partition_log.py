@@ -1,26 +1,26 @@
-"""The log of one partition: batches in segments, in order, each stamped with its offset once and for all.
+"""The log of one partition: batches in segments, in order, each stamped with its final offset.
 
 Invariants:
 
-- Offsets are dense: a batch begins where the one before it ended. What was read at an offset is never changed.
+- Offsets are dense: a batch begins where the one before it ended. A record that was read at an offset never changes.
 - An append is all or nothing: after a failed write the file is cut back, the log stays readable, and the next append
   may succeed (a full disk that has room again needs no restart).
-- An fsync that fails is never retried into an acknowledgement: the log refuses everything until it is opened again.
+- After a failed fsync nothing is acknowledged: the log refuses everything until it is opened again.
 - `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
 
-Durability: what `append` has written is in the page cache and so survives the death of the process. When
-`must_commit` says so (`durability=power`, `flush.messages`), it may be acknowledged and shown only after a
-`commit`, and then survives a power cut: data, names and directories are fsynced. One commit covers everything
-that was appended before it began. What an open finds in such a log is committed before anybody sees it.
+Durability: `append` writes into the page cache, so the records survive the end of the process. If `must_commit` is true
+(`durability=power`, `flush.messages`), they may be acknowledged and read only after a `commit`, and then survive a
+power cut: data, names and directories are fsynced. One commit covers everything that was appended before it began. An
+open commits what it finds in such a log before it can be read.
 
-Blocking and not thread-safe: one thread (the event loop) uses it. The exceptions are `commit` and `flush`, which
-any thread may call. An empty log has no files at all; everything is opened when it is first needed.
+Blocking and not thread-safe: one thread (the event loop) uses it. The exceptions are `commit` and `flush`, which any
+thread may call. An empty log has no files at all; everything is opened when it is first needed.
 
-On disk it is Kafka's layout; `checkpoint` describes the two files that are our own. Compaction (`compaction_run`)
-replaces sealed segments by smaller ones: offsets may then be missing below `compacted_to`, never above; in a copy of
-such a log also below `gaps_to`.
+The files have Kafka's layout; `checkpoint` describes the two files that Kafka does not have. Compaction
+(`compaction_run`) replaces sealed segments by smaller ones: offsets may then be missing below `compacted_to`, never
+above; in a copy of such a log also below `gaps_to`.
 
-A follower's log takes batches over as its leader has them (`append_copies`): offsets, epochs and gaps are the leader's.
+A follower's log appends its leader's batches unchanged (`append_copies`): offsets, epochs and gaps are the leader's.
 """
 
 from __future__ import annotations
@@ -78,13 +78,15 @@ T = TypeVar("T")
 _INDEX_ENTRY_BYTES_MAX: Final = 12
 _COPIED_BYTES_MAX: Final = 256 << 10
 _COPIED_BATCHES_MAX: Final = 32
-"""Taken over without a rest: a write of 0.05 ms, 5 us for each batch. A batch that is larger is written whole."""
+"""Maximum number of batches that are appended without a pause: a write of 0.05 ms, 5 us for each batch. A large batch
+is written whole.
+"""
 
 
 class AppendInfo(msgspec.Struct):
-    """Where a batch is. `log_append_time_ms` is -1 unless the topic stamps log append time.
+    """The place of a batch. `log_append_time_ms` is -1 unless the topic stamps log append time.
 
-    `duplicate`: it was there before; the offsets are the original's.
+    `duplicate`: the batch was there before; the offsets are the original's.
     """
 
     base_offset: int
@@ -95,7 +97,7 @@ class AppendInfo(msgspec.Struct):
 
 
 class PartitionLog:
-    """See the module's contract. Made by `open`."""
+    """The log of one partition; see the module. Made by `open`."""
 
     def __init__(
         self,
@@ -132,13 +134,15 @@ class PartitionLog:
         self._bases = [segment.base_offset for segment in self._segments]
         self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
         self._ready_epoch = -1
-        """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
+        """The leader epoch for which `_prepare_to_write` has nothing more to do, or -1."""
         self._failure: str | None = None
         self.is_damaged = False
-        """It has failed for what is in its files: a copy of another replica's is as good as it was."""
+        """Whether it has failed because of the contents of its files; then it can be replaced by a copy of another
+        replica's log.
+        """
         self._closed = False
         self._flush_lock = threading.Lock()
-        self._checkpoint_lock = threading.Lock()  # taken after the flush lock where both are
+        self._checkpoint_lock = threading.Lock()  # taken after the flush lock if both are needed
         self._reader = Reader(self._segments, self._bases)
 
     @classmethod
@@ -154,15 +158,16 @@ class PartitionLog:
         is_new: bool = False,
         companions: Sequence[str] = (),
     ) -> PartitionLog:
-        """Open the log in `directory`, which need not exist. What that took is in `recovered`.
+        """Open the log in `directory`, which need not exist. `recovered` describes what that took.
 
-        background  syncs sealed segments elsewhere, for example `executor.submit`; None syncs only on `flush`
-        discard     removes a file after so many milliseconds; None removes it at once
-        is_new      the caller has just made the directory: there is nothing to look for
-        companions  names of files that whoever made the directory has put there; they are durable when the log is
+        - background: syncs sealed segments elsewhere, for example `executor.submit`; None: they are synced on `flush`
+          only
+        - discard: removes a file after a number of milliseconds; None removes it at once
+        - is_new: the caller has just made the directory, so there is nothing to look for
+        - companions: names of files that the caller has put into the directory; they are durable when the log is
 
-        Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer,
-        KafkaError(KAFKA_STORAGE_ERROR) when what was found cannot be made durable and has to be.
+        Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer, and
+        KafkaError(KAFKA_STORAGE_ERROR) when the records that were found cannot be made durable as required.
         """
         disk = SystemDisk() if disk is None else disk
         recovered = recovery.nothing() if is_new else recovery.recover(disk, directory, config, clock)
@@ -179,12 +184,14 @@ class PartitionLog:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset the next record will get."""
+        """The offset that the next record will get."""
         return self._segments[-1].end_offset
 
     @property
     def local_start_offset(self) -> int:
-        """What is before, from the log's start on, is in remote storage only (KIP-405)."""
+        """The first offset that is stored locally. Earlier ones, from the log's start on, are in remote storage only
+        (KIP-405).
+        """
         return max(self.log_start_offset, min(self.tiered_to, self._bases[0]))
 
     @property
@@ -197,27 +204,27 @@ class PartitionLog:
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """To look at only; the last one is written."""
+        """The segments, read-only; the last one is the active one."""
         return self._segments
 
     @property
     def epochs(self) -> Sequence[tuple[int, int]]:
-        """(leader epoch, start offset) of each, ascending."""
+        """(leader epoch, start offset) of each epoch, ascending."""
         return self._epochs.entries
 
     @property
     def failure(self) -> str | None:
-        """Why the log refuses everything, or None."""
+        """The reason why the log refuses everything, or None."""
         return self._failure
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Use another configuration from now on. What is written stays as it is."""
+        """Use another configuration from now on. Written records stay as they are."""
         self.config = config
 
     # -- append --------------------------------------------------------------------------------------------
 
     def check_producer(self, header: BatchHeader) -> AppendInfo | None:
-        """The original's place if an idempotent producer repeats a batch, None if it may be appended.
+        """Return the original's place if an idempotent producer repeats a batch, None if it may be appended.
 
         Raises KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
         """
@@ -227,10 +234,10 @@ class PartitionLog:
         return None if original is None else self._duplicate(original)
 
     def prepare(self, batch: Buffer, *, large: bool = True) -> memoryview:
-        """Do the slow part of a client's append, which a topic may demand: look into the batch, recompress it.
+        """Do the slow part of a client's append, if the topic demands it: check the records, recompress the batch.
 
-        Any thread may call it; `append` does it unless it is told that this was done. Raises KafkaError, and TakesTime
-        for a batch that decompresses to so much that it has to be prepared alone, unless it may be `large`.
+        Any thread may call it; `append` does it unless the caller says that it was done. Raises KafkaError. Unless
+        `large`, raises TakesTime for a batch that must be prepared alone because of its decompressed size.
         """
         config, now_ms = self.config, self._clock.time_ms()
         view = memoryview(batch)
@@ -251,8 +258,8 @@ class PartitionLog:
         Afterwards `must_commit` tells whether a `commit` has to come before the acknowledgement. With `effort` it
         raises TakesTime for a batch that has to be prepared in a thread first; nothing has changed then.
 
-        Raises KafkaError with Kafka's code for a batch that is refused, KAFKA_STORAGE_ERROR when the disk
-        fails. In both cases the log is as it was, except after a failed fsync (see the module).
+        Raises KafkaError with Kafka's code for a refused batch, and with KAFKA_STORAGE_ERROR when the disk fails. In
+        both cases the log is unchanged, except after a failed fsync (see the module).
         """
         if self._failure is not None or self._closed:
             self._check_usable()
@@ -263,9 +270,8 @@ class PartitionLog:
         if config.looks_into_batches and origin is AppendOrigin.CLIENT and not prepared:
             sent, view = view, prepare(view, header, config, now_ms, effort)
             if view is not sent:
-                header = validate_batch(
-                    view, config, origin, now_ms, effort
-                )  # another codec has made another size of it
+                # another codec changes the batch's size
+                header = validate_batch(view, config, origin, now_ms, effort)
         producers = self._producers
         if producers is None:
             producers = self._producer_state()
@@ -331,18 +337,19 @@ class PartitionLog:
         return self._epochs.epoch_at(self.log_end_offset - 1)
 
     def follow(self) -> None:
-        """From here on batches are copies of another log's. An epoch that has written nothing here is forgotten."""
+        """Prepare for copies of another log's batches. An epoch that has written nothing here is removed."""
         self._ready_epoch = -1
         self._epochs.truncate_from_end(self.log_end_offset)
 
     def append_copies(self, batches: Buffer, *, gaps_to: int) -> Work[int]:
-        """Take over whole batches from a leader's log as they are; gives how many. Rests between them: nobody else may
-        change the log meanwhile, and what was taken over by then is there if it is not gone on with.
+        """Append whole batches of a leader's log unchanged; the result is their number. The work pauses between
+        batches. No other code may change the log meanwhile; batches that were already appended stay if the work is
+        abandoned.
 
-        Those that are here already are left out. Where the leader has no offsets (its log is compacted) there are none
-        here; `gaps_to`: up to where that may be, as far as the leader says. Afterwards `must_commit` tells as it does
-        after an append. Raises KafkaError: CORRUPT_MESSAGE for what did not arrive as it was sent or does not go on
-        from here (nothing was taken over then), KAFKA_STORAGE_ERROR.
+        Batches that are here already are left out. Offsets that the leader's compacted log lacks are missing here, too;
+        `gaps_to` is the offset up to which the leader says that this is possible. Afterwards `must_commit` has the same
+        meaning as after an append. Raises KafkaError: CORRUPT_MESSAGE for bytes that were damaged on the way or that do
+        not continue the log (nothing was appended then), KAFKA_STORAGE_ERROR.
         """
         self._check_usable()
         view, end_offset = memoryview(batches), self.log_end_offset
@@ -370,7 +377,7 @@ class PartitionLog:
         except DecodeError as error:
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"{self.directory.name} cannot take over what its leader sent: {error}",
+                f"{self.directory.name} cannot append the batches of its leader: {error}",
             ) from None
         if not taken:
             return 0
@@ -389,7 +396,7 @@ class PartitionLog:
         return len(taken)
 
     def _parts(self, taken: Sequence[tuple[int, BatchHeader]]) -> Iterable[Sequence[tuple[int, BatchHeader]]]:
-        """All of it, unless the segment has to be sealed on the way."""
+        """Return all batches together, or one by one if the segment has to be sealed on the way."""
         segment, config = self._segments[-1], self.config
         first, (last, last_header) = taken[0][0], taken[-1]
         newest = max(header.max_timestamp for _, header in taken)
@@ -439,8 +446,8 @@ class PartitionLog:
             self._reader.appended(header.base_offset, start)
 
     def restart_at(self, offset: int) -> None:
-        """Give up every record; the log goes on at `offset`. For a follower whose leader begins later than it ends, or
-        ends earlier than it begins. Raises KafkaError.
+        """Discard every record; the log continues at `offset`. For a follower whose leader begins after its end, or
+        ends before its start. Raises KafkaError.
         """
         self.truncate_to(min(offset, self.log_start_offset))
         if offset == self.log_end_offset:
@@ -464,14 +471,14 @@ class PartitionLog:
                 self._folder.write_epochs(self._epochs, sync=True)
                 self.recovery_point = offset
             except OSError as error:
-                self._fail(f"it could not go on at offset {offset}: {error}")
+                self._fail(f"it could not continue at offset {offset}: {error}")
                 raise self._storage_error("truncate", error) from error
 
     def begin_after(
         self, tiered_to: int, log_start_offset: int, epochs: Iterable[tuple[int, int]], producers: bytes
     ) -> None:
-        """Give up every local record; the log goes on at `tiered_to`, up to where remote storage has it, with what is
-        known of leader epochs and producers there. For a follower that its leader has nothing local for any more
+        """Discard every local record; the log continues at `tiered_to`, the end of what remote storage has, with the
+        leader epochs and producers known there. For a follower whose leader has no local records for it any more
         (KIP-405). Raises KafkaError.
         """
         self._check_usable()
@@ -502,17 +509,17 @@ class PartitionLog:
                 self._folder.write_epochs(self._epochs, sync=True)
                 self.recovery_point = tiered_to
             except (OSError, ValueError) as error:
-                self._fail(f"it could not go on at offset {tiered_to}: {error}")
+                self._fail(f"it could not continue at offset {tiered_to}: {error}")
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"{self.directory.name} could not go on at offset {tiered_to}: {error}",
+                    f"{self.directory.name} could not continue at offset {tiered_to}: {error}",
                 ) from error
 
     # -- transactions --------------------------------------------------------------------------------------
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the earliest open transaction begins, None if none is open. Raises KafkaError."""
+        """The first offset of the earliest open transaction, None if none is open. Raises KafkaError."""
         producers = self._producers
         if producers is None:
             producers = self._reading(self._producer_state)
@@ -520,7 +527,7 @@ class PartitionLog:
         return offset if offset is None else max(offset, self.log_start_offset)
 
     def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """Those with records in [start, end), by first offset (rule T5)."""
+        """Return the aborted transactions with records in [start, end), by first offset (rule T5)."""
         found: list[AbortedTransaction] = []
         first = max(bisect_right(self._bases, start_offset) - 1, 0)
         for segment in self._segments[first:]:
@@ -533,9 +540,9 @@ class PartitionLog:
         return found
 
     def check_end_marker(self, producer_id: int, epoch: int, *, is_next_epoch: bool) -> None:
-        """Whether a marker belongs to the transaction that is open here.
+        """Return whether a marker belongs to the transaction that is open here.
 
-        With transactions version 2 (`is_next_epoch`) its epoch is above that of the batches it ends: one with
+        With transactions version 2 (`is_next_epoch`) its epoch is above that of the batches that it ends: a marker with
         their own epoch is a late one of the transaction before. Raises KafkaError(INVALID_PRODUCER_EPOCH).
         """
         state = self._producer_state()
@@ -546,15 +553,15 @@ class PartitionLog:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"a marker of producer {producer_id} has epoch {epoch}, and a transaction of epoch "
-                f"{producer.epoch} is open: it belongs to one that ended before",
+                f"{producer.epoch} is open: the marker belongs to one that ended before",
             )
 
     def producers(self) -> Mapping[int, Producer]:
-        """The producers that are remembered, by id; to look at only."""
+        """The known producers by id, read-only."""
         return self._producer_state().producers
 
     def open_transactions(self) -> Mapping[int, int]:
-        """First offsets of the open transactions by producer id, earliest first; to look at only."""
+        """First offsets of the open transactions by producer id, earliest first; read-only."""
         return self._producer_state().open_transactions
 
     def _producer_state(self) -> ProducerState:
@@ -565,7 +572,7 @@ class PartitionLog:
         return self._producers
 
     def _prepare_to_write(self, leader_epoch: int, base_offset: int) -> None:
-        """What must be so before a batch: no clean marker, a folder, and its epoch known.
+        """Establish what a batch requires: no clean marker, an existing folder, and a known epoch.
 
         The epoch reaches its file with the next flush or close; until then a recovery finds it in the batch.
         """
@@ -591,7 +598,7 @@ class PartitionLog:
         try:
             segment.file.write((prefix, rest), segment.size)
             if not segment.size:
-                # Now, not before: a commit under way has not seen the new name.
+                # Set after the write: a commit under way has not seen the new name.
                 self._folder.has_new_names = True
         except OSError as error:
             try:
@@ -624,12 +631,12 @@ class PartitionLog:
             self._disk, self.directory, base_offset, interval_bytes=config.index_interval_bytes, size=0
         )
         if (most := min(config.segment_jitter_ms, config.roll_ms)) > 0:
-            # So that the segments of many partitions are not closed all at once.
+            # The jitter keeps the segments of many partitions from being closed at the same time.
             segment.jitter_ms = zlib.crc32(f"{self.directory.name}/{base_offset}".encode()) % (most + 1)
         return segment
 
     def _roll(self) -> Segment:
-        """Seal the active segment and begin another, whose file will be made by its first batch."""
+        """Seal the active segment and begin another, whose file is made by its first batch."""
         old = self._segments[-1]
         old.seal()
         self._folder.write_snapshot(self.log_end_offset, self._producer_state)
@@ -646,10 +653,10 @@ class PartitionLog:
     # -- read ----------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, *, up_to: int, min_one_batch: bool = True) -> LogSlice:
-        """Whole batches from the one that holds `offset`, none that reaches `up_to`, at most `max_bytes`.
+        """Return whole batches from the one that holds `offset` on, none that reaches `up_to`, at most `max_bytes`.
 
-        With `min_one_batch` the first batch is given even if it is larger. Batches of one segment only, so it
-        may be less than there is. Raises KafkaError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR; and InRemoteStorage
+        With `min_one_batch` the first batch is returned even if it is larger. The batches are of one segment, so there
+        may be fewer than possible. Raises KafkaError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR; and InRemoteStorage
         below `local_start_offset`.
         """
         self._check_usable()
@@ -676,7 +683,7 @@ class PartitionLog:
     def offset_for_timestamp(
         self, timestamp_ms: int, opened: Opened | None = None
     ) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record at or after a time; None if there is none.
+        """Return (offset, timestamp, leader epoch) of the first record at or after a time; None if there is none.
 
         Raises KafkaError, and BatchTakesTime if `opened` demands it.
         """
@@ -687,7 +694,9 @@ class PartitionLog:
         )
 
     def max_timestamp(self, opened: Opened | None = None) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record with the largest timestamp. Raises as the other one."""
+        """Return (offset, timestamp, leader epoch) of the first record with the largest timestamp. Raises the same
+        errors as `offset_for_timestamp`.
+        """
         return self._reading(
             lambda: time_lookup.latest(self._segments, self.log_start_offset, opened or Opened())
         )
@@ -706,26 +715,27 @@ class PartitionLog:
     # -- leader epochs -------------------------------------------------------------------------------------
 
     def assign_epoch(self, epoch: int) -> None:
-        """Leader epoch `epoch` begins at the log's end. Reaches its file with a flush or a close."""
+        """Begin leader epoch `epoch` at the log's end. It reaches its file with a flush or a close."""
         self._ready_epoch = -1
         self._epochs.assign(epoch, self.log_end_offset)
 
     def epoch_at(self, offset: int) -> int:
-        """The leader epoch that wrote an offset, -1 if unknown."""
+        """Return the leader epoch that wrote an offset, -1 if it is not known."""
         return self._epochs.epoch_at(offset)
 
     def epoch_end_offset(self, epoch: int) -> tuple[int, int]:
-        """(largest known epoch not above `epoch`, the offset where it ends); (-1, -1) if unknown (KIP-101,
-        279)."""
+        """Return (largest known epoch not above `epoch`, its end offset); (-1, -1) if it is not known (KIP-101,
+        279).
+        """
         return self._epochs.end_offset(epoch, self.log_end_offset)
 
     # -- retention and truncation --------------------------------------------------------------------------
 
     def delete_old_segments(self, now_ms: int, high_watermark: int, floor: int | None = None) -> int:
-        """Delete segments that retention no longer covers; gives how many. Also forgets silent producers.
+        """Delete segments that retention no longer covers, and return their number. Also forget silent producers.
 
-        Only whole segments below the high watermark and `floor` go, oldest first. A segment is as old as its
-        largest timestamp. When all records are too old the written segment goes too. Raises KafkaError.
+        Only whole segments below the high watermark and `floor` are deleted, oldest first. The age of a segment is that
+        of its largest timestamp. When all records are too old, the active segment is deleted, too. Raises KafkaError.
         """
         self._check_usable()
         if self._producers is not None:
@@ -760,12 +770,12 @@ class PartitionLog:
         return 0 <= newest < now_ms - retention_ms
 
     def note_tiered(self, up_to: int) -> None:
-        """Durably say that remote storage has everything below `up_to`; any thread may call it. Raises OSError."""
+        """Durably note that remote storage has everything below `up_to`. Any thread may call it. Raises OSError."""
         self.tiered_to = max(self.tiered_to, up_to)
         self._write_checkpoint()
 
     def has_local_excess(self, now_ms: int) -> bool:
-        """Whether local retention does not cover the first segment, wherever else it may be."""
+        """Return whether local retention no longer covers the first segment, regardless of remote storage."""
         if len(self._segments) == 1:
             return False
         config, first = self.config, self._segments[0]
@@ -773,7 +783,7 @@ class PartitionLog:
         return is_excess or self._is_older(first, now_ms, config.local_ms)
 
     def roll(self) -> None:
-        """Begin another segment, so that what is written so far can be copied. Raises KafkaError."""
+        """Begin another segment, so that the present one can be copied. Raises KafkaError."""
         self._check_usable()
         if self._segments[-1].size:
             try:
@@ -783,9 +793,9 @@ class PartitionLog:
 
     def delete_local_segments(self, now_ms: int, floor: int | None = None) -> int:
         """Delete files of segments that remote storage has, that local retention no longer covers and that are below
-        `floor`; gives how many.
+        `floor`; return their number.
 
-        The log begins where it did. The written segment stays, as Kafka's does. Raises KafkaError.
+        The start of the log does not change. The active segment stays, as in Kafka. Raises KafkaError.
         """
         self._check_usable()
         if self._producers is not None:
@@ -810,7 +820,8 @@ class PartitionLog:
         return count
 
     def delete_records(self, before_offset: int) -> None:
-        """Raise the log start to `before_offset`; segments wholly below it go. A lower one changes nothing.
+        """Raise the log start to `before_offset` and remove segments wholly below it. A lower offset changes
+        nothing.
 
         Raises KafkaError: OFFSET_OUT_OF_RANGE past the log's end, KAFKA_STORAGE_ERROR.
         """
@@ -826,10 +837,10 @@ class PartitionLog:
             self._drop_first(count, before_offset)
 
     def _drop_first(self, count: int, log_start_offset: int) -> None:
-        """Move the log start, durably, and only then remove files: a crash in between removes them later.
+        """Move the log start, durably, and only then remove files: after a crash in between they are removed later.
 
-        On a full disk that would never come to an end, because noting the log start needs room. There the files go
-        first, the oldest first and at once: the first one that is left says where the log begins.
+        A full disk has no room to note the log start, so there the files are removed first, at once, the oldest first:
+        the first remaining file shows where the log begins.
         """
         log_start_offset = max(log_start_offset, self.log_start_offset)
         try:
@@ -859,7 +870,7 @@ class PartitionLog:
         self._reader.forget()
         for segment in doomed:
             segment.remove(discard)
-            if discard is None:  # nothing else says where the log begins: a power cut must not leave a hole
+            if discard is None:  # only the files show where the log begins: a power cut must not leave a hole
                 self._folder.sync()
 
     def _discard(self, path: Path) -> None:
@@ -869,7 +880,7 @@ class PartitionLog:
             self._remove_later(path, self.config.file_delete_delay_ms)
 
     def truncate_to(self, offset: int) -> None:
-        """Take back every batch that reaches `offset` or beyond; the log then ends at or before `offset`.
+        """Remove every batch that reaches `offset` or beyond; the log then ends at or before `offset`.
 
         For leaders that lost an election, never for acknowledged records. Raises KafkaError.
         """
@@ -899,7 +910,7 @@ class PartitionLog:
             segment = self._segments.pop()
             self._bases.pop()
             segment.remove()
-            self._folder.sync()  # one after the other: a hole would look like damage
+            self._folder.sync()  # removed one after the other: a hole would look like damage
         segment = self._segments[-1]
         if not segment.is_active:
             segment.activate()
@@ -925,19 +936,21 @@ class PartitionLog:
         return [segment for segment in self._segments[:-1] if segment.size]
 
     def last_of_producers(self) -> dict[int, tuple[int | None, int]]:
-        """Of each known producer: the last offset of its last batch (None after a marker alone), and its epoch."""
+        """Return, for each known producer, the last offset of its last batch (None after a marker alone), and its
+        epoch.
+        """
         return {
             producer_id: (producer.batches[-1].last_offset if producer.batches else None, producer.epoch)
             for producer_id, producer in self._producer_state().producers.items()
         }
 
     def note_compaction(self, up_to: int) -> None:
-        """Durably allow offsets below `up_to` to be missing; any thread may call it. Raises OSError."""
+        """Durably allow offsets below `up_to` to be missing. Any thread may call it. Raises OSError."""
         self.compacted_to = max(self.compacted_to, up_to)
         self._write_checkpoint()
 
     def check_segments(self, group: Sequence[Segment]) -> None:
-        """Raises CleaningAbandoned unless the segments are all there still, one after another."""
+        """Raise CleaningAbandoned unless the segments are still there, one after another."""
         if self._closed or self._failure is not None:
             raise CleaningAbandoned(f"{self.directory.name} is closed")
         first = bisect_left(self._bases, group[0].base_offset)
@@ -945,10 +958,9 @@ class PartitionLog:
             raise CleaningAbandoned(f"segments of {self.directory.name} are gone")
 
     def exchange(self, group: Sequence[Segment], cleaned: Segment | None) -> None:
-        """Put `cleaned` in the place of `group`, whose files go; None if nothing is left of it.
+        """Put `cleaned` in the place of `group`, whose files are removed; None if nothing is left of it.
 
-        The new file keeps its own name until `finish_exchange`. Whoever is reading the old files goes on doing so.
-        Raises OSError.
+        The new file keeps its own name until `finish_exchange`. Readers of the old files go on. Raises OSError.
         """
         self._folder.unmark_clean()
         self._reader.forget()
@@ -966,7 +978,7 @@ class PartitionLog:
             raise
 
     def finish_exchange(self, cleaned: Segment) -> None:
-        """Once the files that `exchange` took away are durably gone. Raises OSError."""
+        """Give the new segment its name, once the removal of the files by `exchange` is durable. Raises OSError."""
         try:
             cleaned.take_place()
         except OSError as error:
@@ -976,7 +988,7 @@ class PartitionLog:
     # -- durability ----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Make everything appended so far durable and note how far that is. Any thread may call it.
+        """Make everything appended so far durable and note its end. Any thread may call it.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
         """
@@ -993,7 +1005,7 @@ class PartitionLog:
                 raise self._storage_error("flush", error) from error
 
     def _write_checkpoint(self, log_start_offset: int | None = None) -> None:
-        """Durably note the recovery point and the log start, which moves with it if given. Raises OSError."""
+        """Durably note the recovery point and the log start, which moves if it is given. Raises OSError."""
         with self._checkpoint_lock:
             if log_start_offset is None:
                 log_start_offset = self.log_start_offset
@@ -1013,19 +1025,19 @@ class PartitionLog:
 
     @property
     def _indexes_wait(self) -> list[Segment]:
-        """Segments whose index files a power cut may leave as they never were."""
+        """Return the segments whose index files are not synced yet."""
         return [segment for segment in list(self._segments) if segment.has_unsynced_indexes]
 
     @property
     def must_commit(self) -> bool:
-        """Whether what was appended last waits for a `commit`."""
+        """Whether the last append waits for a `commit`."""
         return self._segments[-1].end_offset - self.recovery_point >= self.config.flush_messages
 
     def commit(self) -> None:
-        """fsync everything appended so far; `recovery_point` says afterwards how far that is. Any thread may call it.
+        """fsync everything appended so far; afterwards `recovery_point` is its end. Any thread may call it.
 
-        Cheaper than `flush`: where it ends is noted in memory only, so a recovery scans from the last flush on.
-        Raises KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
+        Cheaper than `flush`: the end is noted in memory only, so a recovery scans from the last flush on. Raises
+        KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
         """
         with self._flush_lock:
             self._check_usable()
@@ -1034,7 +1046,7 @@ class PartitionLog:
                 self._sync(end_offset)
 
     def _sync(self, end_offset: int) -> None:
-        """fsync what is above the recovery point, then raise that to `end_offset`."""
+        """fsync records above the recovery point, then raise it to `end_offset`."""
         for segment in list(self._segments):
             if segment.size and (segment.end_offset > self.recovery_point or segment.has_unsynced_indexes):
                 try:
@@ -1061,7 +1073,7 @@ class PartitionLog:
         )
 
     def _flush_in_background(self) -> None:
-        """A failure is logged and has stopped the log; there is nobody to raise to."""
+        """Flush, and log a failure instead of raising it: there is no caller. The failure has stopped the log."""
         with contextlib.suppress(KafkaError):
             if not self._closed:
                 self.flush()
@@ -1082,7 +1094,7 @@ class PartitionLog:
     # -- the end -------------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> None:
-        """Let go of all files. `clean` flushes first and leaves a marker, so that the next open scans nothing.
+        """Close all files. `clean` flushes first and leaves a marker, so that the next open scans nothing.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) when that fails; the log is closed all the same.
         """
@@ -1106,7 +1118,7 @@ class PartitionLog:
             self._sync(self.log_end_offset)
         active = self._segments[-1]
         try:
-            # Of a log that is read in one go there need be no files that spare reading it.
+            # A small log is read at once, so it needs no files that make reading faster.
             is_small = len(self._segments) == 1 and active.is_small and not active.has_index_files()
             if not is_small:
                 self._folder.write_snapshot(self.log_end_offset, self._producer_state)
@@ -1125,7 +1137,7 @@ class PartitionLog:
             raise self._storage_error("close", error) from error
 
     def delete(self) -> None:
-        """Close, and remove every file of the log; the directory too unless something else is in it.
+        """Close the log and remove its files; also the directory, unless it has other files.
 
         Raises OSError.
         """

@@ -1,11 +1,12 @@
-"""What a topic may demand of a client's batch beyond its header: rules B5 (oldest stamp), B7, B8 and B9.
+"""Checks of a client's batch beyond its header, as a topic demands them: rules B5 (oldest stamp), B7, B8 and B9.
 
-A batch is checked as Kafka checks it: as many records as its header says, each of the length it says, numbered one
-after another (rule B9, `LogConfig.strict_records`). Where a configuration demands more (`LogConfig.needs_columns`) its
-records are decoded, and recompressed if the batch comes in another codec than `compression.type`. What that takes grows
-with the decompressed bytes, so it can be done ahead of the append, in any thread; `Effort` bounds what is done at once.
+A batch is checked as in Kafka: the number of records is that of its header, each has its stated length, and they are
+numbered one after another (rule B9, `LogConfig.strict_records`). If a configuration demands more
+(`LogConfig.needs_columns`), its records are decoded. They are recompressed if the batch has another codec than
+`compression.type`. The cost grows with the decompressed bytes, so this can be done ahead of the append, in any thread;
+`Effort` bounds what is done at once.
 
-Pure but for what is loaded on first use: numba.
+Pure, except for numba, which is loaded on first use.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ else:
 
 _CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _ERRORS_LISTED_MAX: Final = 1000
-"""Nobody reads more of them, and each costs bytes in the answer."""
+"""Maximum number of listed errors: more are not useful, and each costs bytes in the answer."""
 _RECOMPRESSION_NS: Final = {(0, None): 1, (2, None): 5, (3, LZ4_DEFAULT_LEVEL): 5}
-"""Most that a byte costs, by codec and level; the others are always a thread's."""
+"""Maximum cost of a byte in ns, by codec and level; other codecs are always recompressed in a thread."""
 _NEVER_NS: Final = 1 << 40
 _DECOMPRESSED_FREELY: Final = 16 * 1024 * 1024
-"""What decompresses to more does so alone, so that several threads do not take the most each."""
+"""A batch that decompresses to more bytes is prepared alone, so that several threads do not take the maximum each."""
 
 _large = threading.Lock()
 
@@ -52,16 +53,15 @@ def prepare(
     *,
     large: bool = True,
 ) -> memoryview:
-    """The batch as it is to be appended; the same one if nothing changes. It has passed `validate_batch`.
+    """Return the batch as it is to be appended; the same one if nothing changes. It has passed `validate_batch`.
 
-    Raises KafkaError: INVALID_RECORD (with the records' indexes where single ones are wrong), INVALID_TIMESTAMP,
-    MESSAGE_TOO_LARGE for one that decompresses to more than `LogConfig.decompressed_bytes_max`, at which Kafka's
-    producers split a batch and send its parts. With `effort` it raises TakesTime rather than do more at once, and
-    unless `large` rather than wait for its turn among those that decompress to much.
+    Raises KafkaError: INVALID_RECORD (with the indexes of the wrong records), INVALID_TIMESTAMP, and MESSAGE_TOO_LARGE
+    for a batch that decompresses to more than `LogConfig.decompressed_bytes_max`; Kafka's producers then split it and
+    send its parts. With `effort` it raises TakesTime instead of doing more at once. Without `large` it raises TakesTime
+    instead of waiting for its turn among batches that decompress to many bytes.
     """
-    if not (
-        config.needs_columns or header.attributes & COMPRESSION_MASK
-    ):  # most are, and pay for no more than this
+    # Most batches need no more than this.
+    if not (config.needs_columns or header.attributes & COMPRESSION_MASK):
         try:
             largest = check_batch(header, batch, bytes_max=len(batch), effort=effort)
         except DecodeError as error:
@@ -84,9 +84,10 @@ def prepare(
 
 
 def decode_client_batch(header: BatchHeader, batch: memoryview, bytes_max: int) -> RecordColumns:
-    """The records of a client's batch whose bytes are known to be intact. Any thread may call it.
+    """Return the records of a client's batch whose bytes are known to be intact. Any thread may call it.
 
-    Raises KafkaError: INVALID_RECORD, MESSAGE_TOO_LARGE if they and their columns take more than `bytes_max`.
+    Raises KafkaError: INVALID_RECORD, and MESSAGE_TOO_LARGE if the records and their columns take more than
+    `bytes_max`.
     """
     try:
         with contextlib.suppress(DecompressedTooLarge):
@@ -169,8 +170,8 @@ def _check_oldest(records: RecordColumns, config: LogConfig, now_ms: int) -> Non
 def late_records(
     batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int, effort: Effort | None
 ) -> KafkaError:
-    """The error of a batch with a stamp beyond `message.timestamp.after.max.ms`, with the records that have one. Raises
-    TakesTime if it takes more than `effort` to find them.
+    """Return the error of a batch with a stamp beyond `message.timestamp.after.max.ms`, with the records that have one.
+    Raises TakesTime if finding them takes more than `effort`.
     """
     after_max = config.message_timestamp_after_max_ms
     rule = f"more than {after_max} ms after {now_ms}, the broker's time (message.timestamp.after.max.ms)"
@@ -187,7 +188,7 @@ def late_records(
 
 
 def _out_of_range(records: RecordColumns, indexes: NDArray[np.int64], rule: str) -> RecordErrors:
-    """The error of records whose stamps break a rule."""
+    """Return the error of records whose stamps break a rule."""
     stamps = records.timestamps
     others = f" ({len(indexes)} records are)" if len(indexes) > 1 else ""
     return RecordErrors(
@@ -201,7 +202,7 @@ def _out_of_range(records: RecordColumns, indexes: NDArray[np.int64], rule: str)
 
 
 def _with_largest(batch: memoryview, header: BatchHeader, config: LogConfig, largest: int) -> memoryview:
-    """A wrong largest timestamp is put right, as Kafka does: some clients do not compute it."""
+    """Correct a wrong largest timestamp, as Kafka does: some clients do not compute it."""
     if config.is_log_append_time or largest == header.max_timestamp:
         return batch
     from headrace.protocol.records.rewrite import with_max_timestamp

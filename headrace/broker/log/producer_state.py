@@ -1,16 +1,16 @@
-"""What a partition remembers of its producers: the last five batches of each, and its open transaction
-(rules P1 to P5, T4, T5).
+"""State of a partition's producers: the last five batches of each, and its open transaction (rules P1 to P5, T4,
+T5).
 
-A retry of one of them is answered with the original's offsets; anything else must continue the sequence.
-A transaction is open from its first batch to the marker that ends it; the earliest open one bounds what is
-stable. A marker with a newer epoch fences what the producer sends with the old one.
-Producer ids below -1 are forwarded identities: one writer's stream split over partitions, so gaps in the
-sequence are expected and everything at or before the last sequence (modulo its wrap) is a repeat.
+A retry of one of these batches is answered with the original's offsets; any other batch must continue the sequence. A
+transaction is open from its first batch to the marker that ends it; the earliest open one bounds the stable offsets. A
+marker with a newer epoch fences batches that the producer sends with the old one. Producer ids below -1 are forwarded
+identities: one writer's stream split over partitions. There, gaps in the sequence are expected, and everything at or
+before the last sequence (modulo its wrap) is a repeat.
 
-Snapshots are Kafka's `<offset>.snapshot`, version 1: the state that the log below that offset gives. Kafka
-keeps one entry per producer there; we write up to five, the latest last, which is the one Kafka keeps. When
-some batch's sequence count is not its number of offsets (Arrow batches), the file gets the private version
-100, which has the first sequence as well.
+Snapshots are Kafka's `<offset>.snapshot`, version 1: the state that the log below that offset gives. Kafka keeps one
+entry per producer there; we write up to five, the latest last, which is the one that Kafka keeps. When the sequence
+count of a batch is not its number of offsets (Arrow batches), the file gets the private version 100, which has the
+first sequence as well.
 
 Pure. Kept in memory, rebuilt from snapshot and log. Source: KIP-98, Kafka's ProducerStateManager.
 """
@@ -51,8 +51,9 @@ _NO_OFFSET: Final = -1
 
 
 class AppendedBatch(msgspec.Struct):
-    """Where a producer's batch went. `timestamp` is its largest, after any stamping by the log. Not to be
-    changed: what was appended stays."""
+    """The place of a producer's batch. `timestamp` is its largest one, after any stamping by the log. Must not be
+    changed.
+    """
 
     first_sequence: int
     last_sequence: int
@@ -62,7 +63,9 @@ class AppendedBatch(msgspec.Struct):
 
 
 class Producer:
-    """`batches` is empty when the epoch began with a marker: the first batch must then have sequence 0."""
+    """One producer. `batches` is empty when the epoch began with a marker: the first batch must then have sequence
+    0.
+    """
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "seen", "timestamp")
 
@@ -77,11 +80,11 @@ class Producer:
         self.epoch = epoch
         self.batches = batches
         self.seen = seen
-        """Monotonic time of the last append, or of the restart: what expiry counts from."""
+        """Monotonic time of the last append, or of the restart; expiry counts from it."""
         self.coordinator_epoch = coordinator_epoch
-        """Of the last marker."""
+        """The coordinator epoch of the last marker."""
         self.timestamp = timestamp
-        """Of the last batch or marker."""
+        """The timestamp of the last batch or marker."""
 
     @property
     def last_sequence(self) -> int:
@@ -89,7 +92,9 @@ class Producer:
 
 
 class ProducerState:
-    """`open_transactions` maps producer ids to the first offset of their transaction, earliest first."""
+    """All producers of a partition. `open_transactions` maps producer ids to the first offset of their transaction,
+    earliest first.
+    """
 
     __slots__ = ("open_transactions", "producers")
 
@@ -106,7 +111,7 @@ class ProducerState:
         return next(iter(self.open_transactions.values()), None)
 
     def check(self, header: BatchHeader, *, has_sequence: bool = True) -> AppendedBatch | None:
-        """The original if `header` repeats a batch, None if it may be appended; changes nothing.
+        """Return the original if `header` repeats a batch, None if it may be appended; changes nothing.
 
         A coordinator writes for a producer without sequences: then only epoch and transaction are checked.
 
@@ -117,7 +122,9 @@ class ProducerState:
         if producer is None:
             # A Kafka producer may continue a sequence that the log has forgotten. A table's writer may not.
             if header.magic == MAGIC_ARROW and producer_id >= 0 and first != 0:
-                raise _out_of_order(header, "the log knows nothing of this producer, so it must begin with 0")
+                raise _out_of_order(
+                    header, "the log does not know this producer, so its sequence must begin with 0"
+                )
             return None
         if epoch < producer.epoch:
             raise KafkaError(
@@ -127,14 +134,14 @@ class ProducerState:
         if not header.is_transactional and producer_id in self.open_transactions:
             raise KafkaError(
                 ErrorCode.INVALID_TXN_STATE,
-                f"producer {producer_id} has a transaction open, and this batch is not part of it",
+                f"producer {producer_id} has an open transaction, and this batch is not part of it",
             )
         if not has_sequence:
             return None
         batches = producer.batches
         if epoch > producer.epoch or not batches:
             if producer_id >= 0 and first != 0:
-                raise _out_of_order(header, f"epoch {epoch} is new, so it must begin with 0")
+                raise _out_of_order(header, f"epoch {epoch} is new, so its sequence must begin with 0")
             return None
         latest = batches[-1]
         if producer_id < -1:
@@ -145,11 +152,11 @@ class ProducerState:
         for batch in batches:
             if batch.first_sequence == first and batch.last_sequence == last:
                 return batch
-        raise _out_of_order(header, f"the last one was {latest.last_sequence}")
+        raise _out_of_order(header, f"the last sequence was {latest.last_sequence}")
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        """Whether a marker may be written. Raises KafkaError: INVALID_PRODUCER_EPOCH for one of an epoch that
-        is over, TRANSACTION_COORDINATOR_FENCED for one of a coordinator that is no longer it.
+        """Check that a marker may be written. Raises KafkaError: INVALID_PRODUCER_EPOCH for a marker of an old epoch,
+        TRANSACTION_COORDINATOR_FENCED for one of an old coordinator.
         """
         producer = self.producers.get(producer_id)
         if producer is None:
@@ -169,8 +176,8 @@ class ProducerState:
     def marker_appended(
         self, producer_id: int, epoch: int, marker: EndMarker, offset: int, timestamp: int, now: float
     ) -> AbortedTransaction | None:
-        """A marker is in the log at `offset`. Gives the transaction if it aborted one that had written
-        something (T6: one without data leaves no trace).
+        """Note that a marker is in the log at `offset`. Return the transaction if it aborted one that had written
+        something (T6: a transaction without data leaves no trace).
         """
         producer = self.producers.get(producer_id)
         if producer is None:
@@ -190,7 +197,7 @@ class ProducerState:
         return AbortedTransaction(producer_id, first_offset, offset, offset + 1 if stable is None else stable)
 
     def update(self, header: BatchHeader, base_offset: int, timestamp: int, now: float) -> None:
-        """Remember a batch that is in the log. `now` is monotonic time."""
+        """Note a batch that is in the log. `now` is monotonic time."""
         if header.is_transactional:
             self.open_transactions.setdefault(header.producer_id, base_offset)
         self.add(
@@ -222,9 +229,9 @@ class ProducerState:
             del batches[0]
 
     def expire(self, now: float, age: float) -> int:
-        """Forget producers not heard of for `age` seconds of monotonic time; gives how many.
+        """Forget producers that sent nothing for `age` seconds of monotonic time, and return their number.
 
-        One with an open transaction stays: it is its coordinator's to end.
+        A producer with an open transaction stays: its coordinator has to end the transaction.
         """
         old = [
             producer_id
@@ -268,7 +275,7 @@ class ProducerState:
 
     @classmethod
     def decode_snapshot(cls, data: bytes, now: float) -> ProducerState:
-        """Raises ValueError when it is not a whole, intact snapshot."""
+        """Decode a snapshot. Raises ValueError unless it is whole and intact."""
         try:
             version, crc = _PREFIX.unpack_from(data)
             body = memoryview(data)[_PREFIX.size :]
@@ -307,7 +314,7 @@ class ProducerState:
                 )
                 state.add(producer_id, epoch, batch, now)
                 state.producers[producer_id].coordinator_epoch = coordinator_epoch
-            else:  # a producer of which there is only a marker, or whose records are all gone
+            else:  # a producer with a marker only, or whose records are all gone
                 state.producers[producer_id] = Producer(epoch, [], now, coordinator_epoch, timestamp)
             if first_of_transaction >= 0:
                 opened.append((first_of_transaction, producer_id))
@@ -317,12 +324,14 @@ class ProducerState:
 
 
 def _is_after(sequence: int, last: int) -> bool:
-    """Whether `sequence` comes after `last` on the circle of 2^31 numbers: less than half of it ahead."""
+    """Return whether `sequence` comes after `last` on the circle of 2^31 numbers: less than half of it ahead."""
     return 0 < ((sequence - last) & MAX_SEQUENCE) < (MAX_SEQUENCE + 1) // 2
 
 
 def _covering(batches: list[AppendedBatch], sequence: int) -> AppendedBatch:
-    """The kept batch a repeated sequence belongs to; the latest when it is older than all of them."""
+    """Return the kept batch that a repeated sequence belongs to; the latest one if the sequence is older than all of
+    them.
+    """
     for batch in batches:
         span = (batch.last_sequence - batch.first_sequence) & MAX_SEQUENCE
         if ((sequence - batch.first_sequence) & MAX_SEQUENCE) <= span:

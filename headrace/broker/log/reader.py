@@ -1,9 +1,9 @@
-"""Finding and cutting out what a read asks for: O(log n) anywhere, a dictionary lookup at the tail.
+"""Find and cut out the batches of a read: O(log n) anywhere, a dictionary lookup at the tail.
 
-Two small memories spare the search. A reader at the tail asks for a batch that was just appended; a reader
-that goes on asks for the batch where its last read ended. Both are remembered by offset, a few dozen each.
+Two small caches avoid the search. A reader at the tail asks for a batch that was just appended; a reader that continues
+asks for the batch where its last read ended. A few dozen of each are kept by offset.
 
-Shares the lists of segments with its log and never changes them. No body of a batch is read.
+Shares the lists of segments with its log and never changes them. The body of a batch is never read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _SEGMENTS_KEPT_OPEN: Final = 4
 
 
 class Reader:
-    """`segments` and their `bases` (base offsets) are the log's own lists; the last segment is the written one."""
+    """Reads of one log. `segments` and their `bases` (base offsets) are the log's own lists; the last segment is the
+    active one.
+    """
 
     __slots__ = ("_bases", "_opened", "_read_ends", "_recent_appends", "_segments")
 
@@ -33,19 +35,19 @@ class Reader:
         self._opened: dict[Segment, None] = {}
 
     def appended(self, base_offset: int, position: int) -> None:
-        """A batch now begins at `position` of the written segment."""
+        """Note that a batch begins at `position` of the active segment."""
         recent = self._recent_appends
         recent[base_offset] = position
         if len(recent) > _PLACES_KEPT:
             del recent[next(iter(recent))]
 
     def rolled(self, sealed: Segment) -> None:
-        """Another segment is written now."""
+        """Note that another segment is active now."""
         self._recent_appends.clear()
         self._remember_open(sealed)
 
     def forget(self) -> None:
-        """Segments were removed or cut: nothing remembered is to be believed."""
+        """Clear the caches, because segments were removed or cut."""
         self._recent_appends.clear()
         self._read_ends.clear()
         for segment in self._opened:
@@ -53,7 +55,7 @@ class Reader:
         self._opened.clear()
 
     def read(self, offset: int, max_bytes: int, up_to: int, min_one_batch: bool) -> LogSlice:
-        """As `PartitionLog.read`, for an offset in the log below `up_to`, which is at most its end.
+        """Read as `PartitionLog.read`, for an offset in the log below `up_to`, which is at most its end.
 
         Raises CorruptLogError, DecodeError, OSError.
         """
@@ -78,8 +80,9 @@ class Reader:
         return LogSlice(start_offset, FileRegion(segment.file, start, limit - start), next_offset)
 
     def _locate(self, offset: int) -> tuple[Segment, int, int]:
-        """(segment, position, base offset) of the batch that holds `offset`, or the next one where compaction has
-        left none; the log's end if there is none."""
+        """Return (segment, position, base offset) of the batch that holds `offset`, or of the next one if compaction
+        has removed it; the log's end if there is none.
+        """
         position = self._recent_appends.get(offset)
         if position is not None:
             return self._segments[-1], position, offset
@@ -97,7 +100,7 @@ class Reader:
                 return segment, position, base_offset
 
     def _remember_end(self, segment: Segment, position: int, next_offset: int) -> None:
-        """A reader who goes on asks for the batch at `position` next."""
+        """Cache `position`, where a reader that continues asks next."""
         if position == segment.size and not segment.is_active:
             return
         ends = self._read_ends

@@ -1,15 +1,15 @@
-"""Opening a log: trust what a clean close left, or find out what a crash left.
+"""Open a log: trust the state of a clean close, or find out the state after a crash.
 
-After a crash every segment from the recovery point on is scanned, CRCs included; where an acknowledgement means
-fsynced, as the medium has it.
+After a crash every segment from the recovery point on is scanned, CRCs included. If an acknowledgement requires an
+fsync, the bytes are read from the medium.
 
 - The log ends at the first batch that is not whole and intact, if nothing readable follows: a torn tail, which is cut.
-- If an intact batch does follow, in that file or a later one, if offsets are missing between two segments, or if the
-  batch lies below the recovery point, the damage is in what was acknowledged: CorruptLogError, nothing is changed on
-  disk.
-- Indexes of scanned segments are made again; leader epochs and producer state are completed from the batches, the
+- The damage is in acknowledged records if an intact batch follows, in that file or a later one; if offsets are missing
+  between two segments; or if the batch lies below the recovery point. Then CorruptLogError is raised, and nothing is
+  changed on disk.
+- Indexes of scanned segments are made again. Leader epochs and producer state are completed from the batches, the
   latter from the newest readable snapshot that is not ahead of the log.
-- Transaction indexes are made again with them, and where they are not what the checkpoint says.
+- Transaction indexes are made again with them, and wherever they differ from the checkpoint.
 
 Runs once, before the log is used; blocking.
 """
@@ -50,7 +50,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class RecoveryReport(msgspec.Struct):
-    """What opening a log took. `cut_bytes` were a torn tail; `notes` are sentences for people."""
+    """Report of opening a log. `cut_bytes` is the size of a torn tail; `notes` are sentences for the log."""
 
     was_clean: bool = False
     scanned_bytes: int = 0
@@ -71,12 +71,12 @@ class RecoveredLog(msgspec.Struct):
 
 
 def nothing() -> RecoveredLog:
-    """Of a log that was never there."""
+    """Return the parts of a new log."""
     return RecoveredLog([], Checkpoint(), LeaderEpochs(), ProducerState(), RecoveryReport())
 
 
 def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> RecoveredLog:
-    """Read or recover the log in `directory` (which need not exist). Raises CorruptLogError, OSError."""
+    """Read or recover the log in `directory`, which need not exist. Raises CorruptLogError, OSError."""
     marker = read_clean_marker(disk, directory)
     if marker is not None:
         segments = [
@@ -119,10 +119,12 @@ def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> Rec
 def load_producers(
     disk: Disk, directory: Path, segments: list[Segment], end_offset: int, clock: Clock
 ) -> ProducerState:
-    """The state at `end_offset`: newest readable snapshot at or below it, completed from the batches after it."""
+    """Return the state at `end_offset`: the newest readable snapshot at or below it, completed from the batches after
+    it.
+    """
     for offset in snapshot_offsets(disk, directory):
         if offset > end_offset:
-            disk.remove(directory / snapshot_name(offset))  # it describes batches that are gone
+            disk.remove(directory / snapshot_name(offset))  # the snapshot describes batches that are gone
     state, snapshot_offset = _newest_snapshot(disk, directory, segments, end_offset, clock)
     for _ in _replay(state, segments, snapshot_offset, clock):
         pass
@@ -134,8 +136,7 @@ def reindex_transactions(
 ) -> None:
     """Make the transaction indexes of the segments from `from_offset` on again, in memory.
 
-    That needs to know which transactions were open there, so it begins at a snapshot before it, or at the
-    log's start.
+    This requires the transactions that were open there, so it begins at an earlier snapshot, or at the log's start.
     """
     state, snapshot_offset = _newest_snapshot(disk, directory, segments, from_offset, clock)
     for segment in segments:
@@ -149,7 +150,7 @@ def reindex_transactions(
 def _newest_snapshot(
     disk: Disk, directory: Path, segments: list[Segment], offset_max: int, clock: Clock
 ) -> tuple[ProducerState, int]:
-    """The newest readable snapshot not above an offset, and its offset; an empty one at the log's start."""
+    """Return the newest readable snapshot not above an offset, and its offset; an empty one at the log's start."""
     for offset in sorted(snapshot_offsets(disk, directory), reverse=True):
         if offset > offset_max:
             continue
@@ -157,7 +158,7 @@ def _newest_snapshot(
         try:
             return ProducerState.decode_snapshot(disk.read(path), clock.monotonic()), offset
         except ValueError as error:
-            logger.warning("%s is not usable (%s), an older one or the log itself is", path, error)
+            logger.warning("%s cannot be used (%s); an older one or the log itself is used", path, error)
             disk.remove(path)
     return ProducerState(), segments[0].base_offset if segments else 0
 
@@ -165,7 +166,7 @@ def _newest_snapshot(
 def _replay(
     state: ProducerState, segments: list[Segment], from_offset: int, clock: Clock
 ) -> Iterator[tuple[Segment, AbortedTransaction]]:
-    """Bring `state` from `from_offset` to the end; gives the transactions that were aborted on the way."""
+    """Bring `state` from `from_offset` to the end; return the transactions that were aborted on the way."""
     for segment in segments:
         if segment.end_offset > from_offset:
             view = segment.file.view()[: segment.size]
@@ -175,11 +176,11 @@ def _replay(
 
 
 def _load_transaction_indexes(segments: list[Segment], checkpoint: Checkpoint) -> Segment | None:
-    """Read the indexes of `segments`; the first segment whose index is not the one it should be, if any."""
+    """Read the indexes of `segments`; return the first segment whose index is missing or wrong, if any."""
     unindexed = None
     for segment in segments:
         if not segment.load_transaction_index(checkpoint.aborted.get(segment.base_offset, 0)):
-            logger.warning("%s is missing or wrong, it is rebuilt", segment.transaction_index_path)
+            logger.warning("%s is missing or wrong; it is rebuilt", segment.transaction_index_path)
             unindexed = unindexed or segment
     return unindexed
 
@@ -193,24 +194,24 @@ def snapshot_offsets(disk: Disk, directory: Path) -> list[int]:
 
 
 def _numbered(names: list[str], suffix: str) -> list[int]:
-    """The offsets in names like 00000000000000000042.log, ascending."""
+    """Return the offsets in names like 00000000000000000042.log, ascending."""
     stems = (name[: -len(suffix)] for name in names if name.endswith(suffix))
     return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
 
 
 def _read_epochs(disk: Disk, directory: Path) -> LeaderEpochs | None:
-    """The checkpoint file, None if it is missing or cannot be read."""
+    """Read the checkpoint file; None if it is missing or cannot be read."""
     try:
         return LeaderEpochs.decode(disk.read(directory / EPOCHS_NAME))
     except FileNotFoundError:
         return None
     except (ValueError, IndexError) as error:
-        logger.warning("%s is not usable (%s), it is rebuilt from the log", directory / EPOCHS_NAME, error)
+        logger.warning("%s cannot be used (%s); it is rebuilt from the log", directory / EPOCHS_NAME, error)
         return None
 
 
 def _walk_known(segment: Segment, view: memoryview) -> Iterator[Batches]:
-    """The headers of a segment whose bytes have been checked before. Raises CorruptLogError."""
+    """Yield the headers of a segment whose bytes were checked before. Raises CorruptLogError."""
     end = WalkEnd(0, 0)
     yield from walk(view, segment.base_offset, end, check_crc=False, gaps_below=segment.end_offset)
     if end.problem is not None:
@@ -244,7 +245,7 @@ class _Recovery:
             if segment.size:
                 segments.append(segment)
             else:
-                segment.remove()  # made for a batch that never came
+                segment.remove()  # made for a batch that was never written
         for segment, following in pairwise(segments):
             segment.end_offset = following.base_offset
         # A power cut may have kept any of the segments that were about to be removed, so offsets may be missing there.
@@ -254,7 +255,7 @@ class _Recovery:
         end_offset = segments[-1].end_offset if segments else checkpoint.tiered_to
         compacted_to = checkpoint.compacted_to
         if end_offset < compacted_to:
-            # What compaction removed at the log's end was there, and its offsets are never given again.
+            # Compaction removed records at the log's end; their offsets must not be assigned again.
             end_offset = compacted_to
             if segments:
                 segments[-1].end_offset = end_offset
@@ -262,14 +263,14 @@ class _Recovery:
             if segments:
                 self._note(
                     f"the log ended at {end_offset}, before its start offset {checkpoint.log_start_offset}; "
-                    "it goes on empty from there"
+                    "it continues empty from there"
                 )
             for segment in segments:
                 segment.remove()
             segments, end_offset = [], checkpoint.log_start_offset
             compacted_to = min(compacted_to, end_offset)
         start_offset = checkpoint.log_start_offset
-        if segments and segments[0].base_offset > checkpoint.tiered_to:  # nobody else has what is before
+        if segments and segments[0].base_offset > checkpoint.tiered_to:  # earlier records exist nowhere else
             start_offset = max(start_offset, segments[0].base_offset)
         epochs = self._recover_epochs(segments, end_offset)
         producers = load_producers(disk, directory, segments, end_offset, self._clock)
@@ -306,7 +307,7 @@ class _Recovery:
     # -- segments ------------------------------------------------------------------------------------------
 
     def _scan(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
-        """Scan what may not be durable; cut a torn tail."""
+        """Scan segments that may not be durable; cut a torn tail."""
         gaps_below = max(checkpoint.compacted_to, checkpoint.gaps_to)
         builders: list[tuple[Segment, IndexBuilder]] = []
         for index, segment in enumerate(segments):
@@ -351,13 +352,14 @@ class _Recovery:
     def _check_tail(
         self, segment: Segment, view: memoryview, end: WalkEnd, later: list[Segment], recovery_point: int
     ) -> None:
-        """Raise CorruptLogError if anything readable follows the bad batch, or if it was on disk, whole, before."""
+        """Raise CorruptLogError if anything readable follows the bad batch, or if it was whole on disk before."""
         if end.next_offset < recovery_point:
             raise CorruptLogError(
-                f"{segment.path} is damaged: the batch at byte {end.position}, offset {end.next_offset}, is unreadable "
-                f"({end.problem}), and everything below offset {recovery_point} had been written and synced. Restore "
-                f"the file from a copy. To give up everything from offset {end.next_offset} on, cut the file there "
-                f"(truncate -s {end.position}) and remove the later segments."
+                f"{segment.path} is damaged: the batch at byte {end.position}, offset {end.next_offset}, is "
+                f"unreadable ({end.problem}), and everything below offset {recovery_point} had been written "
+                "and synced. Restore the file from a copy. To abandon everything from offset "
+                f"{end.next_offset} on, cut the file there (truncate -s {end.position}) and remove the "
+                "later segments."
             )
         where, position = segment, find_batch(view, end.position + 1, end.next_offset + 1)
         for other in later:
@@ -367,7 +369,7 @@ class _Recovery:
             raise CorruptLogError(
                 f"{segment.path} is damaged in the middle: the batch at byte {end.position}, offset "
                 f"{end.next_offset}, is unreadable ({end.problem}), while an intact one follows at byte "
-                f"{position} of {where.path.name}. Restore the file from a copy. To give up everything from "
+                f"{position} of {where.path.name}. Restore the file from a copy. To abandon everything from "
                 f"offset {end.next_offset} on, cut the file there (truncate -s {end.position}) and remove "
                 "the later segments."
             )
@@ -401,7 +403,7 @@ class _Recovery:
     # -- what hangs on the segments ------------------------------------------------------------------------
 
     def _recover_transaction_indexes(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
-        """Those of scanned segments are made again if anything there ended a transaction."""
+        """Make the transaction indexes of scanned segments again if a transaction ended there."""
         known = [segment for segment in segments if segment.base_offset not in self._scanned]
         unindexed = _load_transaction_indexes(known, checkpoint)
         doubtful = [unindexed.base_offset] if unindexed is not None else []
@@ -414,7 +416,7 @@ class _Recovery:
                 segment.write_transaction_index()
 
     def _recover_epochs(self, segments: list[Segment], end_offset: int) -> LeaderEpochs:
-        """What the file says, completed from the scanned batches; from all batches without it."""
+        """Return the epochs of the file, completed from the scanned batches; without a file, from all batches."""
         epochs = _read_epochs(self._disk, self._directory)
         bounds = self._epoch_bounds
         if epochs is None:
@@ -427,6 +429,6 @@ class _Recovery:
             ]
         epochs.truncate_from_end(end_offset)
         for epoch, offset in bounds:
-            # The file may name an epoch that had written nothing when it was written, and another wrote there since.
+            # The file may name an epoch that had written nothing by then, and another epoch has written there since.
             epochs.found(epoch, offset)
         return epochs

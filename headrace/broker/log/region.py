@@ -1,4 +1,4 @@
-"""A range of a segment file, to be sent by `sendfile` without passing through this process."""
+"""A range of a segment file that `sendfile` sends without copying it through this process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from headrace.broker.runtime.ports import DiskFile
 
 
 class FileRegion:
-    """`size` bytes from `position`. Holds its file open for as long as it is referenced, also after the
-    segment was deleted or closed by its log.
+    """`size` bytes from `position` on. Holds its file open as long as it is referenced, also after the log has deleted
+    or closed the segment.
     """
 
     __slots__ = ("_file", "position", "size")
@@ -24,20 +24,20 @@ class FileRegion:
         return self._file.fileno()
 
     def read(self) -> bytes:
-        """The bytes. Raises OSError, also when the file has become shorter than the region."""
+        """Return the bytes. Raises OSError, also when the file has become shorter than the region."""
         data = self._file.read(self.size, self.position)
         if len(data) != self.size:
             raise OSError(f"{self!r}: the file ends after {len(data)} of these bytes")
         return data
 
     def read_at(self, position: int, size: int) -> bytes:
-        """At most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
+        """Read at most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
         return self._file.read(max(0, min(size, self.size - position)), self.position + position)
 
 
 class RemoteRegion(FileRegion):
-    """A range of a segment in remote storage: reading it waits for the network, and belongs into a thread of
-    `broker.remote`. There is no descriptor behind it.
+    """A range of a segment in remote storage. Reading it waits for the network, so it belongs in a thread of
+    `broker.remote`. It has no descriptor.
     """
 
     __slots__ = ()

@@ -1,11 +1,11 @@
-"""Walking over the batches of a segment, header by header, with or without looking at the bytes they hold.
+"""Walk over the batches of a segment, header by header, with or without checking their contents.
 
-What is checked of each batch: it is whole, its magic and lengths are sane, it begins with exactly the offset after
-the one before it (except where a log was compacted), and, when asked, its CRC. The walk ends at the first batch that
-fails; what to make of that is decided in `recovery`.
+The walk checks that each batch is whole, that its magic and lengths are sane, and that it begins with exactly the
+offset after the one before it (except where a log was compacted). On request it checks the CRC. The walk ends at the
+first batch that fails; `recovery` decides what that means.
 
-Small inputs are walked in plain Python, so that most starts never import numba; large ones by compiled
-kernels at some GB/s.
+Small inputs are walked in plain Python, so that most starts never import numba; large ones by compiled kernels at some
+GB/s.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Batches(msgspec.Struct, frozen=True):
 
 
 class WalkEnd(msgspec.Struct):
-    """Where a walk stopped: after the last good batch, and what is wrong with the next one (None at the end)."""
+    """The place where a walk stopped: after the last good batch, and the fault of the next one (None at the end)."""
 
     position: int
     next_offset: int
@@ -101,9 +101,9 @@ def walk(
     gaps_below: int = 0,
     compiled: bool | None = None,
 ) -> Iterator[Batches]:
-    """Chunks of batches from the start of `view`; `end` is filled in as the walk goes.
+    """Yield chunks of batches from the start of `view`; `end` is filled in as the walk goes.
 
-    Up to `gaps_below` offsets may be missing between batches: compaction has been there. `compiled` chooses the
+    Up to `gaps_below` offsets may be missing between batches, because of compaction. `compiled` chooses the
     implementation; by default the size of the input does.
     """
     if compiled is None:
@@ -179,7 +179,7 @@ def _walk_compiled(view: memoryview, end: WalkEnd, check_crc: bool, gaps_below: 
 
 
 def _first_bad_crc(view: memoryview, positions: NDArray[np.int64], end: int, size_min: int) -> int | None:
-    """Check the batches that the kernel leaves out because they are large."""
+    """Check the CRCs of the large batches, which the kernel leaves out."""
     sizes = np.diff(positions, append=end)
     for row in np.flatnonzero(sizes >= size_min).tolist():
         start = int(positions[row])
@@ -190,10 +190,10 @@ def _first_bad_crc(view: memoryview, positions: NDArray[np.int64], end: int, siz
 
 
 def find_batch(view: memoryview, start: int, offset_min: int) -> int | None:
-    """The position of the first whole, CRC-correct batch at or after byte `start` with a plausible offset.
+    """Return the position of the first whole, CRC-correct batch at or after byte `start` with a plausible offset.
 
-    Used to tell a torn tail (nothing readable follows) from damage in the middle. Offsets count as plausible
-    from `offset_min` on, as far as one segment can reach.
+    It tells a torn tail (nothing readable follows) from damage in the middle. Offsets count as plausible from
+    `offset_min` on, as far as one segment can reach.
     """
     data = frozen_bytes(view)
     last = len(data) - HEADER_SIZE
@@ -275,11 +275,11 @@ class IndexBuilder:
 def replay_producers(
     state: ProducerState, batches: Batches, view: memoryview, from_offset: int, now: float
 ) -> list[AbortedTransaction]:
-    """Bring producer state up to date with batches at or after `from_offset`; gives the transactions aborted
-    there. `view` is what was walked over.
+    """Bring producer state up to date with batches at or after `from_offset`; return the transactions aborted there.
+    `view` has the bytes of the walk.
 
-    Of a producer without transactions only the last five rows can matter, so only those are looked at one by
-    one; of the others every row is.
+    For a producer without transactions only the last five rows can matter, so only those are looked at one by one; for
+    other producers every row is.
     """
     rows = np.flatnonzero((batches.producer_id != NO_PRODUCER_ID) & (batches.base_offset >= from_offset))
     if not len(rows):
@@ -307,7 +307,7 @@ def replay_producers(
 
 
 def _last_five(rows: NDArray[np.intp], ids: NDArray[np.int64]) -> list[int]:
-    """Of each producer the last five of `rows`, in order."""
+    """Return the last five of `rows` for each producer, in order."""
     by_id = np.argsort(ids, kind="stable")
     order, ids = rows[by_id], ids[by_id]
     if len(order) > BATCHES_KEPT:
@@ -337,7 +337,7 @@ def _replay_marker(
     try:
         marker = read_end_marker(view, int(batches.position[row]))
     except DecodeError:
-        return None  # a kind of control batch that is not known here
+        return None  # an unknown kind of control batch
     producer_id, last_offset = int(batches.producer_id[row]), int(batches.last_offset[row])
     return state.marker_appended(
         producer_id,
@@ -350,7 +350,7 @@ def _replay_marker(
 
 
 def epoch_bounds(batches: Batches) -> list[tuple[int, int]]:
-    """(leader epoch, base offset) of the first and of the last batch of each run of one epoch, in their order."""
+    """Return (leader epoch, base offset) of the first and the last batch of each run of one epoch, in their order."""
     firsts = np.flatnonzero(np.diff(batches.leader_epoch, prepend=batches.leader_epoch[0] - 1))
     lasts = np.append(firsts[1:], len(batches)) - 1
     rows = np.union1d(firsts, lasts)

@@ -1,7 +1,7 @@
-"""Walking over the batches of a large segment, compiled. Imported only when there is much to scan.
+"""Compiled walk over the batches of a large segment. Imported only when there is much to scan.
 
-CRC32C is table driven, eight bytes a step, for small batches; large ones are left to the processor's own
-instruction (through the crc32c package), whose call overhead does not matter there.
+CRC32C is table driven, eight bytes a step, for small batches. Large ones are left to the processor's own instruction
+(through the crc32c package), whose call overhead does not matter there.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from headrace.protocol.records.header import (
 )
 
 ROWS: Final = 10
-"""position, base offset, last offset, max timestamp, leader epoch, producer id, producer epoch, base
-sequence, sequence count, attributes."""
+"""Columns: position, base offset, last offset, max timestamp, leader epoch, producer id, producer epoch, base sequence,
+sequence count, attributes.
+"""
 
 SMALL_BATCH: Final = 1024
-"""Batches below this are checked here."""
+"""Size below which the CRCs of batches are checked here."""
 
 FULL, END, CUT_SHORT, BAD_LENGTH, BAD_MAGIC, BAD_OFFSET, BAD_COUNT, BAD_CRC = range(8)
 
 
 def _tables() -> NDArray[np.uint32]:
-    """The eight slicing tables of CRC32C (reflected polynomial 0x82F63B78)."""
+    """Return the eight slicing tables of CRC32C (reflected polynomial 0x82F63B78)."""
     tables = np.zeros((8, 256), np.uint32)
     for byte in range(256):
         crc = byte
@@ -89,7 +90,7 @@ def crc32c_of(data, start, end, tables):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _integer(data, position, size):  # type: ignore[no-untyped-def]
-    """A big-endian two's complement integer of 2, 4 or 8 bytes."""
+    """Return a big-endian two's complement integer of 2, 4 or 8 bytes."""
     value = np.int64(data[position])
     if value >= 128:
         value -= 256
@@ -100,9 +101,9 @@ def _integer(data, position, size):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def walk_rows(data, position, expected_offset, gaps_below, check_crc, tables, rows):  # type: ignore[no-untyped-def]
-    """Fill columns of `rows` with consecutive batches from `position`; see `scan.walk` for what is checked.
+    """Fill columns of `rows` with consecutive batches from `position`; see `scan.walk` for the checks.
 
-    Returns (how the walk ended, rows filled, position after the last good batch, offset after it).
+    Return (how the walk ended, rows filled, position after the last good batch, offset after it).
     """
     end = data.size
     capacity = rows.shape[1]

@@ -1,9 +1,9 @@
 """One segment: a file of batches and the two sparse indexes that find one in it.
 
-Files are opened when they are needed. The indexes of the segment that is written live in memory and reach
-their files when it is sealed or closed: after a crash the segment is scanned anyway and they are made again.
-Those of sealed segments are mapped on first use, checked, and rebuilt from the log when they are missing or
-wrong; a lookup believes an entry only if the batch it points at is the one it names.
+Files are opened when they are needed. The indexes of the active segment are in memory and reach their files when it is
+sealed or closed: after a crash the segment is scanned anyway, and they are made again. Those of sealed segments are
+mapped on first use, checked, and rebuilt from the log when they are missing or wrong. A lookup uses an entry only if it
+names the batch that it points at.
 
 Positions are bytes in the file. Nothing here reads the body of a batch.
 """
@@ -56,10 +56,10 @@ def file_stem(base_offset: int) -> str:
 class Segment:
     """`size` bytes of whole batches with offsets base_offset .. end_offset-1.
 
-    largest_timestamp   the largest of its batches, -1 if none has one; offset_of_largest is the last offset of the
-                        first batch that has it
-    aborted             the transactions whose abort markers are here; written to its file with the indexes
-    first_timestamp     that of its first batch: what time-based rolling counts from
+    - largest_timestamp: the largest one of its batches, -1 if none has one; offset_of_largest is the last offset of the
+      first batch that has it
+    - aborted: the transactions whose abort markers are here; written to a file with the indexes
+    - first_timestamp: that of its first batch; time-based rolling counts from it
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Segment:
         largest: tuple[int, int] | None = None,
         first_timestamp: int = -1,
     ) -> None:
-        """`largest` is (largest timestamp, its offset); None is "look into the time index when it matters"."""
+        """`largest` is (largest timestamp, its offset); None: it is read from the time index when it is needed."""
         self._disk = disk
         self._stem = directory / file_stem(base_offset)
         self._interval_bytes = interval_bytes
@@ -112,11 +112,13 @@ class Segment:
         self.aborted = TransactionIndex()
         self.is_active = False
         self.has_unsynced_indexes = False
-        """Its index files were written since the last `sync`: what says that the segment is on disk has to wait."""
+        """Whether its index files were written since the last `sync`. Until they are synced, the segment must not be
+        noted as durable.
+        """
         self.jitter_ms = 0
-        """How much earlier than `segment.ms` says it is closed."""
+        """Milliseconds that are subtracted from `segment.ms`."""
         self.untimed_append_ms = -1
-        """When a batch without a timestamp was last appended: retention has nothing else to go by."""
+        """Time of the last append of a batch without a timestamp; retention has no other time for it."""
 
     def __repr__(self) -> str:
         return f"<Segment {self.path} offsets {self.base_offset} to {self.end_offset}, {self.size} bytes>"
@@ -125,7 +127,7 @@ class Segment:
 
     @property
     def path(self) -> Path:
-        """Where its file is; a compacted segment that has not taken its place yet has another name."""
+        """The path of its file; a compacted segment that has not taken its place yet has another name."""
         return self._stem.with_suffix(LOG_SUFFIX + SWAP_SUFFIX if self._is_swap else LOG_SUFFIX)
 
     @property
@@ -151,13 +153,13 @@ class Segment:
         return self._file
 
     def release(self) -> None:
-        """Let go of file and mapped indexes; they come back when needed. Not for the active segment."""
+        """Close file and mapped indexes; they are opened again when needed. Not for the active segment."""
         self._file = None
         self._index = None
         self._time_index = None
 
     def activate(self) -> None:
-        """Make it the segment that is written: open for writing, with indexes that can grow."""
+        """Make it the active segment: open for writing, with indexes that can grow."""
         self._file = None
         self.is_active = True
         for index in (self._index, self._time_index):
@@ -165,13 +167,13 @@ class Segment:
                 index.entries = bytearray(index.entries)
 
     def seal(self) -> None:
-        """It will not be written any more: its indexes go to their files. The log file stays as it is."""
+        """Note that it is not written any more: its indexes go to their files. The log file stays as it is."""
         self.write_indexes()
         self.is_active = False
 
     def write_indexes(self, suffix: str = "") -> None:
-        """Write the indexes to their files, the largest timestamp as the last entry. They are a cache, but one that is
-        believed if it looks whole: `sync` comes before a recovery point beyond the segment is noted.
+        """Write the indexes to their files, the largest timestamp as the last entry. They are a cache, but a file that
+        looks whole is trusted. So `sync` comes before a recovery point beyond the segment is noted.
         """
         self.has_unsynced_indexes = not suffix
         timestamp, offset = self.largest
@@ -193,18 +195,18 @@ class Segment:
                 self._disk.remove(self.transaction_index_path)
 
     def has_index_files(self) -> bool:
-        """One that is not written again must not be older than the segment. Raises OSError."""
+        """Return whether an index file exists; an existing one must not be older than the segment. Raises OSError."""
         return any(self._disk.size(path) is not None for path in (self.index_path, self.time_index_path))
 
     def write_transaction_index(self) -> None:
-        """Raises OSError."""
+        """Write the aborted transactions to their file. Raises OSError."""
         if len(self.aborted):
             self._disk.replace(self.transaction_index_path, bytes(self.aborted.entries), sync=False)
         else:
             self._disk.remove(self.transaction_index_path)
 
     def load_transaction_index(self, count: int) -> bool:
-        """Read the aborted transactions, of which there should be `count`; False if they are not there."""
+        """Read the aborted transactions, which must be `count`; return False if they are not there."""
         if not count:
             return True
         try:
@@ -217,37 +219,37 @@ class Segment:
         return True
 
     def read_transaction_index(self) -> None:
-        """Take the aborted transactions from their file. Raises OSError."""
+        """Read the aborted transactions from their file. Raises OSError."""
         self.aborted = TransactionIndex(self._disk.read(self.transaction_index_path))
 
     def written_as(self, path: Path, size: int, builder: IndexBuilder) -> None:
-        """A compacted segment: its file has been written under another name. Raises OSError."""
+        """Note that this compacted segment was written to a file under another name. Raises OSError."""
         self._file = self._disk.open_read_only(path)
         self.size = size
         self.adopt(builder)
 
     def decide(self, path: Path) -> None:
-        """A compacted segment, written to `path`: from the next sync of the directory on it counts, and not the ones
-        it replaces. Raises OSError.
+        """Rename the compacted segment, written to `path`: from the next sync of the directory on it counts instead of
+        the segments that it replaces. Raises OSError.
         """
         swap = self.path.with_name(self.path.name + SWAP_SUFFIX)
         self._disk.rename(path, swap)
         self._is_swap = True
 
     def take_place(self) -> None:
-        """A compacted segment: give its files their names. Those it replaces have given them up, durably.
+        """Give the files of a compacted segment their names. The replaced files are durably gone.
 
         Raises OSError.
         """
         swap, self._is_swap = self.path, False
         self._disk.rename(swap, self.path)
         for path in (self.index_path, self.time_index_path):
-            with contextlib.suppress(FileNotFoundError):  # without them they are rebuilt
+            with contextlib.suppress(FileNotFoundError):  # missing index files are rebuilt
                 self._disk.rename(path.with_name(path.name + CLEANED_SUFFIX), path)
 
     def sync(self) -> None:
-        """Make its batches durable, and its index files too once they are final: half an index that looks
-        whole would hide batches. Raises OSError.
+        """Make its batches durable, and its index files, too, once they are final: half an index that looks whole would
+        hide batches. Raises OSError.
         """
         self.file.sync()
         if not self.is_active:
@@ -259,8 +261,8 @@ class Segment:
             self.has_unsynced_indexes = False
 
     def remove(self, discard: Callable[[Path], object] | None = None) -> None:
-        """Take its files away. The log file is left to `discard` if given: until that has removed it, it is there under
-        a name that nothing but `broker.partitions.deleted_files` looks at. Raises OSError.
+        """Remove its files. If `discard` is given, it removes the log file later. Until then the file has a name that
+        only `broker.partitions.deleted_files` looks at. Raises OSError.
         """
         self.release()
         if discard is None:
@@ -276,11 +278,11 @@ class Segment:
 
     @property
     def is_small(self) -> bool:
-        """The first segment of a log, with so little in it that its indexes need not be on disk."""
+        """Whether it is the first segment of a log, with so few batches that its indexes need not be on disk."""
         return self.base_offset == 0 and self.size <= self._interval_bytes
 
     def load_small_indexes(self) -> None:
-        """Before the segment grows: the indexes of a small one may be nowhere but in its batches."""
+        """Rebuild the indexes of a small segment before it grows: they may exist in its batches only."""
         if self._index is None and self.is_small:
             self._load_indexes()
 
@@ -300,7 +302,7 @@ class Segment:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """(largest timestamp, offset of it)."""
+        """(largest timestamp, its offset)."""
         if self._largest is None:
             self._largest = self.time_index.last() or (-1, self.base_offset)
         return self._largest
@@ -319,27 +321,30 @@ class Segment:
                 return self.rebuild_indexes("" if self.is_small else "an index file is missing")
             is_plausible = index.is_plausible(self.end_offset, self.size)
             if not is_plausible or not time_index.is_plausible(self.end_offset):
-                return self.rebuild_indexes("an index file makes no sense")
+                return self.rebuild_indexes("an index file is not plausible")
             if self.is_active:
                 index.entries, time_index.entries = bytearray(index.entries), bytearray(time_index.entries)
         self._index, self._time_index = index, time_index
         return None
 
     def _index_content(self, path: Path) -> memoryview:
-        """Small files are read and large ones mapped, because a mapping keeps a descriptor."""
+        """Return the contents of an index file. Small files are read and large ones mapped, because a mapping keeps a
+        descriptor.
+        """
         file = self._disk.open_read_only(path)
         size = file.size()
         return file.view() if size > _MAPPED_FROM_BYTES else memoryview(file.read(size, 0))
 
     def adopt(self, builder: IndexBuilder) -> None:
-        """Take over what a scan of this segment has built."""
+        """Use the indexes that a scan of this segment has built."""
         self._index, self._time_index = builder.index, builder.time_index
         self._largest = (builder.largest_timestamp, builder.offset_of_largest)
         self.first_timestamp = builder.first_timestamp
 
     def rebuild_indexes(self, why: str) -> None:
-        """Make both indexes again from the log, with a warning unless there is no `why`. Raises CorruptLogError if
-        the log itself cannot be walked."""
+        """Rebuild both indexes from the log, and log a warning unless `why` is empty. Raises CorruptLogError if the
+        batches of the log cannot be read.
+        """
         if why:
             logger.warning("%s: %s, so both are rebuilt from the log", self.path, why)
         builder = IndexBuilder(self.base_offset, self._interval_bytes)
@@ -353,7 +358,7 @@ class Segment:
         self.adopt(builder)
         if not self.is_active:
             self.write_indexes()
-            self.sync()  # the segment may be one that no recovery looks at
+            self.sync()  # recovery may not look at this segment
 
     def _corrupt(self, position: int, problem: str) -> CorruptLogError:
         return CorruptLogError(
@@ -365,16 +370,16 @@ class Segment:
 
     @property
     def is_index_entry_due(self) -> bool:
-        """Whether the next batch is one that the indexes name."""
+        """Whether the indexes get an entry for the next batch."""
         return self.bytes_since_index > self._interval_bytes
 
     @property
     def index_bytes(self) -> int:
-        """What the larger index will have after the next entry, with the one that sealing adds."""
+        """Size of the larger index after the next entry, with the one that sealing adds."""
         return max((len(self.index) + 1) * OFFSET_ENTRY.size, (len(self.time_index) + 2) * TIME_ENTRY.size)
 
     def appended(self, last_offset: int, size: int, max_timestamp: int) -> None:
-        """A batch of `size` bytes has been written at the end; bring size, end and indexes up to date."""
+        """Update size, end and indexes for a batch of `size` bytes that was written at the end."""
         position = self.size
         if position == 0:
             self.first_timestamp = max_timestamp
@@ -392,7 +397,7 @@ class Segment:
         self.end_offset = last_offset + 1
 
     def undo_append(self) -> None:
-        """Take back what a failed write may have left behind the end. Raises OSError."""
+        """Cut off what a failed write may have left behind the end. Raises OSError."""
         if self._file is not None:
             self._file.truncate(self.size)
 
@@ -411,7 +416,7 @@ class Segment:
     # -- finding -------------------------------------------------------------------------------------------
 
     def headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of each batch from a batch boundary on. Raises CorruptLogError, OSError.
+        """Yield (position, header) of each batch from a batch boundary on. Raises CorruptLogError, OSError.
 
         Reads a few KiB at a time, so that neighbouring small batches cost one read and large ones are skipped.
         """
@@ -430,8 +435,9 @@ class Segment:
             position += header.size
 
     def locate(self, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch that holds `offset`, or of the next one where compaction has left none;
-        the segment's ends if there is none."""
+        """Return (position, base offset) of the batch that holds `offset`, or of the next one if compaction has removed
+        it; the segment's ends if there is none.
+        """
         if offset < self.end_offset:
             start = self._trusted(self.index.floor(offset), lambda: self.index.floor(offset))
             for position, _, base_offset, last_offset in self._bounds(start):
@@ -440,7 +446,7 @@ class Segment:
         return self.size, self.end_offset
 
     def boundary_before(self, start: int, limit: int) -> int:
-        """The last batch boundary at or before byte `limit`, given the boundary `start`; at least `start`."""
+        """Return the last batch boundary at or before byte `limit`, given the boundary `start`; at least `start`."""
         if limit >= self.size:
             return self.size
         nearest = self._trusted(self.index.floor_position(limit), lambda: self.index.floor_position(limit))
@@ -454,7 +460,7 @@ class Segment:
         return boundary
 
     def _bounds(self, position: int) -> Iterator[tuple[int, int, int, int]]:
-        """(position, end position, base offset, last offset) of each batch from a boundary on.
+        """Yield (position, end position, base offset, last offset) of each batch from a boundary on.
 
         The cheap form of `headers`, for searching.
         """
@@ -472,12 +478,14 @@ class Segment:
             base_offset, length, _, _, _, _, delta = UP_TO_LAST_OFFSET_DELTA.unpack_from(chunk, at)
             end = position + LOG_OVERHEAD + length
             if length < HEADER_SIZE - LOG_OVERHEAD or delta < 0 or end > self.size:
-                raise self._corrupt(position, f"length {length} and offset delta {delta} make no sense")
+                raise self._corrupt(position, f"length {length} and offset delta {delta} are not plausible")
             yield position, end, base_offset, base_offset + delta
             position = end
 
     def _trusted(self, entry: tuple[int, int] | None, again: Callable[[], tuple[int, int] | None]) -> int:
-        """The position of an index entry (0 without one) if it proves true; else that after rebuilding the index."""
+        """Return the position of an index entry (0 without one) if the batch there matches it; otherwise rebuild the
+        index and return the position from that.
+        """
         if entry is not None and not self._is_true(entry):
             self.rebuild_indexes(f"its entry for offset {entry[0]} points at byte {entry[1]}, which is wrong")
             entry = again()

@@ -1,7 +1,7 @@
-"""Stamping a batch with what the log decides, without copying or changing the batch.
+"""Stamp a batch with the values that the log decides, without copying or changing the batch.
 
-Everything that is stamped lies in the first bytes of the header, so the result is a new prefix and the rest
-of the batch as it was, to be written one after the other.
+All stamped fields lie at the beginning of the header. So the result is a new prefix and the unchanged rest of the
+batch, to be written one after the other.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from headrace.protocol.records.header import (
 def stamp(
     batch: memoryview, header: BatchHeader, base_offset: int, leader_epoch: int
 ) -> tuple[bytes, memoryview]:
-    """(prefix, rest) with base offset and leader epoch, which no CRC covers."""
+    """Return (prefix, rest) with base offset and leader epoch, which no CRC covers."""
     return UP_TO_EPOCH.pack(base_offset, header.batch_length, leader_epoch), batch[UP_TO_EPOCH.size :]
 
 
 def stamp_with_time(
     batch: memoryview, header: BatchHeader, base_offset: int, leader_epoch: int, now_ms: int
 ) -> tuple[bytes, memoryview]:
-    """The patched beginning of a batch, up to its max timestamp, with a new CRC; and the rest, which stays."""
+    """Return the patched beginning of a batch, up to its max timestamp, with a new CRC; and the unchanged rest."""
     rest = batch[UP_TO_MAX_TIMESTAMP.size :]
     prefix = bytearray(
         UP_TO_MAX_TIMESTAMP.pack(

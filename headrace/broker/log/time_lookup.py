@@ -1,8 +1,8 @@
-"""Offsets by time: which record is the first at or after a moment, and which is the latest of all.
+"""Find offsets by time: the first record at or after a moment, and the latest record of all.
 
-Only batches of the right neighbourhood are looked at, and a batch is decoded only when its header cannot tell. That may
-take long: who cannot wait has `Opened` batches with an `Effort`, has those that `BatchTakesTime` names opened in a
-thread, and searches again.
+Only batches in the right place are looked at, and a batch is decoded only when its header is not enough. Decoding may
+take long. A caller that cannot wait creates `Opened` with an `Effort`, lets a thread decode the batches that
+`BatchTakesTime` names, and searches again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OffsetAtTime = tuple[int, int, int]
 
 
 class Stamps(NamedTuple):
-    """Of each record of a batch."""
+    """Timestamps and offsets of the records of a batch."""
 
     offsets: NDArray[np.int64]
     timestamps: NDArray[np.int64]
@@ -39,8 +39,9 @@ _READ_NS = 10_000
 
 
 class BatchTakesTime(TakesTime):
-    """A batch has to be decoded in a thread: `read` it at once, in the thread that owns the log, and call the result
-    there. What that returns belongs into `Opened.known`, under `base_offset`."""
+    """A batch has to be decoded in a thread. The caller calls `read` at once, in the thread that owns the log, and its
+    result in another thread. That thread's result belongs in `Opened.known`, under `base_offset`.
+    """
 
     def __init__(self, segment: Segment, position: int, header: BatchHeader) -> None:
         super().__init__()
@@ -55,16 +56,17 @@ class BatchTakesTime(TakesTime):
 
 
 class Opened:
-    """Batches that a search has decoded. Without `effort` there is no hurry."""
+    """Batches that a search has decoded. Without `effort` the search may take its time."""
 
     def __init__(self, effort: Effort | None = None) -> None:
         self.effort = effort
         self.known: dict[int, Stamps | None] = {}
-        """By base offset."""
+        """Decoded batches by base offset."""
 
     def stamps(self, segment: Segment, position: int, header: BatchHeader) -> Stamps | None:
-        """None when the header is all there is to go by: every record has the same timestamp, or what a producer sent
-        cannot be decoded."""
+        """Return the stamps of a batch. None when the header has to be enough: every record has the same timestamp, or
+        the producer's batch cannot be decoded.
+        """
         if header.is_log_append_time or header.magic != MAGIC_V2:
             return None
         if header.base_offset in self.known:
@@ -91,7 +93,7 @@ def _stamps(header: BatchHeader, batch: memoryview, effort: Effort | None) -> St
 def first_at_or_after(
     segments: Iterable[Segment], timestamp_ms: int, log_start_offset: int, opened: Opened
 ) -> OffsetAtTime | None:
-    """The first record from `log_start_offset` on that is not older than `timestamp_ms`."""
+    """Return the first record from `log_start_offset` on that is not older than `timestamp_ms`."""
     for segment in segments:
         if segment.largest_timestamp < timestamp_ms or segment.end_offset <= log_start_offset:
             continue
@@ -106,7 +108,7 @@ def first_at_or_after(
 
 
 def latest(segments: Sequence[Segment], log_start_offset: int, opened: Opened) -> OffsetAtTime | None:
-    """The first record with the largest timestamp. None if there is no record with a timestamp."""
+    """Return the first record with the largest timestamp. None if no record has a timestamp."""
     best: tuple[int, Segment, int] | None = None
     for segment in segments:
         if segment.end_offset <= log_start_offset:
@@ -126,7 +128,9 @@ def latest(segments: Sequence[Segment], log_start_offset: int, opened: Opened) -
 
 
 def _largest_from(segment: Segment, start_offset: int, opened: Opened) -> tuple[int, int]:
-    """(largest timestamp, last offset of its batch) of a segment whose first records do not count any more."""
+    """Return (largest timestamp, last offset of its batch) of a segment whose first records are before the log
+    start.
+    """
     largest = (-1, start_offset)
     for position, header in segment.headers(segment.locate(start_offset)[0]):
         timestamp = header.max_timestamp
@@ -150,7 +154,7 @@ def _largest_in_batch(
 def _first_in_batch(
     segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, offset_min: int, opened: Opened
 ) -> OffsetAtTime | None:
-    """The first record of one batch with timestamp and offset not below the given ones."""
+    """Return the first record of one batch with timestamp and offset not below the given ones."""
     epoch = header.partition_leader_epoch
     if not header.record_count:  # compaction has left the header only
         return None

@@ -1,13 +1,13 @@
-"""The aborted transactions of a segment: what a read_committed consumer must be told to leave out (rule T5).
+"""The aborted transactions of a segment, which a read_committed consumer must leave out (rule T5).
 
-One entry per transaction whose abort marker lies in the segment and that had written something, in the order
-of the markers. The file is Kafka's `.txnindex`: entries of 34 bytes,
+One entry per transaction whose abort marker lies in the segment and that had written something, in the order of the
+markers. The file is Kafka's `.txnindex`: entries of 34 bytes,
 
     int16 version (0), int64 producer id, int64 first offset, int64 last offset (of the marker),
     int64 last stable offset after it
 
-There is no file for a segment without entries. Held in memory in the form of the file. Pure.
-Source: KIP-98, Kafka's TransactionIndex and AbortedTxn.
+A segment without entries has no file. The index has the form of the file in memory. Pure. Source: KIP-98, Kafka's
+TransactionIndex and AbortedTxn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _VERSION: Final = 0
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True):
-    """`last_offset` is the marker's. `last_stable_offset`: every transaction before it had ended then."""
+    """One aborted transaction. `last_offset` is the marker's. All transactions before `last_stable_offset` had ended by
+    then.
+    """
 
     producer_id: int
     first_offset: int
@@ -34,7 +36,7 @@ class AbortedTransaction(msgspec.Struct, frozen=True):
 
 
 class TransactionIndex:
-    """`entries` is the content of the file."""
+    """The index of one segment. `entries` is the content of the file."""
 
     __slots__ = ("entries",)
 
@@ -49,7 +51,7 @@ class TransactionIndex:
         return AbortedTransaction(*fields)
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Its marker follows those of all the others."""
+        """Add a transaction, whose marker follows those of all earlier entries."""
         self.entries += _ENTRY.pack(
             _VERSION,
             aborted.producer_id,
@@ -59,11 +61,11 @@ class TransactionIndex:
         )
 
     def _row_from(self, offset: int) -> int:
-        """The first entry whose marker is at or after `offset`."""
+        """Return the first entry whose marker is at or after `offset`."""
         return bisect_left(range(len(self)), offset, key=lambda row: self[row].last_offset)
 
     def overlapping(self, start_offset: int, end_offset: int) -> tuple[list[AbortedTransaction], bool]:
-        """Entries with an offset in [start, end), and whether later segments cannot have more of them."""
+        """Return the entries with an offset in [start, end), and whether later segments cannot have more of them."""
         found = []
         for row in range(self._row_from(start_offset), len(self)):
             aborted = self[row]
@@ -74,11 +76,11 @@ class TransactionIndex:
         return found, False
 
     def truncate(self, end_offset: int) -> None:
-        """Forget the transactions whose markers are at or after `end_offset`."""
+        """Remove the transactions whose markers are at or after `end_offset`."""
         del self.entries[self._row_from(end_offset) * _ENTRY.size :]
 
     def is_plausible(self, count: int, base_offset: int, end_offset: int) -> bool:
-        """Whether this can be the index of a segment with these offsets and `count` aborted transactions."""
+        """Return whether this can be the index of a segment with these offsets and `count` aborted transactions."""
         if len(self.entries) != count * _ENTRY.size:
             return False
         before = base_offset - 1

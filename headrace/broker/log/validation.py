@@ -1,10 +1,10 @@
-"""What a batch must be to be appended (rules B1 to B6), whoever sent it.
+"""Checks of a batch that is to be appended (rules B1 to B6), from any source.
 
-Clients are held to everything. A coordinator or an extension writes batches of its own making: they must be
-whole and intact too, but may be larger than a client's, of magic 100, or cover offsets without records.
+A client's batch has to pass all of them. A batch that a coordinator or an extension has made must be whole and intact,
+too, but may be larger than a client's, have magic 100, or cover offsets without records.
 
-All of it is decided from the header; what a topic may demand of the records is in `preparation`, which also names the
-records of a batch that is refused for its stamps.
+All checks need the header only. `preparation` has the checks of the records that a topic may demand; it also names the
+records of a batch that is refused because of its timestamps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class AppendOrigin(Enum):
-    """Who made a batch."""
+    """The source of a batch."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -46,8 +46,8 @@ class AppendOrigin(Enum):
 def validate_batch(
     batch: memoryview, config: LogConfig, origin: AppendOrigin, now_ms: int, effort: Effort | None = None
 ) -> BatchHeader:
-    """The header of the one batch that `batch` must be. Raises KafkaError with the code Kafka gives; with `effort`
-    TakesTime if it takes more to say which records are wrong.
+    """Return the header of the one batch that `batch` must be. Raises KafkaError with Kafka's code. With `effort` it
+    raises TakesTime if naming the wrong records takes longer.
     """
     header = _whole_batch(batch)
     is_from_client = origin is AppendOrigin.CLIENT

@@ -1,13 +1,13 @@
-"""Broker configurations that are changed while it runs: for all brokers (named "") or for one (by its id).
+"""Broker configurations that are changed at runtime: for all brokers (named "") or for one (by its id).
 
-They are kept in the coordination store, under `/broker-configs/default` and `/broker-configs/<id>`, count from the
-moment their change is answered, on other brokers when these have heard of it, and again after every restart. What is
-set for one broker wins over what is set for all, and that over what the broker was started with. Only configurations
-declared `dynamic` may be set; a change is taken whole or refused whole, and refused if any topic would be left with
-configurations that contradict each other.
+They are in the coordination store, under `/broker-configs/default` and `/broker-configs/<id>`. On this broker a change
+applies before it is answered, on other brokers when they have heard of it, and again after every restart. A value for
+one broker takes precedence over one for all, and that over the one given at the start. Only configurations that are
+declared `dynamic` may be set. A change is accepted or refused as a whole. It is refused if the configurations of any
+topic would contradict each other.
 
-What another broker has set and this one cannot use (that one is of a newer version) is kept in the store and told in
-the log; this one goes on following, with the rest of what is set. It does not start with such a configuration.
+A value that another broker has set and this one cannot use (the other one is of a newer version) stays in the store and
+is logged; this broker goes on with the other values. It does not start with such a value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALL_BROKERS = ""
 
 
 def unknown_broker(name: str, own: str) -> KafkaError:
-    """The error for the configuration of a broker that is not this one, in Kafka's words."""
+    """Return the error for a broker that is not this one, in Kafka's words."""
     if name.lstrip("-").isdigit():
         problem = f"Unexpected broker id, expected {own} or empty string, but received {name}"
     else:
@@ -44,10 +44,10 @@ def unknown_broker(name: str, own: str) -> KafkaError:
 
 
 class BrokerConfigs:
-    """Changes the `BrokerConfig` that everybody reads.
+    """Changes the `BrokerConfig` that all components read.
 
-    `checks` are called with the configuration as it would become and raise KafkaError, `slow_checks` with the names
-    that are set too; `listeners` after it has.
+    `checks` are called with the changed configuration and raise KafkaError; `slow_checks` get the names that are set,
+    too. `listeners` are called after the change.
     """
 
     def __init__(self, store: CoordinationStore, config: BrokerConfig, broker_id: int) -> None:
@@ -61,19 +61,20 @@ class BrokerConfigs:
         self._change = asyncio.Lock()
 
     async def load(self) -> None:
-        """Raises ConfigError if something in the store is no longer legal, or not yet: of a newer version."""
+        """Raises ConfigError if a stored value is not legal any more, or not yet: set by a newer version."""
         found = await self._found()
         try:
             self._config.set_dynamic(found[ALL_BROKERS], found[self._own])
         except ConfigError as error:
             raise ConfigError(
-                f"{error}\nThis was not given at the start but set while a broker ran, and is stored in {_ROOT}. If it"
-                " was of a newer version, start that, delete the configuration there (`headrace configs`), and stop it"
+                f"{error}\nThis was not given at the start but set while a broker ran, and is stored in "
+                f"{_ROOT}. If a newer version has set it, start that version, delete the configuration "
+                "there (`headrace configs`), and stop it"
             ) from error
         self._explicit.update(found)
 
     async def run(self) -> None:
-        """Follow what is set through other brokers, until cancelled."""
+        """Follow changes that are made through other brokers, until cancelled."""
 
         async def read() -> None:
             async with self._change:
@@ -90,8 +91,9 @@ class BrokerConfigs:
         return {name: _from_json(None if node is None else node.data) for name, node in nodes.items()}
 
     def _use_what_can_be(self, found: Mapping[str, Mapping[str, str]]) -> None:
-        """What is set by brokers that know more than this one; without what cannot be used, or not at all if the rest
-        contradicts itself."""
+        """Use the values that other brokers have set, without those that cannot be used here. Change nothing if the
+        rest contradicts itself.
+        """
         try:
             self._config.set_dynamic(found[ALL_BROKERS], found[self._own])
         except ConfigError as error:
@@ -100,15 +102,15 @@ class BrokerConfigs:
                 self._config.set_dynamic(usable[ALL_BROKERS], usable[self._own])
             except ConfigError as contradiction:
                 logger.error(
-                    "what another broker has set cannot be used, this one stays as it is: %s", contradiction
+                    "cannot use the configuration that another broker has set, so this broker's stays as it "
+                    "is: %s",
+                    contradiction,
                 )
             else:
                 left = sorted(
                     name for each, config in found.items() for name in config if name not in usable[each]
                 )
-                logger.warning(
-                    "this broker goes on without %s, set by another one: %s", ", ".join(left), error
-                )
+                logger.warning("ignoring %s, which another broker has set: %s", ", ".join(left), error)
 
     def _each_usable(self, config: Mapping[str, str]) -> dict[str, str]:
         usable = {}
@@ -124,7 +126,7 @@ class BrokerConfigs:
             await listener()
 
     def explicit(self, name: str) -> Mapping[str, str]:
-        """What is set for a broker, or for all of them. Raises KafkaError for another broker."""
+        """Return the values that are set for a broker, or for all. Raises KafkaError for another broker."""
         if name not in self._explicit:
             raise unknown_broker(name, self._own)
         return self._explicit[name]
@@ -136,7 +138,7 @@ class BrokerConfigs:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Set configurations (None: no longer), all or none. `changes` is given what is set. Raises KafkaError."""
+        """Set configurations (None removes one), all or none. `changes` gets the present values. Raises KafkaError."""
 
         def changed(old: Mapping[str, str]) -> dict[str, str]:
             wanted = changes(old)
@@ -160,7 +162,8 @@ class BrokerConfigs:
         try:
             for key_name, text in changes.items():
                 if text is None:
-                    continue  # what is not set is gone already: Kafka's tools clear throttles that nobody set
+                    # removing a value that is not set is allowed: Kafka's tools clear throttles that are not set
+                    continue
                 key = self._config.key(key_name)
                 if key is None:
                     raise self._config.unknown(key_name)
@@ -202,5 +205,5 @@ def _from_json(data: bytes | None) -> dict[str, str]:
 
 
 def _to_json(config: Mapping[str, str]) -> bytes | None:
-    """No node for a configuration that sets nothing."""
+    """Return None, for no node, if the configuration sets nothing."""
     return json.dumps(config, separators=(",", ":")).encode() if config else None

@@ -1,30 +1,31 @@
-"""What becomes of topics and partitions, decided. Pure: `step(image, event)` gives transactions of the coordination
-store, and what they make of the image; it waits for nothing and keeps nothing.
+"""Decisions about topics and partitions. Pure: `step(image, event)` returns transactions of the coordination store, and
+the image after them. It waits for nothing and keeps no state.
 
-Topics are made, altered and deleted by whichever broker is asked to, and so are leaders elected by request; the ISR is
-changed by the leader. What follows from brokers that come and go is decided by one of them, the controller, which alone
-looks at who is registered.
+Any broker creates, alters and deletes topics when a client asks it to, and elects leaders on request; the leader
+changes the ISR. Only one broker, the controller, decides about the consequences of brokers that come and go; it alone
+watches the registrations.
 
 Invariants
-- Every transaction adds to the journal of changes, at the version that the image was read at, and names the version of
-  every node it changes: nobody writes by an image that is not the newest. Whoever is refused reads on, and steps again.
-- What only the controller decides checks its epoch too: of two controllers the older one writes nothing.
-- Transactions of one step touch different topics or chunks: each is whole by itself, and a step that was cut off
-  between two of them goes on from the image as it is then. A topic is created, grown or deleted by one of them.
-- A partition's leader epoch goes up with each change of its leader and with each return of a leader that may have lost
-  records (after a stop that was not clean), by which its readers find out (KIP-320). It never goes down.
-- New partitions are led, and held in sync, by brokers that are alive; who is registered and absent may be a replica
-  too, as in Kafka, so that topics with as many replicas as there are brokers are made while one of them is missing.
+- Every transaction adds to the journal of changes, at the version at which the image was read, and names the version of
+  every node that it changes. So a broker with an outdated image cannot write: its transaction is refused, it reads on,
+  and steps again.
+- Decisions of the controller also check its epoch: of two controllers the older one writes nothing.
+- Transactions of one step change different topics or chunks. Each is complete by itself. A step that was interrupted
+  between two of them continues with the image at that time. A topic is created, grown or deleted by one transaction.
+- A partition's leader epoch goes up with each change of its leader. It also goes up with each return of a leader that
+  may have lost records (after an unclean stop), so that its readers find out (KIP-320). It never goes down.
+- The leaders and in-sync replicas of new partitions are brokers that are alive. A registered but absent broker may be a
+  replica, too, as in Kafka, so that topics with as many replicas as brokers can be created while one broker is missing.
 - A leader is in the ISR and alive; the ISR is a part of the replicas. The last member of an ISR stays in it when it
-  dies, for it has everything; it leaves it when it comes back from a stop in which it may have lost records (not clean,
-  and the machine has started anew), unless there is no other replica. What has left an ISR that is smaller than
-  `min.insync.replicas` stays eligible (KIP-966), until that is lowered. Where a topic does not set that, it is what the
-  broker that decides has for all; a leader that goes by less shows and acknowledges nothing before nobody is eligible
-  any more (`broker.replication.progress`), so that brokers may hear of another number one after the other.
-- Of an ISR that its leader proposes, each member is alive under the broker epoch that is named (KIP-903), and does not
-  leave.
-- A partition that is being moved (`reassignment`) is where it is to be with the change of the ISR that
-  makes it possible.
+  dies, because it has everything. It leaves the ISR when it returns from a stop in which it may have lost records
+  (unclean, and the machine has restarted), unless there is no other replica.
+- A replica that leaves an ISR smaller than `min.insync.replicas` stays eligible (KIP-966) until that number is lowered.
+  If a topic does not set the number, it is the default of the broker that decides. A leader with a smaller number shows
+  and acknowledges nothing until there are no eligible replicas any more (`broker.replication.progress`), so brokers may
+  learn a new number one after the other.
+- Each member of an ISR that its leader proposes is alive under the named broker epoch (KIP-903), and is not leaving.
+- A partition that is being moved (`reassignment`) gets its final replicas with the change of the ISR that makes it
+  possible.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 
 OPERATIONS_PER_TRANSACTION: Final = 800
 CHUNKS_PER_TRANSACTION: Final = 100
-"""Of states that change: ZooKeeper takes 20,000 states in 0.3 to 0.6 s so."""
+"""Maximum number of changed chunks of states: ZooKeeper writes 20,000 states in 0.3 to 0.6 s this way."""
 TRANSACTION_BYTES: Final = 400_000
-"""About; what belongs together is not parted. ZooKeeper takes 1 MB."""
+"""Approximate maximum, since some operations are not separated. ZooKeeper accepts 1 MB."""
 
 
 Assignment = Sequence[Sequence[int]]
-"""Replicas of partitions in a row, each list begins with the preferred leader."""
+"""Replicas of consecutive partitions; each list begins with the preferred leader."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -82,17 +83,17 @@ NOTHING_KNOWN: Final = Known()
 
 
 class CreateTopics(msgspec.Struct, frozen=True):
-    """Topics that are checked; those that are there already under the same id are left out."""
+    """Create checked topics; topics that exist under the same id are left out."""
 
     topics: tuple[TopicImage, ...]
     replication_factor: int = 1
     assignments: Mapping[str, Assignment] = {}
-    """By topic: who is to hold each partition, where somebody has chosen that."""
+    """Replicas of each partition by topic, if the client has chosen them."""
     factors: Mapping[str, int] = {}
-    """By topic: how many replicas, where that is not `replication_factor`."""
+    """Number of replicas by topic, if it is not `replication_factor`."""
     absent: tuple[BrokerImage, ...] = ()
-    """Who is to come back: replicas are theirs too where there are fewer others, or somebody has chosen them
-    (`absent_of`).
+    """Brokers that are expected to return. They get replicas, too, if there are too few other brokers, or if the client
+    has chosen them (`absent_of`).
     """
 
 
@@ -101,22 +102,21 @@ class DeleteTopic(msgspec.Struct, frozen=True):
 
 
 class DeleteTopics(msgspec.Struct, frozen=True):
-    """Several; those that are not there any more are left out."""
+    """Delete several topics; missing ones are left out."""
 
     names: tuple[str, ...]
 
 
 class ReplaceTopic(msgspec.Struct, frozen=True):
     """The topic's new configuration and its number of partitions, which may be higher. `version` is that of the entry
-    which they were made from. Partitions that are added have as many replicas as the first one, or
-    `replication_factor`.
+    that they were made from. Added partitions have as many replicas as the first one, or `replication_factor`.
     """
 
     topic: TopicImage
     version: int
     replication_factor: int | None = None
     assignment: Assignment | None = None
-    """Of the partitions that are added."""
+    """Replicas of the added partitions, if the client has chosen them."""
     known: Known = NOTHING_KNOWN
 
 
@@ -128,9 +128,11 @@ class AdoptStates(msgspec.Struct, frozen=True):
 
 
 class BrokerStarted(msgspec.Struct, frozen=True):
-    """It has registered, and counts from here on. `clean`: its last stop was, so that its logs have all they had;
-    `kept`: they have it although the stop was not clean, because only the process has ended; `synced`: of topics that
-    do not say how durable they are it had acknowledged only what was on disk.
+    """A broker has registered and counts from now on.
+
+    - `clean`: its last stop was clean, so its logs are complete
+    - `kept`: the stop was not clean, but its logs are complete, because only the process has ended
+    - `synced`: it had acknowledged only records on disk, for topics without a durability of their own
     """
 
     broker: BrokerImage
@@ -140,7 +142,9 @@ class BrokerStarted(msgspec.Struct, frozen=True):
 
 
 class BrokerLeaving(msgspec.Struct, frozen=True):
-    """It is about to stop: others lead what they can, and it is in no ISR that has another member."""
+    """A broker is about to stop: other brokers take over the leadership of its partitions where they can, and it leaves
+    every ISR that has another member.
+    """
 
     broker_id: int
     min_isr: int = 1
@@ -154,8 +158,8 @@ class BrokerGone(msgspec.Struct, frozen=True):
 
 
 class ElectLeaders(msgspec.Struct, frozen=True):
-    """Of these partitions, None for all: the preferred leader where it may lead; `unclean`, whoever is alive where
-    nobody else may.
+    """Elect leaders of these partitions (None: all): the preferred leader if it may lead. With `unclean`, any broker
+    that is alive if no other one may lead.
     """
 
     partitions: tuple[tuple[str, int], ...] | None = None
@@ -163,8 +167,8 @@ class ElectLeaders(msgspec.Struct, frozen=True):
 
 
 class Reassign(msgspec.Struct, frozen=True):
-    """Partitions that are to be held by these brokers, None: by those that held them before they were moved. Those that
-    cannot be moved so are left out (`reassigned`).
+    """Move partitions to these brokers; None: back to those that had them before the move. Partitions that cannot be
+    moved so are left out (`reassigned`).
     """
 
     targets: tuple[tuple[str, int, tuple[int, ...] | None], ...]
@@ -173,9 +177,9 @@ class Reassign(msgspec.Struct, frozen=True):
 
 
 class ReplicasLost(msgspec.Struct, frozen=True):
-    """A broker that is alive says that it has these replicas no longer, as (topic, partition): their logs are damaged,
-    or their disk has failed. They are in no ISR and not eligible any more, and others lead what it led. Nothing changes
-    where nobody else has everything.
+    """A broker that is alive reports that it does not have these replicas (topic, partition) any more: their logs are
+    damaged, or their disk has failed. They leave the ISR and are not eligible any more, and other brokers take over
+    their leadership. Nothing changes where no other replica has everything.
     """
 
     broker_id: int
@@ -183,8 +187,8 @@ class ReplicasLost(msgspec.Struct, frozen=True):
 
 
 class ChangeIsr(msgspec.Struct, frozen=True):
-    """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch). `min_isr`: what the leader goes
-    by.
+    """A leader's proposal (as in AlterPartition, KIP-497). `isr`: (broker, its epoch). `min_isr` is the leader's
+    number.
     """
 
     topic: str
@@ -197,7 +201,7 @@ class ChangeIsr(msgspec.Struct, frozen=True):
 
 
 class ChangeIsrs(msgspec.Struct, frozen=True):
-    """Proposals for partitions, each for another one. Those that cannot be carried out (any more) are left out."""
+    """Proposals for different partitions. Those that cannot be carried out (any more) are left out."""
 
     proposals: tuple[ChangeIsr, ...]
 
@@ -229,11 +233,11 @@ ANYBODYS: Final = (
     ChangeIsr,
     ChangeIsrs,
 )
-"""What a broker decides that is not the controller, by an image that is the newest."""
+"""Events that any broker decides, with the newest image."""
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """What is written, and what the image is then: topics (None: no longer there), and brokers if they change."""
+    """The operations of a transaction, and the image after it: topics (None: deleted), and brokers if they change."""
 
     operations: tuple[StoreOperation, ...]
     topics: Mapping[str, TopicEntry | None]
@@ -248,10 +252,10 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
-    """What `event` changes, in transactions for the store, one after the other, each worked out when it is asked for.
-    None if there is nothing to change.
+    """Return the transactions for the store that make the changes of `event`, each computed
+    when it is asked for. Without a change there are no transactions.
 
-    Raises KafkaError, before the first one.
+    Raises KafkaError before the first one.
     """
     guards: list[StoreOperation] = []
     if not isinstance(event, ANYBODYS):
@@ -269,17 +273,19 @@ def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
 
 
 class _Change(msgspec.Struct, frozen=True):
-    """What belongs together: all that happens to a topic, or to one chunk of it."""
+    """Operations that must not be separated: all changes of a topic, or of one chunk of it."""
 
     name: str
     operations: list[StoreOperation]
     entry: TopicEntry | None = None
-    chunk: int = -1  # of which only this is changed
+    chunk: int = -1  # the only chunk that changes
     states: tuple[PartitionState, ...] = ()
 
 
 def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
-    """Checked when this returns; how the nodes are written is worked out one change after the other."""
+    """Return the changes. The event is checked when this returns; the operations are computed one change after the
+    other.
+    """
     match event:
         case CreateTopics():
             return _create(image, event)
@@ -415,8 +421,8 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
     min_isr, alive = _min_isr(topic, event.known.min_isr), _staying(image)
     is_lowered = min_isr < _min_isr(old.topic, event.known.min_isr)
     if added or is_lowered:
-        # Where the lower number is enough something may be acknowledged that those who are eligible have not, and a
-        # move may end.
+        # If the lower number is enough, records may be acknowledged that the eligible replicas lack, and a move may
+        # end.
         kept = (
             _moved_on(_without_eligible(state, min_isr), alive, min_isr) if is_lowered else state
             for state in old.states()
@@ -438,7 +444,9 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
 
 
 def _without_eligible(state: PartitionState, min_isr: int) -> PartitionState:
-    """Unless fewer are in sync than have to be: nothing was acknowledged since the others left."""
+    """Return the state without eligible replicas, unless the ISR is too small: nothing was acknowledged since the
+    others left.
+    """
     if not state.elr or len(state.isr) < min_isr:
         return state
     return replace(state, elr=(), partition_epoch=state.partition_epoch + 1)
@@ -457,10 +465,11 @@ def _placed(
     replication_factor: int,
     absent: Sequence[BrokerImage],
 ) -> list[PartitionState]:
-    """States of new partitions: leaders go round the brokers that are alive, on different racks one after the other;
-    followers are others after them, another one each round, on other racks where there are any. Where a topic begins is
-    told by its id, so that many small ones are spread too. Where more replicas are wanted than brokers are alive, some
-    of the absent are the last ones, and not in sync: those on racks on which nobody is alive before others.
+    """Return the states of new partitions. Leaders rotate over the brokers that are alive, alternating between racks.
+    Followers are the brokers after them, starting one further in each round, on other racks if there are any. The
+    topic's id decides where it begins, so that many small topics are spread, too. If more replicas are wanted than
+    brokers are alive, some absent brokers are the last ones and not in sync, beginning with racks without a live
+    broker.
     """
     check_replication_factor(image, replication_factor, absent)
     brokers = _by_racks(image)
@@ -487,7 +496,7 @@ def _placed(
 
 
 def _by_racks(image: ClusterImage) -> list[int]:
-    """Those that may be given partitions, of one rack after the other in turn."""
+    """Return the brokers that may be given partitions, alternating between racks."""
     of_rack: dict[str, list[int]] = {}
     for broker in sorted(_staying(image)):
         of_rack.setdefault(image.brokers[broker].rack or "", []).append(broker)
@@ -500,7 +509,7 @@ def _by_racks(image: ClusterImage) -> list[int]:
 def _on_other_racks(
     leader: int, others: Sequence[int], racks: Mapping[int, str | None], count: int
 ) -> list[int]:
-    """The first `count` of `others`, those first that are on a rack of their own."""
+    """Return the first `count` of `others`, beginning with those on a rack of their own."""
     chosen: list[int] = []
     used = {racks[leader]}
     for broker in others:
@@ -512,19 +521,19 @@ def _on_other_racks(
 
 
 def _staying(image: ClusterImage) -> set[int]:
-    """The brokers that are alive and do not leave."""
+    """Return the brokers that are alive and not leaving."""
     return {broker.broker_id for broker in image.brokers.values() if not broker.leaving}
 
 
 def _registered(image: ClusterImage, absent: Iterable[BrokerImage]) -> set[int]:
-    """Who may be chosen."""
+    """Return the brokers that may be chosen."""
     return {*image.brokers, *(broker.broker_id for broker in absent)}
 
 
 def assigned(
     image: ClusterImage, assignment: Assignment, absent: Sequence[BrokerImage] = ()
 ) -> list[PartitionState]:
-    """States of new partitions that somebody has chosen replicas for, led by the first that is alive. Raises
+    """Return the states of new partitions whose replicas the client has chosen, led by the first live one. Raises
     KafkaError(INVALID_REPLICA_ASSIGNMENT).
     """
     states: list[PartitionState] = []
@@ -551,7 +560,7 @@ def assigned(
 
 
 def absent_of(image: ClusterImage, known: Iterable[BrokerImage]) -> tuple[BrokerImage, ...]:
-    """Of the brokers that are known those that are not alive, or are about to stop."""
+    """Return the known brokers that are not alive, or are about to stop."""
     staying = _staying(image)
     return tuple(broker for broker in known if broker.broker_id not in staying)
 
@@ -559,7 +568,9 @@ def absent_of(image: ClusterImage, known: Iterable[BrokerImage]) -> tuple[Broker
 def check_replication_factor(
     image: ClusterImage, replication_factor: int, absent: Sequence[BrokerImage] = ()
 ) -> None:
-    """Raises KafkaError(INVALID_REPLICATION_FACTOR) if there are not so many brokers, alive or absent."""
+    """Raise KafkaError(INVALID_REPLICATION_FACTOR) if there are fewer brokers, alive or absent, than
+    `replication_factor`.
+    """
     alive = len(_staying(image))
     if alive == 0 or not 0 < replication_factor <= alive + len(absent):
         raise KafkaError(
@@ -577,7 +588,7 @@ def _restated(
     entries: Iterator[TopicEntry] | Sequence[TopicEntry],
     decide: Callable[[TopicImage, int, PartitionState], PartitionState],
 ) -> Iterator[_Change]:
-    """The chunks in which `decide(topic, partition, state)` gives another state for any partition."""
+    """Yield the chunks in which `decide(topic, partition, state)` returns another state for any partition."""
     for entry in entries:
         for number, chunk in enumerate(entry.chunks):
             first = number * STATES_PER_CHUNK
@@ -602,8 +613,9 @@ def _led_by(state: PartitionState, leader: int) -> PartitionState:
 
 
 def _elected(state: PartitionState, alive: set[int], *, unclean: bool = False) -> PartitionState:
-    """With the first replica that may lead, by the order of preference; without a leader if there is none. Who was in
-    sync, and is not alive, has everything as before: where one leads that is eligible, it is eligible too.
+    """Return the state with the first replica that may lead, by the order of preference; without a leader if there is
+    none. If an eligible replica becomes the leader, the members of the ISR, which are not alive but still have
+    everything, become eligible, too.
     """
     for broker in state.replicas:
         if broker in state.isr and broker in alive:
@@ -625,7 +637,8 @@ def _started(state: PartitionState, broker: int, clean: bool, kept: bool, alive:
     if clean:
         return state if state.leader != NO_LEADER else _elected(state, alive)
     if state.replicas == (broker,):
-        return _led_by(replace(state, isr=(broker,), elr=()), broker)  # there is no other, whatever it lost
+        # there is no other replica, even if it has lost records
+        return _led_by(replace(state, isr=(broker,), elr=()), broker)
     if not kept and (broker in state.isr or broker in state.elr):
         state = replace(
             state,
@@ -639,7 +652,7 @@ def _started(state: PartitionState, broker: int, clean: bool, kept: bool, alive:
 
 
 def _leaving(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> PartitionState:
-    """As `_gone`, where somebody else may lead; as it is otherwise."""
+    """Return the state of `_gone` if another member of the ISR is alive; otherwise the state is unchanged."""
     if broker not in state.isr or not any(each in alive for each in state.isr):
         return state
     return _gone(state, broker, alive, min_isr)
@@ -654,7 +667,9 @@ def _gone(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> 
 
 
 def _lost(state: PartitionState, broker: int, alive: set[int]) -> PartitionState:
-    """Without what the broker had. As it is, where it has no part or nobody else has everything."""
+    """Return the state without the broker's replica. Unchanged if it is not in sync or eligible, or if no other replica
+    has everything.
+    """
     isr, elr = _without(state.isr, broker), _without(state.elr, broker)
     if not (isr or elr) or (isr, elr) == (state.isr, state.elr):
         return state
@@ -689,7 +704,7 @@ def _elect(image: ClusterImage, event: ElectLeaders) -> Iterator[_Change]:
 
 
 def _changed_isr(image: ClusterImage, event: ChangeIsr) -> PartitionState:
-    """What a proposal makes of a partition. Raises KafkaError."""
+    """Return the state of a partition after a proposal. Raises KafkaError."""
     entry = _entry(image, event.topic)
     if not 0 <= event.index < entry.topic.partition_count:
         raise unknown_partition(event.topic, event.index, entry.topic.partition_count)
@@ -760,8 +775,8 @@ def reassigned(
     factor_may_change: bool = True,
     known: Known = NOTHING_KNOWN,
 ) -> PartitionState:
-    """The state of a partition that these brokers are to hold; None: those that held it before it was moved. Raises
-    KafkaError.
+    """Return the state of a partition after the request to move it to these brokers; None: back to those that had it
+    before the move. Raises KafkaError.
     """
     entry = _entry(image, name)
     if not 0 <= index < entry.topic.partition_count:
@@ -778,7 +793,7 @@ def reassigned(
 
 
 def _moved_on(state: PartitionState, alive: set[int], min_isr: int) -> PartitionState:
-    """With the replicas that it is to have, as soon as those are in sync and one of them can lead."""
+    """Return the state with the target replicas, as soon as those are in sync and one of them can lead."""
     done = reassignment.completed(state, min_isr)
     if done is None:
         return state
@@ -811,11 +826,13 @@ def _packed(
     guards: Sequence[StoreOperation],
     brokers: Mapping[int, BrokerImage] | None,
 ) -> Iterator[Transaction]:
-    """What happens to the live brokers is in the last one: whoever finds it undone does all of it again."""
+    """Pack changes into transactions. The change of the live brokers is in the last one; if it is missing after a
+    failure, the whole step is done again.
+    """
     journal = image.changes
     operations: list[StoreOperation] = []
     topics: dict[str, TopicEntry | None] = {}
-    entries: dict[str, TopicEntry] = {}  # of topics whose chunks change one after the other
+    entries: dict[str, TopicEntry] = {}  # for topics whose chunks change one after the other
     size = chunks = 0
     for change in changes:
         cost = sum(len(each.data) for each in change.operations if isinstance(each, CreateNode | SetNode))

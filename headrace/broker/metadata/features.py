@@ -1,12 +1,13 @@
-"""The level of what brokers of a cluster write for each other: in the coordination store, in requests among them.
+"""The metadata level: the format of what brokers of a cluster write for each other, in the coordination store and in
+requests.
 
-All brokers write what the level says that is finalized for the cluster, whatever more they know: so brokers of two
-versions are members of one cluster, and each can be put in the other's place, until somebody raises the level
-(UpdateFeatures, KIP-584) that all of them know by then. A broker that does not know it does not start.
+All brokers write in the level that is finalized for the cluster, even if they know higher ones. So brokers of two
+versions can be members of one cluster and replace each other, until an operator raises the level (UpdateFeatures,
+KIP-584); all brokers must know the new level by then. A broker that does not know the level does not start.
 
-| level | what it brings |
-|---|---|
-| 1 | what clusters have written from their beginning; theirs that have no level yet |
+|| level | contents |
+||---|---|
+|| 1 | the first format of clusters; also of those that have no level yet |
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from headrace.broker.configs.config_key import ConfigError
 METADATA_VERSION: Final = "headrace.metadata.version"
 FIRST_LEVEL: Final = 1
 LEVELS: Final = (1, 1)
-"""The lowest and the highest that this version knows."""
+"""The lowest and the highest level that this version knows."""
 
 
 def encode_levels(level: int) -> bytes:
-    """What the store has of the levels that are finalized."""
+    """Encode the finalized levels for the store."""
     return msgspec.json.encode({METADATA_VERSION: level})
 
 
@@ -33,7 +34,7 @@ def decode_level(data: bytes) -> int:
 
 
 def check_level(level: int, levels: tuple[int, int]) -> None:
-    """Raises ConfigError if this version cannot be a member of a cluster with the level."""
+    """Raise ConfigError if this version cannot be a member of a cluster with the level."""
     lowest, highest = levels
     if not lowest <= level <= highest:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Who this broker is, and where clients find it."""
+"""The identity of this broker, and the addresses that clients are told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class BrokerIdentity(msgspec.Struct, frozen=True):
-    """`advertised` gives the host and port that clients of a listener are told; known once the broker listens."""
+    """`advertised` returns the host and port that clients of a listener are told; known once the broker listens."""
 
     broker_id: int
     cluster_id: str

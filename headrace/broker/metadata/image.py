@@ -1,16 +1,17 @@
-"""The image of a cluster: what everybody decides by. Immutable; every change gives another one with a higher version.
+"""The image of a cluster: the basis of all decisions. Immutable; every change makes another image with a higher
+version.
 
-- **ClusterImage**: topics and brokers, and under which controller epoch its holder may change them.
-- **TopicEntry**: a topic as it is told to everybody, and the states of its partitions in chunks of STATES_PER_CHUNK.
-  The versions are those of the nodes in the coordination store that it was read from (`broker.metadata.tree`): what is
-  decided by an image is written only where the store still has it.
-- **Changes**: how far the journal of changes in the store was read. Every change of topics or brokers adds one entry,
-  so an image is the store's as of that version, and nobody decides by an older one.
+- **ClusterImage**: topics and brokers, and the controller epoch under which its holder may change them.
+- **TopicEntry**: a topic as all brokers are told of it, and the states of its partitions in chunks of STATES_PER_CHUNK.
+  The versions are those of the nodes in the coordination store that it was read from (`broker.metadata.tree`): a
+  decision is written only if the store still has these versions.
+- **Changes**: how far the journal of changes in the store was read. Every change of topics or brokers adds one entry.
+  So an image is the store's at that version, and decisions of an older image are refused.
 - **PartitionState**: replicas, leader, ISR and the eligible replicas (KIP-966) of one partition. Its leader epoch goes
   up with every leader and never down, its partition epoch with every change (KIP-497).
 
-What is here of brokers are those that are alive: a broker's epoch is the number of its registration in the store, so
-another start of it has another epoch (KIP-903).
+The brokers in an image are those that are alive. A broker's epoch is the number of its registration in the store, so it
+is another one after each start (KIP-903).
 """
 
 from __future__ import annotations
@@ -34,16 +35,18 @@ NO_LEADER: Final = -1
 _SHARDS: Final = 256
 CHANGES_KEPT: Final = 32
 CHANGED_NAMES_MAX: Final = 100
-"""Together 100 kB at most, with names of a usual length 10: a broker that has missed more reads everything."""
+"""Maximum number of names: together 100 kB at most, with 10 names of a usual length. A broker that has missed more
+reads everything.
+"""
 BROKERS: Final = ""
 """Stands for the brokers among the names of topics in the journal of changes."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, array_like=True):
-    """`replicas` begins with the preferred leader. `elr`: out of the ISR, and still with everything that is committed.
-    `adding`, `removing`: of the replicas, those that are to come and to go (`broker.metadata.reassignment`).
+    """`replicas` begins with the preferred leader. Replicas in `elr` are out of the ISR and still have everything that
+    is committed. `adding` and `removing` are replicas of a move (`broker.metadata.reassignment`).
 
-    Fields may be added at the end, with defaults: it is stored as an array.
+    Fields may be added at the end, with defaults, because it is stored as an array.
     """
 
     replicas: tuple[int, ...]
@@ -57,7 +60,7 @@ class PartitionState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatesChunk(msgspec.Struct, frozen=True):
-    """Some partitions in a row; `version` is that of the node."""
+    """Some consecutive partitions; `version` is that of the node."""
 
     version: int
     states: tuple[PartitionState, ...]
@@ -81,7 +84,7 @@ class TopicEntry(msgspec.Struct, frozen=True):
 
 class BrokerImage(msgspec.Struct, frozen=True):
     """A broker that is alive. `endpoints`: (listener, host, port). `leaving`: it is about to stop. `levels`: the lowest
-    and the highest of the metadata's that it knows (`broker.metadata.features`).
+    and the highest metadata level that it knows (`broker.metadata.features`).
     """
 
     broker_id: int
@@ -94,7 +97,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A broker as it has registered, for the controller: how its last stop was, and whether it is about to stop."""
+    """A registered broker, for the controller: how its last stop was, and whether it is about to stop."""
 
     broker: BrokerImage
     clean: bool
@@ -104,8 +107,8 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """`version` is that of the journal's node, -1 before it exists; `recent` are its last entries, the newest last: the
-    topics that one change has touched (`BROKERS` among them for the brokers), None for too many to name.
+    """`version` is that of the journal's node, -1 before it exists. `recent` are its last entries, the newest last: the
+    topics that one change has touched (`BROKERS` among them for the brokers), or None for too many names.
     """
 
     version: int = -1
@@ -116,7 +119,7 @@ class Changes(msgspec.Struct, frozen=True):
         return Changes(self.version + 1, (*self.recent, entry)[-CHANGES_KEPT:])
 
     def since(self, version: int) -> set[str] | None:
-        """What has changed after that version; None if it is not known any more."""
+        """Return the names that have changed after that version; None if they are not known any more."""
         missed = self.version - version
         if not 0 <= missed <= len(self.recent) or version < 0:
             return None
@@ -129,22 +132,22 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 def _shard(key: object) -> int:
-    """The same in every process, so that the order of what is in a map is."""
+    """Return a shard that is the same in every process, so that maps have the same order everywhere."""
     return (zlib.crc32(key.encode()) if isinstance(key, str) else hash(key)) % _SHARDS
 
 
 class FrozenMap(Generic[K, V]):
-    """A mapping that is never changed. `changed` gives another one and copies a 256th of it for each key."""
+    """An immutable mapping. `changed` returns another one and copies a 256th of it for each key."""
 
     __slots__ = ("_length", "_shards")
 
     def __init__(self, shards: tuple[dict[K, V], ...] | None = None, length: int = 0) -> None:
-        """Empty; what is given is for `changed` alone."""
+        """Make an empty mapping; the arguments are for `changed` only."""
         self._shards = tuple({} for _ in range(_SHARDS)) if shards is None else shards
         self._length = length
 
     def changed(self, changes: Mapping[K, V | None]) -> FrozenMap[K, V]:
-        """With these values; None takes a key away."""
+        """Return the mapping with these values; None removes a key."""
         shards, copied, length = list(self._shards), set(), self._length
         for key, value in changes.items():
             number = _shard(key)
@@ -186,9 +189,9 @@ class FrozenMap(Generic[K, V]):
 
 class ClusterImage(msgspec.Struct, frozen=True):
     """`controller_epoch` and `controller_version` (of the epoch's node) are those of the controller that reads or wrote
-    it; -1 for a broker that is none. `controller_id` is who is the controller as far as this broker knows, -1 for
-    nobody. `brokers_version` is that of the node of the brokers, -1 before it exists; `level` is the one of the
-    metadata that is finalized, and `level_version` that of its node.
+    the image; -1 for a broker that is not the controller. `controller_id` is the controller that this broker knows of,
+    -1 if there is none. `brokers_version` is that of the node of the brokers, -1 before it exists. `level` is the
+    finalized metadata level, and `level_version` the version of its node.
     """
 
     version: int = 0
@@ -215,7 +218,7 @@ class ClusterImage(msgspec.Struct, frozen=True):
 
 
 def chunks_of(states: Iterable[PartitionState]) -> tuple[StatesChunk, ...]:
-    """New ones, at version 0."""
+    """Return new chunks, at version 0."""
     listed = tuple(states)
     return tuple(
         StatesChunk(0, listed[first : first + STATES_PER_CHUNK])

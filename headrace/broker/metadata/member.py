@@ -1,8 +1,8 @@
-"""This broker among the others: registered, and the controller where nobody else is.
+"""This broker as a member of the cluster: its registration, and its candidacy for controller.
 
-Both are nodes of its session in the coordination store (`broker.metadata.membership`). A session that was
-lost took them along: `stand` makes them again. A registration counts when the controller has seen
-it, which the image tells (`seen_in`); until then the broker is fenced (`broker.partitions.fence`).
+Both are nodes of its session in the coordination store (`broker.metadata.membership`). They go with a lost session;
+`stand` makes them again. A registration counts when the controller has seen it, which the image tells (`seen_in`).
+Until then the broker is fenced (`broker.partitions.fence`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 
 
 class Member:
-    """`claim`: while this broker is the controller."""
+    """A member of the cluster. `claim` is set while this broker is the controller."""
 
     def __init__(
         self, store: CoordinationStore, registration: Registration, fence: Fence | None = None
@@ -37,7 +37,7 @@ class Member:
         self._session = 0
 
     async def register(self, wait_seconds: float) -> None:
-        """Unless it is registered already. Raises KafkaError(DUPLICATE_BROKER_REGISTRATION)."""
+        """Register, unless it is registered already. Raises KafkaError(DUPLICATE_BROKER_REGISTRATION)."""
         path = f"{tree.BROKER_IDS}/{self._registration.broker_id}"
         node = await self._store.get(path)
         if (
@@ -54,11 +54,11 @@ class Member:
         )
 
     async def stand(self) -> int:
-        """Who is the controller, this broker if nobody else is; -1 if that is not settled."""
+        """Return the controller; this broker becomes it if there is none. Return -1 if that is not settled."""
         store, own = self._store, self._registration.broker_id
         node = await store.get(tree.CONTROLLER)
         if node is None:
-            self.claim = None  # a former session's is over, even if the answer about the next one is lost
+            self.claim = None  # it was a former session's; the answer about the next one may be lost
             self.claim = await become_controller(store, own, wait_seconds=0)
             if self.claim is not None:
                 return own
@@ -75,13 +75,13 @@ class Member:
 
     @property
     def epoch(self) -> int:
-        """Of its registration, -1 without one."""
+        """The epoch of its registration, -1 without one."""
         return -1 if self._broker is None else self._broker.epoch
 
     async def leave(self, changes: Changes) -> None:
-        """Tell that it is about to stop: from then on others lead what they can. The journal of changes, as it was
-        read, has an entry more, at which the controller looks who is registered. Raises KafkaError, and BadVersionError
-        if there were changes since.
+        """Announce that it is about to stop: other brokers then take over its leaderships where they can. The journal
+        of changes, as it was read, gets another entry, which makes the controller read the registrations. Raises
+        KafkaError, and BadVersionError if there were changes since.
         """
         self._registration = replace(self._registration, leaving=True)
         path = f"{tree.BROKER_IDS}/{self._registration.broker_id}"
@@ -92,12 +92,13 @@ class Member:
         await self._store.transact([told, tree.changes_operation(changes.followed_by(()))])
 
     async def confirm(self, version: int) -> None:
-        """Note up to which change this broker has followed, for who waits for that."""
+        """Note the version up to which this broker has followed the changes, for brokers that wait for it."""
         path, data = f"{tree.SEEN}/{self._registration.broker_id}", str(version).encode()
         node = await self._store.get(path)
         if node is not None and node.owner == self._store.session and node.data == data:
             return
-        with contextlib.suppress(*OUTDATED):  # a former session's goes by itself, and nobody waits for long
+        # a node of a former session goes by itself, and waits for it are short
+        with contextlib.suppress(*OUTDATED):
             if node is None or node.owner == self._store.session:
                 await self._store.transact(
                     [CreateNode(path, data, ephemeral=True)]
@@ -114,7 +115,7 @@ class Member:
         with contextlib.ExitStack() as watches:
             for path in waited:
                 watches.callback(self._store.watch(path, changed.set))
-            await asyncio.sleep(0)  # the watches are on their way before the nodes are read
+            await asyncio.sleep(0)  # the watches are set before the nodes are read
             while True:
                 paths = sorted(waited)
                 nodes = zip(paths, await self._store.get_many(paths), strict=True)
@@ -125,12 +126,12 @@ class Member:
                 changed.clear()
 
     def seen_in(self, image: ClusterImage) -> bool:
-        """Whether this registration counts by the image; from then on it may lead."""
+        """Return whether this registration counts in the image; from then on it may lead."""
         broker = self._broker
         there = image.brokers.get(self._registration.broker_id)
         if broker is None or there is None or there.epoch != broker.epoch:
             return False
-        # Whatever happens to its session from here on, this process has in its logs what it had.
+        # From here on this process has the earlier records in its logs, even if its session ends.
         self._registration = replace(self._registration, clean=True)
         if self._fence is not None:
             self._fence.open(self._session)

@@ -1,7 +1,7 @@
-"""How a broker stands in the coordination store: registered while it is alive, and perhaps the controller.
+"""A broker's nodes in the coordination store: its registration while it is alive, and that of the controller.
 
-Both are ephemeral nodes of its session. The controller's is made together with the next controller epoch, so that what
-an earlier controller still writes is refused. What a killed process held stays until its session is over: its next
+Both are ephemeral nodes of its session. The controller's is made together with the next controller epoch, so that later
+writes of an earlier controller are refused. The nodes of a killed process stay until its session is over: its next
 start waits for that.
 """
 
@@ -39,20 +39,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.metadata")
 
 WAIT_SECONDS: Final = 30.0
-"""For the session of a former process to end, which is longer than any session should be."""
+"""Seconds to wait for the end of a former process's session; longer than any session should be."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Of the controller: its epoch, and the version of the node that says so."""
+    """The controller's epoch, and the version of its node."""
 
     epoch: int
     version: int
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """What a broker says of itself. `clean`: its last stop was; `kept`: it was not, and what it had written is there;
-    `synced`: it had acknowledged only what was on disk, of topics that do not say otherwise. `endpoints`: (listener,
-    host, port). `leaving`: it is about to stop.
+    """The data that a broker registers.
+
+    - `clean`: its last stop was clean
+    - `kept`: it was not, but everything that was written is there
+    - `synced`: it had acknowledged only records on disk, for topics without a durability of their own
+    - `endpoints`: (listener, host, port)
+    - `leaving`: it is about to stop
     """
 
     broker_id: int
@@ -66,10 +70,10 @@ class Registration(msgspec.Struct, frozen=True):
     previous: tuple[str, ...] = ()
     """Incarnations that had this broker's data directory before: their processes have ended."""
     levels: tuple[int, int] = LEVELS
-    """Of the metadata, that this version knows."""
+    """Metadata levels that this version knows."""
 
     def encode(self) -> bytes:
-        """What its node holds."""
+        """Encode the contents of its node."""
         broker = BrokerImage(
             self.broker_id,
             0,
@@ -85,16 +89,15 @@ class Registration(msgspec.Struct, frozen=True):
 async def register(
     store: CoordinationStore, registration: Registration, *, wait_seconds: float = WAIT_SECONDS
 ) -> tuple[BrokerImage, int]:
-    """The broker as it stands there, and the session that it is registered by.
+    """Register the broker; return it as registered, and the session.
 
     Raises KafkaError(DUPLICATE_BROKER_REGISTRATION) if a broker with this id stays alive.
     """
     path = f"{tree.BROKER_IDS}/{registration.broker_id}"
     data = registration.encode()
     node = await store.get(path)
-    if (
-        node is None or node.owner != store.session or node.data != data
-    ):  # unless it was made, and nobody was told
+    # An earlier attempt may have made it, although the answer was lost.
+    if node is None or node.owner != store.session or node.data != data:
         if (
             node is not None
             and tree.decode_broker(registration.broker_id, node).incarnation in registration.previous
@@ -125,8 +128,8 @@ async def register(
 
 
 async def check_free(store: CoordinationStore, broker_id: int, *, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Of a broker without a data directory, before it makes one: nobody else has its id. What a killed process held
-    goes with its session. Raises ConfigError.
+    """Check, before a broker makes its data directory, that its id is free. Nodes of a killed process go with its
+    session. Raises ConfigError.
     """
     path = f"{tree.BROKER_IDS}/{broker_id}"
     node = await store.get(path)
@@ -140,14 +143,14 @@ async def check_free(store: CoordinationStore, broker_id: int, *, wait_seconds: 
 def alive_already(broker: BrokerImage) -> str:
     where = ", ".join(f"{host}:{port}" for _, host, port in broker.endpoints) or "an unknown address"
     return (
-        f"a broker with node.id={broker.broker_id} is alive already, at {where}; give this one another node.id, and a"
-        " data directory of its own"
+        f"a broker with node.id={broker.broker_id} is alive already, at {where}; give this broker another "
+        "node.id and its own data directory"
     )
 
 
 async def remove(store: CoordinationStore, path: str, node: Node) -> None:
-    """Take out of the store what a process had there that has ended: its registration `node` and whatever else is of
-    the same session. Nothing happens if it is not as it was.
+    """Remove the nodes of an ended process: its registration `node` and the other nodes of the same session. Nothing
+    happens if the registration has changed.
     """
     operations: list[StoreOperation] = [DeleteNode(path, node.version)]
     others = (tree.CONTROLLER, f"{tree.SEEN}/{path.rpartition('/')[2]}")
@@ -159,24 +162,25 @@ async def remove(store: CoordinationStore, path: str, node: Node) -> None:
 
 
 async def cluster_id(store: CoordinationStore, *, known: Properties | None, new: str) -> str:
-    """The id of the cluster that is kept in the store. `known` is what this broker's data directory says, if it is a
-    member's; a cluster begins with the id `new`. Ends an adoption that has made the directory a member's.
+    """Return the id of the cluster in the store. `known` are the properties of this broker's data directory if it is a
+    member's; a new cluster gets the id `new`. Ends an adoption that has made the directory a member's.
 
-    Raises ConfigError if there is no cluster in the store, and a directory of one, or if one is only being made.
+    Raises ConfigError if the directory is a member's and the store has no cluster, or if its cluster is still being
+    made.
     """
     node = await store.get(tree.CLUSTER_ID)
     if node is None and known is not None:
         raise ConfigError(
-            f"there is no cluster at this address and path of ZooKeeper, and the data directory belongs to the cluster"
-            f" {known.cluster_id}: is the path behind the address the right one?"
+            "there is no cluster at this address and path of ZooKeeper, and the data directory belongs to "
+            f"the cluster {known.cluster_id}: check the path behind the address"
         )
     if node is None:
-        with contextlib.suppress(NodeExistsError):  # of two that begin, one
+        with contextlib.suppress(NodeExistsError):  # one of two brokers that begin at the same time
             await store.transact([CreateNode(tree.CLUSTER_ID, new.encode())])
         node = await store.get(tree.CLUSTER_ID)
     if node is None:
         raise StoreUnavailableError("the cluster's id was deleted")
-    adoption = await store.get(tree.ADOPTION)  # made together with the id, by whoever has found neither
+    adoption = await store.get(tree.ADOPTION)  # a broker that has found neither makes both together
     if adoption is not None:
         own = None if known is None else known.adoption
         if own is None or own != decode_adoption(adoption).token:
@@ -187,7 +191,7 @@ async def cluster_id(store: CoordinationStore, *, known: Properties | None, new:
 
 
 class Adoption(msgspec.Struct, frozen=True):
-    """Of the data directory of a broker alone, which is made a cluster's. `token`: this one and no other."""
+    """The adoption of a single broker's data directory, which becomes a cluster's. `token` identifies this adoption."""
 
     cluster_id: str
     node_id: int
@@ -203,15 +207,16 @@ def decode_adoption(node: Node) -> Adoption:
 
 def adoption_under_way(adoption: Adoption) -> str:
     return (
-        f"the data directory of broker {adoption.node_id} (cluster {adoption.cluster_id}) is being adopted at this"
-        " address and path of ZooKeeper, and that has not come to its end: run `headrace cluster adopt` for it again"
+        f"the data directory of broker {adoption.node_id} (cluster {adoption.cluster_id}) is being adopted "
+        "at this address and path of ZooKeeper, and the adoption was not finished: run `headrace cluster "
+        "adopt` for it again"
     )
 
 
 async def become_controller(
     store: CoordinationStore, broker_id: int, *, wait_seconds: float = WAIT_SECONDS
 ) -> Claim | None:
-    """None if another one stays the controller, or became it meanwhile."""
+    """Return None if another broker stays the controller, or became it meanwhile."""
     if not await _gone(store, tree.CONTROLLER, wait_seconds):
         return None
     node = await store.get(tree.CONTROLLER_EPOCH)
@@ -231,12 +236,12 @@ async def become_controller(
 
 
 async def _gone(store: CoordinationStore, path: str, wait_seconds: float) -> bool:
-    """Whether the node is gone, in time."""
+    """Return whether the node is gone in time."""
     if await store.get(path) is None:
         return True
     changed = asyncio.Event()
     end = store.watch(path, changed.set)
-    await asyncio.sleep(0)  # the watch is on its way before the node is read
+    await asyncio.sleep(0)  # the watch is set before the node is read
     try:
         async with asyncio.timeout(wait_seconds):
             while await store.get(path) is not None:
@@ -250,7 +255,7 @@ async def _gone(store: CoordinationStore, path: str, wait_seconds: float) -> boo
 
 
 async def read_registrations(store: CoordinationStore) -> dict[int, Registered]:
-    """Who is registered, by its id."""
+    """Return the registered brokers by id."""
     names = await store.children(tree.BROKER_IDS)
     nodes = await store.get_many([f"{tree.BROKER_IDS}/{name}" for name in names])
     return {

@@ -1,10 +1,10 @@
-"""How nodes of the coordination store are changed by those who keep a copy of them: never blindly.
+"""Changes of nodes in the coordination store, for components that keep a copy of them: never without a version.
 
-`modify` is for what several may change: the change is made again on what somebody else has written meanwhile.
-Who changes a node below a root notes it at the root, in the same transaction; whoever keeps a copy of all of them
-(`follow`) needs that one watch.
-`OwnedNodes` is for what one process decides in memory and writes down: each write names the version of the one before
-it, so that whoever was overtaken is refused (NOT_COORDINATOR, which a client repeats) and reads what is there.
+`modify` is for nodes that several processes may change: the change is made again on top of another process's change. A
+change of a node below a root is noted at the root, in the same transaction; a process that keeps a copy of all of them
+(`follow`) needs one watch. `OwnedNodes` is for nodes that one process decides about in memory and writes. Each write
+names the version of the one before it. So a process that was overtaken is refused (NOT_COORDINATOR, which a client
+repeats) and reads the nodes again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.broker.runtime.ports import (
 from headrace.protocol.errors import ErrorCode, KafkaError
 
 OUTDATED = (BadVersionError, NoNodeError, NodeExistsError)
-"""What a transaction is refused with whose reader is not up to date."""
+"""The refusals of a transaction whose writer is not up to date."""
 
 
 async def modify(
@@ -38,11 +38,11 @@ async def modify(
     *,
     root: str | None = None,
 ) -> bytes | None:
-    """Make a node what `change` gives for what it is, None for no node; gives what it is now. `root`: where that is
-    noted.
+    """Make a node what `change` returns for its present contents, None for no node; return the new contents. `root` is
+    where the change is noted.
 
-    `change` is called again when somebody else was in between, or nobody knows whether the transaction was carried out;
-    it refuses by raising. Raises StoreUnavailableError, StoreOutcomeUnknownError.
+    `change` is called again when another process was faster, or when the outcome of the transaction is unknown; it
+    refuses by raising. Raises StoreUnavailableError, StoreOutcomeUnknownError.
     """
     unknown: StoreOutcomeUnknownError | None = None
     while True:
@@ -54,7 +54,7 @@ async def modify(
         new = change(old)
         if new == old:
             return new
-        # The root first: without it, the node below would make it.
+        # The root comes first: without it, creating the node below would create it.
         operations = [] if root is None else [await noted(store, root)]
         operations.append(_operation(path, node, new))
         try:
@@ -70,7 +70,9 @@ async def modify(
 async def modify_all(
     store: CoordinationStore, paths: Sequence[str], change: Callable[[bytes | None], bytes | None]
 ) -> None:
-    """`modify` for several nodes, by one transaction unless another process is in between. Raises as `modify` does."""
+    """Do `modify` for several nodes, by one transaction unless another process is in between. Raises the same
+    errors.
+    """
     nodes = await store.get_many(paths)
     changed = [
         (path, node, change(None if node is None else node.data))
@@ -91,14 +93,14 @@ async def modify_all(
 
 
 async def noted(store: CoordinationStore, root: str) -> StoreOperation:
-    """What tells those who follow the root of a change: part of its transaction."""
+    """Return the operation, a part of a transaction, that notes a change for the followers of the root."""
     node = await store.get(root)
     return CreateNode(root) if node is None else SetNode(root, b"", node.version)
 
 
 async def follow(store: CoordinationStore, root: str, read: Callable[[], Awaitable[None]]) -> None:
-    """Have `read` read all again after every change that was noted at the root, until cancelled. Raises what it does,
-    and StoreError; begun again it misses nothing.
+    """Call `read` to read everything again after every change that was noted at the root, until cancelled. Raises its
+    errors, and StoreError; if it is started again, it misses nothing.
     """
     changed = asyncio.Event()
     end = store.watch(root, changed.set)
@@ -112,8 +114,8 @@ async def follow(store: CoordinationStore, root: str, read: Callable[[], Awaitab
 
 
 class OwnedNodes:
-    """The direct children of `root`, or nodes below them, by their paths relative to it. `noted`: what is written is
-    noted at the root, for those who follow it.
+    """The direct children of `root`, or nodes below them, by their paths relative to it. With `noted`, writes are noted
+    at the root, for its followers.
     """
 
     def __init__(self, store: CoordinationStore, root: str, *, noted: bool = False) -> None:
@@ -126,7 +128,7 @@ class OwnedNodes:
         return await self._store.children(self._path(name))
 
     async def read(self, name: str) -> bytes | None:
-        """What the store has now: the next write is compared with it."""
+        """Return the present contents in the store; the next write is compared with their version."""
         node = await self._store.get(self._path(name))
         if node is None:
             self._versions.pop(name, None)
@@ -135,14 +137,15 @@ class OwnedNodes:
         return node.data
 
     async def read_if_changed(self, name: str) -> bytes | None:
-        """As `read`; None also where nobody else has written it since it was read or written last."""
+        """Return the same as `read`, but also None if no other process has written the node since it was last
+        read or written."""
         known = self._versions.get(name)
         data = await self.read(name)
         return None if self._versions.get(name) == known else data
 
     async def write(self, name: str, data: bytes) -> None:
-        """Raises KafkaError(NOT_COORDINATOR) if it is not as it was read or written last: `read` it before anything is
-        decided.
+        """Raises KafkaError(NOT_COORDINATOR) if the node has changed since it was last read or written: `read` it
+        before the next decision.
         """
         version = self._versions.get(name)
         operation: StoreOperation
@@ -150,7 +153,7 @@ class OwnedNodes:
             operation, following = CreateNode(self._path(name), data), 0
         else:
             operation, following = SetNode(self._path(name), data, version), version + 1
-        # The root first: without it, the node below would make it.
+        # The root comes first: without it, creating the node below would create it.
         operations = [await noted(self._store, self._root)] if self._noted else []
         try:
             await self._store.transact([*operations, operation])
@@ -161,7 +164,7 @@ class OwnedNodes:
         self._versions[name] = following
 
     async def delete(self, name: str) -> None:
-        """Whatever somebody else has made of it. No error if it is not there."""
+        """Delete the node, even if another process has changed it. No error if it does not exist."""
         self._versions.pop(name, None)
         root = self._root if self._noted else None
         await modify(self._store, self._path(name), lambda _: None, root=root)

@@ -1,7 +1,7 @@
-"""Producer ids: each is given out once, ever.
+"""Producer ids: each is allocated only once, ever.
 
-Ids are taken from the store in blocks, so that giving one out costs nothing. What is left of a block at a
-crash is lost, which is what makes an id unique without another write.
+Ids are taken from the store in blocks, so allocating one costs nothing. The rest of a block is lost in a crash; so ids
+are unique without another write.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def allocate(self) -> int:
-        """Raises KafkaError(COORDINATOR_LOAD_IN_PROGRESS) while the store is lost, as Kafka does without a controller:
-        every producer waits and asks again. For COORDINATOR_NOT_AVAILABLE Java's would look for the coordinator of a
-        transactional id, which idempotent ones do not have.
+        """Return the next id. Raises KafkaError(COORDINATOR_LOAD_IN_PROGRESS) while the store is lost, as Kafka does
+        without a controller: every producer waits and asks again. For COORDINATOR_NOT_AVAILABLE Java's producer would
+        look for the coordinator of a transactional id, which idempotent producers do not have.
         """
         async with self._lock:
             if self._next == self._end:
@@ -57,5 +57,5 @@ class ProducerIds:
                 else:
                     await self._store.transact([SetNode(_PATH, end, node.version)])
             except (BadVersionError, NodeExistsError, StoreOutcomeUnknownError):
-                continue  # another broker took this block, or nobody knows who did
+                continue  # another broker took this block, or the outcome is unknown
             return start, start + BLOCK_SIZE

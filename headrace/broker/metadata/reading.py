@@ -1,7 +1,8 @@
-"""The image of a cluster, read from the coordination store: as a whole, or what has changed since an image was read.
+"""Read the image of a cluster from the coordination store: as a whole, or the changes since an image was read.
 
-Reads of many nodes are not of one moment. The journal of changes is read before and after: what it names meanwhile is
-read again, until nothing has changed. So an image is what the store had at the version of its `changes`.
+Reads of many nodes are not of one moment. So the journal of changes is read before and after, and topics that it names
+meanwhile are read again, until nothing has changed. An image is therefore the store's state at the version of its
+`changes`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from headrace.broker.metadata.image import BROKERS, STATES_PER_CHUNK, ClusterIma
 from headrace.broker.runtime.ports import CoordinationStore
 
 _ATTEMPTS: Final = 10
-"""To find the states of a topic as many as its partitions: between two of its nodes it may have grown."""
+"""Attempts to find as many states of a topic as it has partitions: between two reads of its nodes it may have grown."""
 
 
 async def read_image(store: CoordinationStore) -> ClusterImage:
-    """All of it. Raises ConfigError when topics and states do not belong together, StoreUnavailableError."""
+    """Read the whole image. Raises ConfigError when topics and states do not belong together, StoreUnavailableError."""
     changes = tree.decode_changes(await store.get(tree.CHANGES))
     names = await store.children(tree.TOPICS)
     topics = await read_topics(store, names, {})
@@ -34,9 +35,7 @@ async def read_image(store: CoordinationStore) -> ClusterImage:
 async def read_on(
     store: CoordinationStore, image: ClusterImage, *, everything: bool = False
 ) -> tuple[ClusterImage, set[str]]:
-    """What the image has become, and the names of topics that may be others than they were. `everything`: whatever the
-    journal says.
-    """
+    """Return the new image, and the names of topics that may have changed. `everything`: regardless of the journal."""
     touched: set[str] = set()
     while True:
         changes = tree.decode_changes(await store.get(tree.CHANGES))
@@ -59,7 +58,9 @@ async def read_topics(
     names: Collection[str],
     known: FrozenMap[str, TopicEntry] | Mapping[str, TopicEntry],
 ) -> dict[str, TopicEntry | None]:
-    """Each as the store has it now, None if it has not. What has not changed is the object that is `known`."""
+    """Return each topic as in the store, None if it does not exist. An unchanged topic is the object that is
+    `known`.
+    """
     entries: dict[str, TopicEntry | None] = {}
     wanted = list(names)
     for _ in range(_ATTEMPTS):
@@ -79,8 +80,8 @@ async def read_topics(
             return entries
         wanted = torn
     raise ConfigError(
-        f"the states of topic {wanted[0]} in the coordination store are not those of its partitions; restore it from a"
-        " backup"
+        f"the states of topic {wanted[0]} in the coordination store are not those of its partitions; "
+        "restore it from a backup"
     )
 
 

@@ -1,13 +1,13 @@
-"""Moving a partition to other brokers (KIP-455), as its states go. Pure.
+"""The states of a partition during a move to other brokers (KIP-455). Pure.
 
-A partition that is being moved has the replicas it had and those it is to have, the latter first and in their order.
-Those that are `adding` copy; when all of them are in sync, those that are `removing` go, at once. Until then it can be
-cancelled: what was being added goes. Either way nobody goes who is in sync, or eligible to lead, as long as fewer of
-them would be left than `min.insync.replicas` says (`min_isr`; no more than there are to be): what was acknowledged is
-on as many, and one that is lost is no loss.
+A partition that is being moved has its old replicas and its target replicas, the latter first and in their order. Those
+that are `adding` copy the log; when all of them are in sync, those that are `removing` go, at once. Until then the move
+can be cancelled: then the `adding` ones go. In both cases no replica goes that is in sync, or eligible to lead, as long
+as fewer such replicas would be left than `min.insync.replicas` (`min_isr`; at most the number of target replicas). So
+acknowledged records stay on that many replicas, and losing one replica loses none.
 
-Whoever is to hold it and is neither in sync nor alive holds up the end; another target, or cancelling, ends that, or
-does where enough are in sync.
+A target replica that is neither in sync nor alive delays the end. Another target or cancelling helps, if enough
+replicas are in sync.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.broker.metadata.image import PartitionState
 from headrace.protocol.errors import ErrorCode, KafkaError
 
 LED_ANEW = 2
-"""By how much the leader epoch rises where the leader stops and begins again: nobody leads in between."""
+"""Rise of the leader epoch where the leader stops and begins again: there is no leader in between."""
 
 
 def is_moving(state: PartitionState) -> bool:
@@ -28,9 +28,11 @@ def is_moving(state: PartitionState) -> bool:
 
 
 def begun(state: PartitionState, target: Sequence[int], min_isr: int = 1) -> PartitionState:
-    """On its way to these replicas; what was on another way turns from where it is. The end is `completed`'s."""
+    """Return the state of a move to these replicas; an earlier move changes its direction from its present state.
+    `completed` ends the move.
+    """
     before = [broker for broker in state.replicas if broker not in state.adding]
-    # Who was only just being added goes without further ado, unless too few others are in sync.
+    # Replicas that were only just being added go at once, unless too few others are in sync.
     dropped = {broker for broker in state.adding if broker not in target and broker != state.leader}
     if _are_too_few(state, dropped, min(min_isr, len(target))):
         dropped -= _have_all(state)
@@ -51,8 +53,8 @@ def begun(state: PartitionState, target: Sequence[int], min_isr: int = 1) -> Par
 
 
 def completed(state: PartitionState, min_isr: int = 1) -> PartitionState | None:
-    """Without those that are to go; None while somebody who is to come, or too many of those that stay, are not in
-    sync. Its leader may not be among its replicas any more.
+    """Return the state without the replicas that are to go; None while a replica to be added, or too many of those that
+    stay, are not in sync. Its leader may not be among its replicas any more.
     """
     if not is_moving(state):
         return None
@@ -66,9 +68,9 @@ def completed(state: PartitionState, min_isr: int = 1) -> PartitionState | None:
 
 
 def cancelled(state: PartitionState, where: str, *, unclean: bool, min_isr: int = 1) -> PartitionState:
-    """With the replicas that it had before, or on its way back to them where too few of those are in sync. Its leader
-    may not be among them. Raises KafkaError: NO_REASSIGNMENT_IN_PROGRESS, INVALID_REPLICA_ASSIGNMENT if none of those
-    is in sync, unless an election may be `unclean`.
+    """Return the state with the replicas before the move, or on the way back to them if too few of those are in sync.
+    Its leader may not be among them. Raises KafkaError: NO_REASSIGNMENT_IN_PROGRESS, and INVALID_REPLICA_ASSIGNMENT if
+    none of those is in sync, unless an election may be `unclean`.
     """
     if not is_moving(state):
         raise KafkaError(
@@ -79,8 +81,8 @@ def cancelled(state: PartitionState, where: str, *, unclean: bool, min_isr: int 
         if not unclean or not left.replicas:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"the move of {where} cannot be cancelled: of the replicas it had, {list(left.replicas)}, none is"
-                " in sync, and what only the others have would be lost",
+                f"the move of {where} cannot be cancelled: none of its earlier replicas "
+                f"{list(left.replicas)} is in sync, and records that only the new ones have would be lost",
             )
         left = replace(left, isr=left.replicas[:1], elr=())
     elif _are_too_few(state, set(state.adding), min(min_isr, len(left.replicas))):
@@ -89,7 +91,7 @@ def cancelled(state: PartitionState, where: str, *, unclean: bool, min_isr: int 
 
 
 def not_registered(broker_id: int, registered: Iterable[int]) -> str:
-    """What is wrong with an assignment that names it."""
+    """Return the fault of an assignment that names an unregistered broker."""
     known = ", ".join(map(str, sorted(registered)))
     return f"includes broker {broker_id}, but no such broker is registered. Those that are: {known}."
 
@@ -102,8 +104,8 @@ def check_target(
     *,
     factor_may_change: bool,
 ) -> None:
-    """`registered`: who may be chosen, alive or absent. Raises KafkaError: INVALID_REPLICA_ASSIGNMENT,
-    INVALID_REPLICATION_FACTOR.
+    """Check a target. `registered` are the brokers that may be chosen, alive or absent. Raises KafkaError:
+    INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR.
     """
     missing = [broker for broker in target if broker not in state.replicas and broker not in registered]
     problem = None
@@ -127,17 +129,19 @@ def check_target(
 
 
 def _may_lead(state: PartitionState) -> set[int]:
-    """Who is elected: those in sync before those who are eligible."""
+    """Return the replicas that may be elected: those in sync before those that are eligible."""
     return set(state.isr or state.elr)
 
 
 def _have_all(state: PartitionState) -> set[int]:
-    """Who has everything that is committed: those in sync, and those eligible to lead without being so (KIP-966)."""
+    """Return the replicas that have everything that is committed: those in sync, and those that are only eligible to
+    lead (KIP-966).
+    """
     return {*state.isr, *state.elr}
 
 
 def _are_too_few(state: PartitionState, going: set[int], needed: int) -> bool:
-    """Whether fewer than `needed` are left who have all that is committed, and fewer than there are now."""
+    """Return whether fewer than `needed` replicas with all committed records are left, and fewer than now."""
     have_all = _have_all(state)
     return bool(have_all & going) and len(have_all - going) < needed
 

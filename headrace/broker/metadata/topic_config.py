@@ -1,7 +1,7 @@
-"""Topic configurations: which names exist, what a topic's effective values are, where each value comes from.
+"""Topic configurations: their names, the effective values of a topic, and the source of each value.
 
-A value is looked for in the topic, then in the broker's configuration (`log.retention.ms` for `retention.ms`), then
-in the declared default. The declared tables are the log's (`broker.configs.topics`) and the extensions'.
+A value is looked for in the topic, then in the broker's configuration (`log.retention.ms` for `retention.ms`), then in
+the declared default. The declared tables are the log's (`broker.configs.topics`) and the extensions'.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from headrace.broker.partitions.topic import TopicImage
 
-# The broker's own topics are journals: they are never cut by age or size, only rewritten by their owner.
+# The broker's own topics are journals: never cut by age or size, only rewritten by their owner.
 INTERNAL_DEFAULTS = {"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
 class TopicConfigs:
-    """`broker_defaults` are the topic configurations that the broker's own configuration sets explicitly. They may
-    be replaced while the broker runs: `defaults_changed`.
+    """`broker_defaults` are the topic configurations that the broker's own configuration sets explicitly.
+    `defaults_changed` replaces them while the broker runs.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class TopicConfigs:
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     ) -> None:
         """`strict`: clients' batches are decoded before they are appended (rule B9). `remote_storage`: the broker has
-        some."""
+        remote storage.
+        """
         self._remote_storage = remote_storage
         self.broker_defaults = dict(broker_defaults)
         self._strict = strict
@@ -48,7 +49,7 @@ class TopicConfigs:
         LogConfig.parse(self.broker_defaults)
 
     def with_defaults(self, broker_defaults: Mapping[str, str]) -> TopicConfigs:
-        """The same, of a broker that sets something else."""
+        """Return the same for other defaults of the broker."""
         return TopicConfigs(
             broker_defaults,
             tuple(self.extension_keys.values()),
@@ -58,7 +59,7 @@ class TopicConfigs:
         )
 
     def keys(self, given: Iterable[str] = ()) -> dict[str, ConfigKey]:
-        """All declared keys; of a family (`name.*`) those that are among the `given` names."""
+        """Return all declared keys; of a family (`name.*`) those that are among the `given` names."""
         known = {**self.log_keys, **self.extension_keys}
         families = [known.pop(name) for name in self.extension_keys if name.endswith("*")]
         for name in given:
@@ -68,7 +69,7 @@ class TopicConfigs:
         return known
 
     def check(self, config: Mapping[str, str], *, internal: bool = False) -> None:
-        """Raises KafkaError(INVALID_CONFIG) for an unknown name or an illegal value."""
+        """Raise KafkaError(INVALID_CONFIG) for an unknown name or an illegal value."""
         known = self.keys(config)
         try:
             for name, text in config.items():
@@ -87,7 +88,7 @@ class TopicConfigs:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
 
     def check_change(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
-        """Raises KafkaError(INVALID_CONFIG) if a topic cannot become another one that is legal as such."""
+        """Raise KafkaError(INVALID_CONFIG) if a topic cannot change from one legal configuration to another."""
         before, after = (LogConfig.parse(self._effective(each, internal=False)) for each in (old, new))
         if (
             before.remote_storage_enable
@@ -102,11 +103,11 @@ class TopicConfigs:
             )
 
     def is_extended(self, image: TopicImage) -> bool:
-        """Whether it sets something that is an extension's: its records may be something else than Kafka's."""
+        """Return whether it sets a configuration of an extension: its records may differ from Kafka's."""
         return any(name not in self.log_keys for name in image.config)
 
     def log_config(self, image: TopicImage) -> LogConfig:
-        """What the log of the topic's partitions is opened with."""
+        """Return the configuration of the logs of the topic's partitions."""
         config = LogConfig.parse(self._effective(image.config, internal=image.internal))
         return replace(config, strict_records=self._strict, producer_id_expiration_ms=self._expiration_ms)
 

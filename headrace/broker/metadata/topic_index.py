@@ -1,4 +1,4 @@
-"""Topics by what they are asked for: name, id, order, metric. Kept beside the image, one change after the other."""
+"""Index of topics by name, id, order and metric. Kept beside the image, one change after the other."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from headrace.broker.partitions.topic import TopicImage
 
 
 class TopicIndex:
-    """Not for changes by anybody but its owner."""
+    """An index that only its owner may change."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, TopicImage] = {}
         self.by_id: dict[uuid.UUID, TopicImage] = {}
-        self._names: list[str] = []  # in their order
-        self._metrics: dict[str, str] = {}  # of one topic each; names that collide may be older than the rule
+        self._names: list[str] = []  # sorted
+        # one topic for each; names that collide may be older than the rule
+        self._metrics: dict[str, str] = {}
 
     def put(self, topic: TopicImage) -> None:
         before = self.by_name.get(topic.name)
@@ -39,7 +40,7 @@ class TopicIndex:
         return [self.by_name[name] for name in self._names]
 
     def beginning_with(self, prefix: str) -> list[TopicImage]:
-        """In their order."""
+        """Return the topics whose names begin with `prefix`, sorted."""
         names = self._names
         found = []
         for index in range(bisect_left(names, prefix), len(names)):

@@ -9,7 +9,7 @@ from headrace.broker.partitions.topic import TopicImage
 from headrace.protocol.errors import ErrorCode, KafkaError
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
-TOPIC_NAME_LENGTH_MAX: Final = 249  # Kafka's own: the folder name has to hold "-<partition>" too
+TOPIC_NAME_LENGTH_MAX: Final = 249  # Kafka's own limit: the folder name also has "-<partition>"
 PARTITIONS_PER_TOPIC_MAX: Final = 100_000
 """A typing error must not allocate gigabytes; Kafka's practical limit is lower."""
 
@@ -17,7 +17,7 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check_topic_name(name: str) -> None:
-    """Kafka's rule for topic names; raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
+    """Check Kafka's rule for topic names. Raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
     if not name:
         problem = "the empty string is not allowed"
     elif name in (".", ".."):
@@ -35,7 +35,7 @@ def check_topic_name(name: str) -> None:
 
 
 def check_partition_count(name: str, count: int) -> None:
-    """Of a new topic. Raises KafkaError(INVALID_PARTITIONS)."""
+    """Check the number of partitions of a new topic. Raises KafkaError(INVALID_PARTITIONS)."""
     if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
@@ -44,7 +44,7 @@ def check_partition_count(name: str, count: int) -> None:
 
 
 def unknown_topic(name: str) -> KafkaError:
-    """The error for a topic that is not there; its first sentence is what scripts know from Kafka."""
+    """Return the error for an unknown topic; scripts know its first sentence from Kafka."""
     return KafkaError(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         f"This server does not host this topic-partition. The topic '{name}' does not exist.",
@@ -64,13 +64,13 @@ def already_exists(name: str) -> KafkaError:
 
 
 def check_growth(image: TopicImage, total: int) -> None:
-    """Whether a topic may have `total` partitions from now on. Raises KafkaError(INVALID_PARTITIONS)."""
+    """Check that a topic may grow to `total` partitions. Raises KafkaError(INVALID_PARTITIONS)."""
     if total == image.partition_count:
         problem = f"Topic already has {total} partition(s)."
     elif total < image.partition_count:
         problem = f"Topic currently has {image.partition_count} partitions, which is higher than the requested {total}."
     elif total > PARTITIONS_PER_TOPIC_MAX:
-        problem = f"{total} partitions are too many; {PARTITIONS_PER_TOPIC_MAX} is the most."
+        problem = f"{total} partitions are too many; the maximum is {PARTITIONS_PER_TOPIC_MAX}."
     else:
         return
     raise KafkaError(ErrorCode.INVALID_PARTITIONS, problem)
@@ -81,7 +81,8 @@ def metric_name(topic: str) -> str:
 
 
 def check_collision(name: str, other: str) -> None:
-    """Kafka's rule for topics that clients create: names that differ only in '.' and '_' make the same metric.
+    """Check Kafka's rule for topics that clients create: names that differ only in '.' and '_' make the same
+    metric.
 
     `other` is the topic that has the metric. Raises KafkaError(INVALID_TOPIC_EXCEPTION).
     """

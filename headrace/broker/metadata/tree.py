@@ -1,26 +1,26 @@
-"""Where the cluster stands in the coordination store, and how its nodes are written.
+"""The cluster's nodes in the coordination store, and their encoding.
 
-/controller                         ephemeral: which broker is the controller
+/controller                         ephemeral: the broker that is the controller
 /controller_epoch                   goes up with every controller; every change of a topic checks it
 /brokers/ids/<id>                   ephemeral: a broker that is alive; the number of its creation is its epoch
-/brokers/known/<id>                 every broker that was there and is not forgotten: its rack and where it was found
-/brokers/seen/<id>                  ephemeral: up to which version of `/changes` a broker has followed
-/brokers/live                       the brokers that the controller has seen to: who may lead and be given partitions
+/brokers/known/<id>                 every broker that has registered and was not removed: its rack and address
+/brokers/seen/<id>                  ephemeral: the version of `/changes` that a broker has followed up to
+/brokers/live                       brokers that the controller has seen: they may lead and get partitions
 /changes                            the last changes of topics and brokers; its version counts all of them
-/cluster/id                         the cluster's id, which its data directories have too
-/cluster/adoption                   while a broker alone is being made its first member (`broker.cluster.adoption`)
-/features                           levels that are finalized (`broker.metadata.features`); told of like the brokers
+/cluster/id                         the cluster's id, which its data directories have, too
+/cluster/adoption                   while a single broker becomes its first member (`broker.cluster.adoption`)
+/features                           finalized levels (`broker.metadata.features`); changes noted as for brokers
 /topics/<name>                      id, number of partitions, configuration
 /topics/<name>/states/<chunk>       states of the partitions from STATES_PER_CHUNK * chunk on
-/remote-claim                       by which claim the cluster has its remote storage (`broker.remote.shared_copy`)
+/remote-claim                       the claim of the cluster to its remote storage (`broker.remote.shared_copy`)
 /deleted/<topic id>                 a deleted topic whose files are still to be removed
 
-Whatever changes topics or the live brokers adds an entry to `/changes` in the same transaction, at the version that it
-was decided by. So changes follow each other in one order, whoever makes them; everybody needs a single watch to hear of
-them; and what is read until `/changes` has stayed the same is the whole as of one moment.
+A change of topics or of the live brokers adds an entry to `/changes` in the same transaction, at the version that it
+was decided by. So all changes have one order, and one watch is enough to follow them. Reads during which `/changes` has
+stayed the same are of one moment.
 
-Nodes hold JSON, whose objects say the version of their layout where it is not the first. A topic of the first layout of
-all has no states: `/leader_epoch` holds the one epoch of all partitions then.
+Nodes hold JSON objects, which have the version of their layout if it is not the first. A topic of the very first layout
+has no states: `/leader_epoch` holds the one epoch of all partitions then.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ADOPTION: Final = "/cluster/adoption"
 TOPICS: Final = "/topics"
 DELETED: Final = "/deleted"
 LEADER_EPOCH: Final = "/leader_epoch"
-"""Of the layout before states."""
+"""A node of the layout before states."""
 
 _states_decoder = msgspec.json.Decoder(tuple[PartitionState, ...])
 _changes_decoder = msgspec.json.Decoder(tuple[tuple[str, ...] | None, ...])
@@ -70,7 +70,7 @@ def topic_path(name: str) -> str:
 
 
 def is_topic(path: str) -> bool:
-    """Whether it is the node of a topic."""
+    """Return whether it is the node of a topic."""
     return path.startswith(f"{TOPICS}/") and path.count("/") == 2
 
 
@@ -119,8 +119,8 @@ def decode_chunk(node: Node) -> StatesChunk:
 
 
 def encode_broker(broker: BrokerImage, *, clean: bool, kept: bool = False, synced: bool = False) -> bytes:
-    """`clean`: whether its last stop was; `kept`: whether what it had written is there although it was not; `synced`:
-    whether it had acknowledged only what was on disk. Whoever is the controller has to know.
+    """Encode a broker for the controller. `clean`: its last stop was clean; `kept`: everything that was written is
+    there although it was not; `synced`: it had acknowledged only records on disk.
     """
     fields = {
         "incarnation": broker.incarnation,
@@ -161,7 +161,7 @@ def decode_registered(broker_id: int, node: Node) -> Registered:
 
 
 def encode_known(rack: str | None, endpoints: Sequence[tuple[str, str, int]]) -> bytes:
-    """What is kept of a broker that is not alive."""
+    """Encode what is kept of a broker that is not alive."""
     return json.dumps({"rack": rack, "endpoints": list(endpoints)}, separators=(",", ":")).encode()
 
 
@@ -176,7 +176,7 @@ def decode_changes(node: Node | None) -> Changes:
 
 
 def changes_operation(changes: Changes) -> StoreOperation:
-    """Makes the journal's node what it is after the one at the version before."""
+    """Return the operation that adds the newest entry to the journal's node."""
     data = msgspec.json.encode(changes.recent)
     if changes.version == 0:
         return CreateNode(CHANGES, data)
@@ -190,7 +190,7 @@ def decode_live_brokers(node: Node | None) -> dict[int, BrokerImage]:
 
 
 def live_brokers_operation(brokers: Mapping[int, BrokerImage], version: int) -> StoreOperation:
-    """`version` is that of the node as it was read, -1 if there is none."""
+    """`version` is that of the node as it was read, -1 if it does not exist."""
     data = msgspec.json.encode([brokers[number] for number in sorted(brokers)])
     return CreateNode(LIVE_BROKERS, data) if version < 0 else SetNode(LIVE_BROKERS, data, version)
 
@@ -202,17 +202,17 @@ def encode_deletion(topic: TopicImage, brokers: Iterable[int]) -> bytes:
 
 
 def decode_deletion(data: bytes) -> tuple[TopicImage, list[int] | None]:
-    """The topic, and who has files of it still; None: the only broker that there is."""
+    """Return the topic, and the brokers that still have files of it; None: the only broker."""
     return decode_topic(data), json.loads(data).get("brokers")
 
 
 def creation(entry: TopicEntry) -> list[StoreOperation]:
-    """The nodes of a new topic."""
+    """Return the operations that create the nodes of a new topic."""
     return [CreateNode(topic_path(entry.topic.name), encode_topic(entry.topic)), *states_creation(entry)]
 
 
 def states_creation(entry: TopicEntry) -> list[StoreOperation]:
-    """The nodes of the states of a topic that has none yet."""
+    """Return the operations that create the states of a topic that has none yet."""
     name = entry.topic.name
     chunks = enumerate(entry.chunks)
     return [
@@ -222,7 +222,7 @@ def states_creation(entry: TopicEntry) -> list[StoreOperation]:
 
 
 def deletion(entry: TopicEntry) -> list[StoreOperation]:
-    """All nodes of a topic; what is left to do is under `/deleted`."""
+    """Return the operations that delete all nodes of a topic; `/deleted` gets the remaining work."""
     name = entry.topic.name
     operations: list[StoreOperation] = [
         DeleteNode(chunk_path(name, number), chunk.version) for number, chunk in enumerate(entry.chunks)

@@ -1,1 +1,1 @@
-"""What can be asked about a running broker, and the HTTP door at which Prometheus asks it."""
+"""Metrics of a running broker, and the HTTP endpoint that Prometheus reads."""

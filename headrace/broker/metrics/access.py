@@ -1,4 +1,4 @@
-"""Who may read the metrics, and over what: HTTP's basic (RFC 7617) or bearer (RFC 6750) authentication, and TLS."""
+"""Access to the metrics: HTTP's basic (RFC 7617) or bearer (RFC 6750) authentication, and TLS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Access(msgspec.Struct, frozen=True):
-    """`context` None: in the clear. With neither `credentials` nor `token` everybody who can connect may read."""
+    """`context` None: without TLS. With neither `credentials` nor `token`, every client that can connect may read."""
 
     context: Callable[[], ssl.SSLContext] | None = None
     credentials: str | None = None
@@ -38,7 +38,7 @@ class Access(msgspec.Struct, frozen=True):
 
     @classmethod
     def configured(cls, config: BrokerConfig) -> Access:
-        """Raises ConfigError for a key or certificate that cannot be used."""
+        """Read the configuration. Raises ConfigError for a key or certificate that cannot be used."""
         is_tls = config["metrics.security.protocol"].upper() == "SSL"
         return cls(
             _Certificates(config).context if is_tls else None,
@@ -47,7 +47,7 @@ class Access(msgspec.Struct, frozen=True):
         )
 
     def guard(self, application: Wsgi) -> Wsgi:
-        """The application, for those who may."""
+        """Return the application with a check of credentials in front of it."""
         accepted: dict[str, str] = {}
         if self.credentials is not None:
             accepted["basic"] = base64.b64encode(self.credentials.encode()).decode()
@@ -69,11 +69,11 @@ class Access(msgspec.Struct, frozen=True):
 
 
 _DESCRIBED: Final = {"topic": ResourceType.TOPIC, "table": ResourceType.TOPIC, "group": ResourceType.GROUP}
-"""What labels name."""
+"""Resource types of labels."""
 
 
 def shown_to(principal: str, authorizer: Authorizer) -> Shown:
-    """What `metrics.principal` may describe, from wherever it asks."""
+    """Return the filter of what `metrics.principal` may describe, from any host."""
     kind, _, name = principal.partition(":")
     session = Session(Principal(kind, name), METRICS_LISTENER)
 
@@ -87,7 +87,9 @@ def shown_to(principal: str, authorizer: Authorizer) -> Shown:
 
 
 class _Certificates:
-    """Of the metrics' listener; made anew when its files have changed. The last one stays if the new cannot be used."""
+    """The certificate of the metrics' listener. It is read again when its files have changed; the last one stays if the
+    new one cannot be used.
+    """
 
     def __init__(self, config: BrokerConfig) -> None:
         from headrace.broker.security.tls.listener_tls import load_tls, settings_of, stamps_of
@@ -106,6 +108,6 @@ class _Certificates:
             except ConfigError as error:
                 self._refused = stamps
                 logger.error(
-                    "the certificate of the metrics stays, because the new one cannot be used: %s", error
+                    "keeping the certificate of the metrics, because the new one cannot be used: %s", error
                 )
         return loaded.context

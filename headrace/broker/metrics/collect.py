@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.broker.transactions.coordinator import TransactionCoordinator
 
 GROUP_LAGS_MAX: Final = 500
-"""Pairs of group and topic with a lag of their own; those beyond are summed up."""
+"""Maximum number of pairs of group and topic with a lag of their own; the lags of further ones are summed up."""
 
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of clients.")
@@ -104,7 +104,7 @@ _TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
 
 
 class BrokerCollector:
-    """Reads what the parts of a broker know anyway."""
+    """Collects values that the parts of a broker already have."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class BrokerCollector:
         self._transactions = transactions
         self._totals = Totals(len(_TRAFFIC))
         self._sizes: dict[Partition, int] = {}
-        """Of logs that nobody has opened: they do not change."""
+        """Sizes of unopened logs, which do not change."""
 
     async def collect(self, gathering: Gathering) -> None:
         gathering.put(CONNECTIONS, self._network.connection_count)

@@ -1,9 +1,9 @@
-"""`GET /metrics`: what Prometheus scrapes, served by its own client library in threads of its own; and health.
+"""`GET /metrics` for Prometheus, served by its own client library in separate threads; and health.
 
-Values are gathered on the broker's event loop, in short turns (`model.py`); text is made in the thread of the request,
-which lets go of the interpreter after every few lines, so that neither makes a client of the broker wait. So is the
-handshake of TLS. Without credentials whoever can connect may read: bind it to an address that only the monitoring
-reaches, or set some (`access.py`).
+Values are collected on the broker's event loop, in short turns (`model.py`). The thread of the request makes the text
+and releases the interpreter after every few lines. So neither makes a client of the broker wait, nor does the TLS
+handshake. Without credentials every client that can connect may read: bind the endpoint to an address that only the
+monitoring reaches, or set credentials (`access.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from headrace.broker.metrics.model import HistogramValue, Metric, MetricKind, Me
 
 GATHER_SECONDS_MAX: Final = 10.0
 REQUEST_SECONDS_MAX: Final = 30.0
-"""A peer that says nothing, or takes nothing, for so long is given up."""
+"""Seconds after which a peer that sends or receives nothing is disconnected."""
 THREADS_MAX: Final = 50
-"""Connections at a time: each has a thread of the broker's process. Who comes beyond is hung up on."""
+"""Maximum number of connections at a time: each has a thread of the broker's process. A further one is closed."""
 _LINES_PER_TURN: Final = 32
 _FAMILIES: Final = {
     MetricKind.COUNTER: CounterMetricFamily,
@@ -52,9 +52,7 @@ class MetricsEndpoint:
         access: Access | None = None,
         health: Health | None = None,
     ) -> None:
-        """Listen. `health` None: of a broker that serves already. Raises ConfigError when the address cannot be
-        used.
-        """
+        """Listen. `health` None: the broker serves already. Raises ConfigError when the address cannot be used."""
         registry = CollectorRegistry(auto_describe=False)
         PlatformCollector(registry=registry)
         ProcessCollector(registry=registry)
@@ -84,11 +82,11 @@ class MetricsEndpoint:
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Scrapes are nothing to write down."""
+        """Do nothing: scrapes are not logged."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request. `context` gives that of TLS, None: in the clear."""
+    """A server with one thread for each request. `context` returns the TLS context, None: without TLS."""
 
     daemon_threads = True
     context: Callable[[], ssl.SSLContext] | None = None
@@ -119,10 +117,10 @@ class _Server(ThreadingMixIn, WSGIServer):
             with context().wrap_socket(request, server_side=True) as stream:
                 super().finish_request(stream, client_address)
         except OSError:
-            pass  # no TLS, or gone: nobody is left to be told
+            pass  # no TLS, or the peer is gone
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who scrapes and does not wait for the answer leaves no traceback."""
+        """Ignore the error: a scraper that does not wait for the answer causes no traceback."""
 
 
 def _family_of(host: str) -> socket.AddressFamily:
@@ -155,7 +153,7 @@ class _Gatherer:
 
 
 class _Paced(list[Any]):
-    """Samples that let others run while they are written."""
+    """A list of samples that lets other threads run while it is written."""
 
     def __iter__(self) -> Iterator[Any]:
         for index, sample in enumerate(super().__iter__()):
@@ -176,7 +174,7 @@ def _family(metric: Metric, values: Values) -> Any:
 
 
 def _cumulative(value: HistogramValue) -> list[tuple[str, float]]:
-    """Prometheus counts all values up to a bound."""
+    """Return the cumulative counts that Prometheus expects: of all values up to each bound."""
     buckets: list[tuple[str, float]] = []
     so_far = 0
     for bound, count in zip((*map(str, value.bounds), "+Inf"), value.counts, strict=True):

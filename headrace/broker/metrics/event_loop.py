@@ -1,8 +1,8 @@
-"""How long the event loop's turns take: what is done between two waits for events, while every client waits.
+"""Measure the turns of the event loop: the work between two waits for events, during which every client waits.
 
-Twice: by the clock, and by the processor time of the loop's own thread. Where the first is long and the second is not,
-the loop has waited itself: for a core that other processes have, or for the interpreter's lock. Four looks at clocks
-for each turn; nothing is measured unless somebody asked for metrics.
+It is measured twice: by the clock, and by the processor time of the loop's own thread. If only the first is long, the
+loop itself has waited: for a core, or for the interpreter's lock. This takes four readings of clocks for each turn;
+without metrics nothing is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURN_CPU_SECONDS: Final = Metric(
 
 
 class LoopMeter:
-    """A TurnMeter (`broker.net.poller`). On the loop's thread."""
+    """A TurnMeter (`broker.net.poller`). Runs on the loop's thread."""
 
     def __init__(self) -> None:
         self._times = Times()

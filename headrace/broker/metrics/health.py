@@ -1,9 +1,9 @@
-"""What stands at which path of the metrics' listener: `/healthz`, `/readyz`, `/metrics`, and nothing elsewhere.
+"""The paths of the metrics' listener: `/healthz`, `/readyz` and `/metrics`; other paths do not exist.
 
-`/healthz`: the process is alive, 200. `/readyz`: 200 when clients are served; 503 while the broker starts (its logs are
-recovered, say), while it stops, and when its event loop has not come round for LOOP_SECONDS_MAX. Both are answered in
-threads of their own, so a loop that stands still cannot keep them from saying so; and to everybody, since they tell
-nothing else. `/metrics` is read by those who may (`access.py`), once the broker has started.
+`/healthz`: 200 if the process is alive. `/readyz`: 200 when clients are served; 503 while the broker starts (and
+recovers its logs, for example), while it stops, and when its event loop has not turned for LOOP_SECONDS_MAX. Both are
+answered in separate threads, so a blocked loop does not block them. All clients may read them, since they show nothing
+else. `/metrics` needs the credentials of `access.py`, and a broker that has started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOP_SECONDS_MAX: Final = 2.0
 
 
 class Stage(StrEnum):
-    """Of a broker's life, as `/readyz` tells it."""
+    """Stages of a broker's life, as in `/readyz`."""
 
     STARTING = "starting"
     READY = "ready"
@@ -29,14 +29,18 @@ class Stage(StrEnum):
 
 
 class Health:
-    """`stage` is set by whoever starts and stops the broker, on its event loop; the rest is asked from any thread."""
+    """`stage` is set by the code that starts and stops the broker, on its event loop; the rest may be read from any
+    thread.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stage: Stage = Stage.STARTING) -> None:
         self.stage = stage
         self._loop = loop
 
     def trouble(self, seconds: float = LOOP_SECONDS_MAX) -> str | None:
-        """Why the broker is not ready; None: it is. Blocks for at most `seconds`: not on the event loop."""
+        """Return the reason why the broker is not ready; None if it is ready. Blocks for at most `seconds`: not on the
+        event loop.
+        """
         if self.stage is not Stage.READY:
             return self.stage
         turned: Future[None] = Future()
@@ -46,12 +50,12 @@ class Health:
         except RuntimeError:  # the loop is closed
             return Stage.STOPPING
         except TimeoutError:
-            return f"the event loop has not come round for {seconds:g} s"
+            return f"the event loop has not turned for {seconds:g} s"
         return None if self.stage is Stage.READY else self.stage
 
 
 def paths(health: Health, metrics: Wsgi) -> Wsgi:
-    """The application of the whole listener; `metrics` answers `/metrics`."""
+    """Return the application of the whole listener; `metrics` answers `/metrics`."""
 
     def alive(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         return _say(environ, start_response, HTTPStatus.OK, "alive")
@@ -71,7 +75,7 @@ def paths(health: Health, metrics: Wsgi) -> Wsgi:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         found = at.get(environ.get("PATH_INFO", ""))
         if found is None:
-            return _say(environ, start_response, HTTPStatus.NOT_FOUND, f"there are {', '.join(at)}")
+            return _say(environ, start_response, HTTPStatus.NOT_FOUND, f"the paths here are {', '.join(at)}")
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             headers = [("Allow", "GET, HEAD")]
             return _say(environ, start_response, HTTPStatus.METHOD_NOT_ALLOWED, "GET it", headers)

@@ -1,8 +1,8 @@
-"""Metrics: what is declared, and how it is gathered without anybody noticing.
+"""Metrics: their declarations, and how they are collected without delaying clients.
 
 A part of the broker (or an extension) adds its declarations and a function that fills in their values. Nothing is
-counted in the background: values are read where they are kept anyway, when somebody asks. Gathering happens on the
-event loop, where everything it reads belongs, in turns of half a millisecond (`Gathering.breathe`).
+counted in the background: existing values are read when a scrape asks for them. They are collected on the event loop,
+which owns them, in turns of half a millisecond (`Gathering.breathe`).
 
 Names follow Prometheus, words follow Kafka; every name begins with `headrace_`.
 """
@@ -20,7 +20,7 @@ import msgspec
 
 TURN_SECONDS: Final = 0.0005
 OTHERS: Final = "(other)"
-"""The label of what is beyond a limit on labels. No topic, table or group that people make is called so."""
+"""The label for everything beyond a limit on labels. Topics, tables and groups cannot have this name."""
 
 
 class MetricKind(StrEnum):
@@ -32,7 +32,7 @@ class MetricKind(StrEnum):
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A declaration. `doc` is one sentence: what is measured, in which unit."""
+    """A declaration. `doc` is one sentence: the measured quantity and its unit."""
 
     name: str
     kind: MetricKind
@@ -41,11 +41,15 @@ class Metric(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.kind is MetricKind.COUNTER) != self.name.endswith("_total"):
-            raise ValueError(f"{self.name}: the names of counters, and no others, end with _total")
+            raise ValueError(
+                f"{self.name}: the names of counters must end with _total, and other names must not"
+            )
 
 
 class HistogramValue(msgspec.Struct, frozen=True):
-    """`counts[i]` of values up to `bounds[i]` and above the bound before; the last count is of those above all."""
+    """`counts[i]` is the number of values up to `bounds[i]` and above the bound before; the last count is that of
+    values above all bounds.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -57,26 +61,26 @@ Values = dict[tuple[str, ...], Value]
 
 
 Shown = Callable[[str, str], bool]
-"""Whether what has a label is shown: the label's name and value."""
+"""Returns whether a label is shown, by its name and value."""
 
 
 class Gathering:
-    """One answer in the making: values by metric and labels."""
+    """The values of one answer, by metric and labels."""
 
     def __init__(self, shown: Shown | None = None) -> None:
-        """`shown`: what it is not true of is left out."""
+        """Values for which `shown` is false are left out."""
         self.values: dict[str, Values] = {}
         self._shown = None if shown is None else cache(shown)
         self._turn_began = perf_counter()
 
     def put(self, metric: Metric, value: Value, *labels: str) -> None:
-        """Set a value. ValueError if the labels are not those that were declared."""
+        """Set a value. Raises ValueError if the labels are not the declared ones."""
         self._check(metric, labels)
         if self._is_shown(metric, labels):
             self.values.setdefault(metric.name, {})[labels] = value
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """Add to a value, which is 0 before."""
+        """Add to a value, which is 0 at first."""
         self._check(metric, labels)
         if not self._is_shown(metric, labels):
             return
@@ -95,7 +99,7 @@ class Gathering:
         return shown is None or all(map(shown, metric.labels, labels))
 
     async def breathe(self) -> None:
-        """Let others run if this turn has been long enough. Call it in every loop that may be long."""
+        """Let other work run if this turn has been long enough. Call it in every loop that may be long."""
         if perf_counter() - self._turn_began >= TURN_SECONDS:
             await asyncio.sleep(0)
             self._turn_began = perf_counter()
@@ -105,22 +109,22 @@ Collector = Callable[[Gathering], Awaitable[None]]
 
 
 class Metrics:
-    """All that is declared; one gathering at a time."""
+    """All declared metrics; one collection at a time."""
 
     def __init__(self) -> None:
         self._declared: dict[str, Metric] = {}
         self._collectors: list[Collector] = []
         self._gathering = asyncio.Lock()
         self.shown: Shown | None = None
-        """What is gathered; None: everything."""
+        """The filter of collected values; None: everything."""
 
     @property
     def declared(self) -> list[Metric]:
-        """By name."""
+        """The declarations by name."""
         return [self._declared[name] for name in sorted(self._declared)]
 
     def add(self, metrics: Sequence[Metric], collect: Collector) -> None:
-        """Take part. Raises ValueError for a name that is declared already."""
+        """Add metrics. Raises ValueError for a name that is declared already."""
         for metric in metrics:
             if metric.name in self._declared:
                 raise ValueError(f"metric {metric.name} is declared twice")
@@ -128,7 +132,7 @@ class Metrics:
         self._collectors.append(collect)
 
     async def gather(self) -> dict[str, Values]:
-        """Everything as it is now. On the event loop of the broker."""
+        """Collect all present values. Call it on the broker's event loop."""
         async with self._gathering:
             found = Gathering(self.shown)
             for collect in self._collectors:
@@ -138,7 +142,7 @@ class Metrics:
 
 
 def markdown_rows(metrics: Sequence[Metric]) -> list[str]:
-    """A line for each metric, for the page that lists them."""
+    """Return a line for each metric, for the page that lists them."""
     return [
         f"| `{each.name}` | {each.kind} | {', '.join(each.labels) or '–'} | {each.doc} |" for each in metrics
     ]

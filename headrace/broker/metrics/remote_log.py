@@ -1,4 +1,4 @@
-"""What is measured of the remote log: Kafka's RemoteLogManager metrics (KIP-405, KIP-963), by topic."""
+"""Metrics of the remote log: Kafka's RemoteLogManager metrics (KIP-405, KIP-963), by topic."""
 
 from __future__ import annotations
 

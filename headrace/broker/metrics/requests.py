@@ -1,8 +1,8 @@
-"""How long requests take, by API: an answerer around the answerer.
+"""Measure the time of requests by API, with an answerer that wraps another one.
 
-The time is from the moment at which a whole request is here until its answer is handed to the connection, waiting
-included: a Fetch that waits for records takes as long as it waits (Kafka's TotalTimeMs). Two looks at a clock and one
-count per request; nothing is measured unless somebody asked for metrics.
+The time is from the arrival of a whole request until its answer is handed to the connection, including waits: a Fetch
+that waits for records takes as long as it waits (Kafka's TotalTimeMs). This takes two readings of a clock and one count
+per request; without metrics nothing is measured.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REQUEST_SECONDS: Final = Metric(
 
 
 class Times:
-    """A histogram in the making."""
+    """A histogram under construction."""
 
     __slots__ = ("counts", "total")
 
@@ -91,7 +91,7 @@ class RequestMeter:
         return finish(outcome)
 
     async def collect(self, gathering: Gathering) -> None:
-        """APIs that nobody has called are left out."""
+        """Collect the times; APIs that were never called are left out."""
         for key, times in self._times.items():
             if any(times.counts):
                 gathering.put(REQUEST_SECONDS, times.value, self._names[key])

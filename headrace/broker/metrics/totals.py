@@ -1,6 +1,7 @@
-"""Sums by name of counts that begin anew: a partition's traffic, say, added to its topic's when somebody asks.
+"""Sums by name over counters that come and go: a partition's traffic, for example, is added to its topic's at each
+scrape.
 
-What came since the last time is added, so that sums only grow, whatever becomes of partitions.
+Only the increase since the last time is added, so sums never shrink when partitions go.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, 
 from headrace.broker.metrics.model import OTHERS
 
 NAMES_MAX = 200
-"""Each name is a handful of series: nobody reads a dashboard of more, and every series costs a scrape microseconds."""
+"""Each name has several series: a dashboard of more is not readable, and every series costs a scrape microseconds."""
 
 
 class Totals:
-    """Sums by name (of a topic, of a table) of what things count that come and go.
+    """Sums by name (of a topic, of a table) over counters that come and go.
 
-    At most `names_max` names have sums of their own, in the order in which they were met; the rest has one sum, under
-    OTHERS, which keeps what names that are gone brought. A name that is gone takes its own sums with it and makes room.
+    At most `names_max` names have sums of their own, in the order of their first use. All other names share one sum,
+    under OTHERS, which also keeps the counts of removed ones. A removed name takes its own sums with it and makes room.
     """
 
     def __init__(self, width: int, names_max: int = NAMES_MAX) -> None:
-        """`width`: how many sums a name has."""
+        """`width` is the number of sums of a name."""
         self._width = width
         self._names_max = names_max
         self._labels: dict[str, str] = {}
@@ -30,7 +31,7 @@ class Totals:
         self._sums: dict[str, list[int]] = {}
 
     def label(self, name: str) -> str:
-        """The name, or OTHERS when there are too many; the same one until `keep` drops it."""
+        """Return the name, or OTHERS when there are too many; the same one until `keep` drops it."""
         label = self._labels.get(name)
         if label is None:
             label = name if self._named < self._names_max else OTHERS
@@ -39,7 +40,7 @@ class Totals:
         return label
 
     def count(self, name: str, counter: Hashable, now: tuple[int, ...]) -> None:
-        """Add what a counter has more than at the last time; it belongs to that name."""
+        """Add the increase of a counter since the last time to the sums of a name."""
         before = self._seen.get(counter)
         self._seen[counter] = now
         sums = self._sums.setdefault(self.label(name), [0] * self._width)
@@ -49,7 +50,7 @@ class Totals:
     async def keep(
         self, names: Container[str], counters: Iterable[Hashable], breathe: Callable[[], Awaitable[None]]
     ) -> None:
-        """Forget all others, in turns: nobody else may use the sums meanwhile."""
+        """Remove all other names, in turns: no other code may use the sums meanwhile."""
         for name in list(self._labels):
             await breathe()
             if name not in names and self._labels.pop(name) != OTHERS:
@@ -63,5 +64,5 @@ class Totals:
         self._seen = alive
 
     def sums(self) -> Iterator[tuple[str, list[int]]]:
-        """(label, its sums)"""
+        """Yield (label, its sums)."""
         return iter(sorted(self._sums.items()))

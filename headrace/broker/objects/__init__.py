@@ -1,1 +1,1 @@
-"""Files that are kept elsewhere: in a directory, or in an object store behind a URL."""
+"""Files outside the data directory: in another directory, or in an object store behind a URL."""

@@ -1,14 +1,14 @@
-"""Where snapshots, backups and the remote log are kept: a directory, or an object store behind a URL.
+"""Files of snapshots, backups and the remote log: in a directory, or in an object store behind a URL.
 
-`open_files` takes a local path, `file://`, object stores (`s3://`, `gs://`, `az://` and `abfs://`, by obstore), what
-pyarrow reaches by itself (`hdfs://`), and any other URL that fsspec knows, where fsspec is installed (`memory://`,
-`sftp://`, ...). Endpoints and credentials of object stores are those of the environment (`AWS_ENDPOINT_URL`,
-`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...) or of the machine's role; an
+`open_files` accepts a local path, `file://`, object stores (`s3://`, `gs://`, `az://` and `abfs://`, by obstore),
+`hdfs://` and other systems of pyarrow, and any other URL that fsspec knows, if fsspec is installed (`memory://`,
+`sftp://`, ...). Endpoints and credentials of object stores come from the environment (`AWS_ENDPOINT_URL`,
+`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...) or from the machine's role; an
 endpoint may be plain HTTP.
 
-What all of them promise: a file is there whole or not at all, whatever is interrupted; names are relative, with `/`;
-removing what is not there is no error. Everything blocks, and raises OSError when the store cannot be reached; a write
-that raises may have been done. An object store is asked again a few times by itself (`_RETRIES`).
+All of them promise: a file is there whole or not at all, whatever is interrupted; names are relative, with `/`;
+removing a missing file is not an error. Everything blocks, and raises OSError when the store cannot be reached; a write
+that raises may have been done. Requests to an object store are repeated a few times (`_RETRIES`).
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ _PARTIAL = ".partial"
 
 
 class RemoteFiles(Protocol):
-    """See the module."""
+    """Files below one place; see the module."""
 
     def put(self, name: str, data: bytes | Iterable[bytes], *, create: bool = False) -> None:
-        """Bytes, or parts of them one after the other. `create`: FileExistsError if it is there; of two who create it
-        at a time only one does, where the place can promise it (object stores; a directory with hard links).
+        """Write bytes, or parts of them one after the other. With `create`, raises FileExistsError if the file exists.
+        If two processes create it at a time, only one succeeds, where the place can promise it (object stores; a
+        directory with hard links).
         """
 
     def upload(self, name: str, source: Path) -> None: ...
 
     def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """Return the contents. Raises FileNotFoundError."""
 
     def read_range(self, name: str, position: int, size: int) -> bytes:
-        """Fewer bytes only at the end. Raises FileNotFoundError."""
+        """Return a range, fewer bytes only at the end of the file. Raises FileNotFoundError."""
 
     def download(self, name: str, target: Path) -> None:
-        """Raises FileNotFoundError."""
+        """Copy a file to `target`. Raises FileNotFoundError."""
 
     def names(self, prefix: str, after: str = "") -> list[str]:
-        """All files below a folder whose names are greater than `after`, sorted, and what interrupted uploads left
-        there; empty without the folder.
+        """Return all files below a folder whose names are greater than `after`, sorted, also those that interrupted
+        uploads left there; an empty list without the folder.
         """
 
     def remove(self, name: str) -> None: ...
@@ -63,14 +64,13 @@ class LocalFiles:
     """Files below a directory of this machine, durable when a call returns, with the folders that lead to them."""
 
     def __init__(self, root: Path, disk: Disk | None = None, entropy: Entropy | None = None) -> None:
-        """`disk` is where `root` is, the system's where none is given; what is uploaded or downloaded is on the
-        system's own."""
+        """`disk` has `root`; the default is the system's. Uploads and downloads are on the system's own."""
         self._root = root
         self._disk: Disk = disk or SystemDisk()
         self._system = SystemDisk()
         self._entropy: Entropy = entropy or SystemEntropy()
         self._durable: set[Path] = set()
-        """Folders that this process has synced in the ones above them."""
+        """Folders whose names this process has synced."""
 
     def __str__(self) -> str:
         return str(self._root)
@@ -121,7 +121,7 @@ class LocalFiles:
         self._durable.add(folder)
 
     def _make_durably(self, folder: Path) -> None:
-        """Make a folder that is not there, with those above it."""
+        """Make a missing folder durably, with its parents."""
         if not self._disk.is_directory(folder):
             self._make_durably(folder.parent)
             self._disk.make_directory(folder)
@@ -179,7 +179,7 @@ def _copy(source: DiskFile, target: DiskFile) -> None:
 
 
 class ArrowFiles:
-    """Files of a `pyarrow.fs.FileSystem`. Object stores show an object only when it was written to its end."""
+    """Files of a `pyarrow.fs.FileSystem`. Object stores show an object only when it was completely written."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._filesystem = filesystem
@@ -254,7 +254,7 @@ class ObjectFiles:
         import obstore
 
         with _as_os_errors(name):
-            # Only what is sent in one request can be refused for being there already.
+            # Only a single request can be refused because the object exists.
             whole = data if isinstance(data, bytes) else _whole_if_small(data, always=create)
             obstore.put(self._store, name, whole, mode="create" if create else "overwrite")
 
@@ -306,7 +306,7 @@ class ObjectFiles:
 
 
 def _whole_if_small(parts: Iterable[bytes], *, always: bool) -> bytes | Iterator[bytes]:
-    """In one piece what can be sent in one request instead of three."""
+    """Return small contents in one piece, which one request can send instead of three."""
     rest, first, size = iter(parts), list[bytes](), 0
     for part in rest:
         first.append(part)
@@ -338,7 +338,7 @@ _ENDPOINTS = {
     "GOOGLE": ("GOOGLE_BASE_URL",),
     "AZURE": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-"""The variables that obstore takes the address from."""
+"""The variables from which obstore takes the address."""
 
 
 @contextlib.contextmanager
@@ -356,7 +356,9 @@ def _as_os_errors(name: str) -> Iterator[None]:
 
 
 def _may_be_plain(provider: str) -> bool:
-    """Whether HTTP without TLS was asked for, by the address or by a switch (which options given would hide)."""
+    """Return whether HTTP without TLS was asked for, by the address or by a switch (which explicit options would
+    hide).
+    """
     endpoints = (os.environ.get(name, "") for name in _ENDPOINTS[provider])
     switch = os.environ.get(f"{provider}_ALLOW_HTTP", "")
     return switch.lower() in ("1", "true", "yes", "on") or any(
@@ -381,8 +383,9 @@ def _object_store(location: str) -> ObjectFiles:
 
 
 def open_files(location: str, disk: Disk | None = None, entropy: Entropy | None = None) -> RemoteFiles:
-    """The files at a path, which is on `disk`, or at a URL. Raises ValueError, saying what is wrong with the URL or
-    what is not installed."""
+    """Return the files at a path, which is on `disk`, or at a URL. Raises ValueError if the URL is wrong or a package
+    is not installed.
+    """
     scheme, separator, rest = location.partition("://")
     if not separator:
         return LocalFiles(Path(location).absolute(), disk, entropy)

@@ -1,20 +1,20 @@
-"""The data directory: who may use it, what it holds, and what is thrown away at start.
+"""The data directory: its lock, its contents, and what a start removes.
 
-.lock                      held (flock) by the running broker
-meta.properties            version, cluster.id, node.id; cluster.member if the truth about topics is elsewhere;
-                           cluster.adoption of one that was a broker alone before
-meta.db                    the embedded coordination store: the truth about topics of a broker alone
-restored-from-remote-storage  of a broker that was made of what remote storage had: partitions are still to follow
-group-positions-from-remote-storage  of such a broker: what groups had committed is still to be entered
-.kafka_cleanshutdown       there only between a clean stop and the next start
-<topic>-<partition>/       a partition's log; `partition.metadata` names the topic's id
-<topic id>-<partition>-delete/      a deleted topic's files, about to be removed
-<topic>-<partition>.<time>-stray/   files of what is not to be here by the store; kept for a person to look at
-extensions/<name>/         an extension's own state
+.lock                         locked (flock) by the running broker
+meta.properties               version, cluster.id, node.id; cluster.member if the topics are in ZooKeeper;
+                              cluster.adoption if the broker was a single broker before
+meta.db                       the embedded coordination store, with the topics of a single broker
+restored-from-remote-storage  the broker was made from remote storage; its partitions are still to follow
+group-positions-from-remote-storage  the same; the committed offsets of its groups are still to be entered
+.kafka_cleanshutdown          exists only between a clean stop and the next start
+<topic>-<partition>/          a partition's log; `partition.metadata` names the topic's id
+<topic id>-<partition>-delete/       a deleted topic's files, about to be removed
+<topic>-<partition>.<time>-stray/    files that the store does not know; kept for an operator to look at
+extensions/<name>/            an extension's own state
 
-What a start has seen to stays so through a power cut: the directory itself, all the way up to the root of its file
-system, and that the clean stop before this run is over. A deleted topic's folder loses its name durably before its
-files go, so that none of them is found under the name again.
+A start makes two facts durable: the directory itself, with its parents up to the root of its file system, and that the
+clean stop before this run is over. A deleted topic's folder durably loses its name before its files are removed, so
+that none of them is found under the name again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.data")
 
 LAYOUT_VERSION = 2
-"""1: topics had no states of their partitions. What is older is brought to this one when it is opened."""
+"""In layout 1 topics had no states of their partitions. An older layout is brought to this one when it is opened."""
 _LOCK = ".lock"
 _PROPERTIES = "meta.properties"
 _MEMBER = "cluster.member"
@@ -56,7 +56,7 @@ POSITIONS_PENDING = "group-positions-from-remote-storage"
 
 
 def holder(disk: Disk, path: Path) -> str | None:
-    """The process of the broker that uses a data directory; None if none does. Changes nothing."""
+    """Return the process of the broker that uses a data directory; None if it is not in use. Changes nothing."""
     return disk.lock_holder(path / _LOCK)
 
 
@@ -73,8 +73,8 @@ class DataDirectory:
         *,
         member_of: str | None = None,
     ) -> None:
-        """Take the directory, or raise ConfigError saying why not. `member_of`: the id of the cluster that its broker
-        belongs to; without one it is a broker alone.
+        """Lock the directory, or raise ConfigError with the reason. `member_of` is the id of the cluster that its
+        broker belongs to; None for a single broker.
         """
         self.path = path
         self._disk = disk
@@ -92,11 +92,11 @@ class DataDirectory:
             raise
         noted = self._noted()
         self.was_kept = noted.get("boot", "") == disk.boot_id() != ""
-        """Whatever the last stop was, the machine has gone on since: what was written is there."""
+        """Whether the machine has run since the last stop, clean or not: then everything that was written is there."""
         self.was_synced = noted.get("synced") is True
-        """Until the last stop, whatever it was, what was acknowledged by default was on disk."""
+        """Whether acknowledged records were on disk by default until the last stop, clean or not."""
         self.last_incarnations = tuple(map(str, noted.get("incarnations") or ()))
-        """Of the broker, that had the directory before and may still be registered."""
+        """Incarnations of the broker that had the directory before and may still be registered."""
         self.was_clean = disk.size(path / _CLEAN) is not None
         if self.was_clean:
             disk.remove(path / _CLEAN)
@@ -110,14 +110,14 @@ class DataDirectory:
         return noted if isinstance(noted, dict) else {}
 
     def note_incarnation(self, incarnation: str) -> None:
-        """Of this life, before anybody else is told of it."""
+        """Note the incarnation of this run, before other brokers are told of it."""
         self._note(
             self._noted() | {"incarnations": [*self.last_incarnations, incarnation][-INCARNATIONS_KEPT:]}
         )
 
     def note_life(self, incarnation: str, *, synced: bool) -> None:
-        """From here on a stop loses nothing while the machine goes on, or nothing at all if what is acknowledged by
-        default is `synced`. Not before what the last one has lost is known to everybody whom that concerns.
+        """Note that from here on a stop loses nothing while the machine goes on, or nothing at all if acknowledged
+        records are `synced` by default. Call it only when all brokers concerned know what the last stop has lost.
         """
         self._note({"boot": self._disk.boot_id(), "synced": synced, "incarnations": [incarnation]})
 
@@ -133,9 +133,9 @@ class DataDirectory:
         return self.path / f"{topic}-{index}"
 
     def close(self, *, clean: bool) -> None:
-        """Let go of the directory; `clean` promises that every log was flushed and closed.
+        """Release the directory; `clean` promises that every log was flushed and closed.
 
-        Without room for the marker there is none: the next start looks at every log.
+        If there is no room for the marker, the next start looks at every log.
         """
         try:
             if clean:
@@ -148,7 +148,7 @@ class DataDirectory:
     # -- partition folders ---------------------------------------------------------------------------------
 
     def make_partition_dir(self, image: TopicImage, index: int) -> Path | None:
-        """Make the folder of a partition that has none yet; None if there is one."""
+        """Make the folder of a partition; return None if it exists."""
         path = self.partition_dir(image.name, index)
         if not self._disk.make_directory(path):
             return None
@@ -156,7 +156,9 @@ class DataDirectory:
         return path
 
     def prepare_partition_dir(self, image: TopicImage, index: int) -> Path:
-        """The folder for the partition of exactly this topic; files of an earlier one of that name are set aside."""
+        """Return the folder for the partition of exactly this topic; files of an earlier topic of that name are set
+        aside.
+        """
         path = self.partition_dir(image.name, index)
         if self._disk.is_directory(path):
             owner = read_topic_id(self._disk, path)
@@ -172,9 +174,10 @@ class DataDirectory:
         return self._disk.is_directory(self.partition_dir(image.name, index))
 
     def make_filled_partition_dir(self, image: TopicImage, index: int, files: Mapping[str, bytes]) -> None:
-        """Make the folder of a partition that has none, with these files in it: all of it or nothing, durably."""
+        """Make the folder of a partition that has none, with these files in it, durably: all of it or nothing."""
         disk, path = self._disk, self.partition_dir(image.name, index)
-        making = path.with_name(f"{image.topic_id.hex}-{index}-delete")  # what a crash leaves of it goes
+        # If this is interrupted, the next start removes the folder.
+        making = path.with_name(f"{image.topic_id.hex}-{index}-delete")
         disk.remove_tree(making)
         disk.make_directory(making)
         self._write_topic_id(making, image.topic_id)
@@ -192,22 +195,24 @@ class DataDirectory:
                 self.set_aside_partition(image, index)
 
     def set_aside_partition(self, image: TopicImage, index: int) -> bool:
-        """Rename the folder of a replica that is not to be here any more. False if there is none."""
+        """Rename the folder of a replica that does not belong here any more. Return False if there is no folder."""
         path = self.partition_dir(image.name, index)
-        # One that a power cut has left without its id holds what was not durable, and of this topic.
+        # A folder that a power cut has left without its id has no durable contents, and is of this topic.
         is_its = self._disk.is_directory(path) and read_topic_id(self._disk, path) in (image.topic_id, None)
         if is_its:
             self._set_aside(path, image.topic_id, index)
         return is_its
 
     def _set_aside(self, path: Path, topic_id: uuid.UUID, index: int) -> None:
-        """Rename it to what is about to be removed. What is there already, left by a removal that broke off, goes."""
+        """Rename a folder to a name of folders that are about to be removed. A remainder with that name, of an
+        interrupted removal, is removed.
+        """
         deleted = self._deleted_dir(topic_id, index)
         self._disk.remove_tree(deleted)
         self._disk.rename(path, deleted)
 
     def set_aside_damaged(self, image: TopicImage, index: int) -> str:
-        """Rename the folder of a replica that cannot be opened, and give its name."""
+        """Rename the folder of a replica that cannot be opened, and return its name."""
         path = self.partition_dir(image.name, index)
         kept = self._stray_name(image.name, index)
         if self._disk.is_directory(path):
@@ -216,24 +221,24 @@ class DataDirectory:
         return kept
 
     def _stray_name(self, topic: str, index: int | str) -> str:
-        # Shortened: a topic's name may fill all that a file name can hold.
+        # Shortened: a topic's name may be as long as a file name can be.
         return f"{topic[:200]}-{index}.{self._clock.time_ms()}-stray"
 
     def remove_partition_set_aside(self, image: TopicImage, index: int) -> None:
-        """Remove what `set_aside_partition` renamed. Slow; belongs into a thread."""
+        """Remove what `set_aside_partition` renamed. Slow; call it in a thread."""
         self._disk.sync_directory(self.path)
         self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
     def remove_set_aside(self, *images: TopicImage) -> None:
-        """Remove what `set_aside` renamed. Slow; belongs into a thread."""
+        """Remove what `set_aside` renamed. Slow; call it in a thread."""
         self._disk.sync_directory(self.path)
         for image in images:
             for index in range(image.partition_count):
                 self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
     def set_aside_strays(self, expected: Iterable[tuple[str, int]]) -> None:
-        """At start: remove leftovers of deletions, rename folders of other partitions than those that are to be here,
-        by their topics and indexes.
+        """Remove leftovers of deletions at the start, and rename folders of partitions that are not `expected` here
+        (topics and indexes).
         """
         disk = self._disk
         disk.sync_directory(self.path)
@@ -253,7 +258,7 @@ class DataDirectory:
                 target = self._stray_name(topic, index)
                 disk.rename(path, self.path / target)
                 logger.warning(
-                    "%s is no partition that is to be here by what is known, and was renamed to %s",
+                    "%s is not a partition that belongs to this broker; it was renamed to %s",
                     name,
                     target,
                 )
@@ -283,19 +288,19 @@ class DataDirectory:
         cluster_id, node_id, is_member = properties.cluster_id, properties.node_id, properties.is_member
         if node_id != broker_id:
             raise ConfigError(
-                f"the data directory {self.path} belongs to broker {node_id}, "
-                f"not {broker_id}; set node.id={node_id}"
+                f"the data directory {self.path} belongs to broker {node_id}, not {broker_id}; set "
+                f"node.id={node_id}"
             )
         if is_member and member_of is None:
             raise ConfigError(
-                f"the data directory {self.path} belongs to broker {node_id} of the cluster {cluster_id}, whose topics"
-                " are in ZooKeeper: start it with --zookeeper"
+                f"the data directory {self.path} belongs to broker {node_id} of the cluster {cluster_id}, "
+                "whose topics are in ZooKeeper: start it with --zookeeper"
             )
         if member_of is not None and not is_member:
             raise ConfigError(
-                f"the data directory {self.path} is that of a broker alone, which has its topics in it: it joins"
-                " no cluster as it is. Choose another directory, or make it the first broker of a new cluster with"
-                f" `headrace cluster adopt --data {self.path} --zookeeper ...`"
+                f"the data directory {self.path} belongs to a single broker and has its topics in it: it "
+                "cannot join a cluster as it is. Choose another directory, or make it the first broker of "
+                f"a new cluster with `headrace cluster adopt --data {self.path} --zookeeper ...`"
             )
         if member_of is not None and cluster_id != member_of:
             raise ConfigError(
@@ -303,13 +308,13 @@ class DataDirectory:
                 f" {member_of}: choose the directory or the address and path that belong together"
             )
         if properties.version < LAYOUT_VERSION:
-            # Before anything else of it: an older broker must not open what this one has written.
+            # This comes first: an older broker must not open files that this one has written.
             self._disk.replace(path, properties.encode(), sync=True)
         return cluster_id
 
 
 class Properties(msgspec.Struct, frozen=True):
-    """What a data directory says of its broker. `adoption`: the one that made it a member."""
+    """The facts about its broker in a data directory. `adoption` is the id of the adoption that made it a member."""
 
     version: int
     cluster_id: str
@@ -318,7 +323,7 @@ class Properties(msgspec.Struct, frozen=True):
     adoption: str | None = None
 
     def encode(self) -> bytes:
-        """In the present layout."""
+        """Encode in the present layout."""
         fields = {"version": LAYOUT_VERSION, "cluster.id": self.cluster_id, "node.id": self.node_id}
         if self.is_member:
             fields[_MEMBER] = "true"
@@ -328,7 +333,9 @@ class Properties(msgspec.Struct, frozen=True):
 
 
 def read_properties(disk: Disk, path: Path) -> Properties | None:
-    """None if no broker was started with the directory before. Raises ConfigError for what this version cannot read."""
+    """Return the properties; None if no broker was started with the directory before. Raises ConfigError if this
+    version cannot read them.
+    """
     file = path / _PROPERTIES
     try:
         if disk.size(file) is None:
@@ -356,12 +363,14 @@ def read_properties(disk: Disk, path: Path) -> Properties | None:
 
 
 def write_properties(disk: Disk, path: Path, properties: Properties) -> None:
-    """Durably, and whole or not at all."""
+    """Write the properties durably, all or nothing."""
     disk.replace(path / _PROPERTIES, properties.encode(), sync=True)
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:
-    """A container's user is seldom who made the directory that is mounted there, so who it is that may not is said."""
+    """Return the error, with the user of this process if permissions are missing: a container's user is seldom the
+    owner of a mounted directory.
+    """
     who = (
         f" (this process is user {os.geteuid()}, who must be able to write there)"
         if isinstance(error, PermissionError)
@@ -371,7 +380,7 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 
 def lock_directory(disk: Disk, path: Path) -> DiskLock:
-    """Keep others from a directory that is there. Raises ConfigError."""
+    """Lock an existing directory against other processes. Raises ConfigError."""
     try:
         return disk.lock(path / _LOCK, str(os.getpid()))
     except OSError as error:
@@ -384,29 +393,31 @@ def lock_directory(disk: Disk, path: Path) -> DiskLock:
 
 
 def found_directory(disk: Disk, path: Path, cluster_id: str, broker_id: int) -> None:
-    """Make the properties of a data directory of a broker alone, durably: the next start takes it for its own."""
+    """Write the properties of a single broker's data directory, durably: the next start accepts the directory as its
+    own.
+    """
     disk.make_directory(path)
     disk.sync_above(path)
     write_properties(disk, path, Properties(LAYOUT_VERSION, cluster_id, broker_id, is_member=False))
 
 
 def is_clean(disk: Disk, path: Path) -> bool:
-    """Whether the last broker has closed every log. Changes nothing."""
+    """Return whether the last broker has closed every log. Changes nothing."""
     return disk.size(path / _CLEAN) is not None
 
 
 def store_of(path: Path) -> Path:
-    """The file of the embedded store."""
+    """Return the file of the embedded store."""
     return path / "meta.db"
 
 
 def to_base64(value: uuid.UUID) -> str:
-    """Kafka's text form of an id: URL-safe base64 without padding."""
+    """Return Kafka's text form of an id: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def read_topic_id(disk: Disk, path: Path) -> uuid.UUID | None:
-    """None if the folder does not say (a crash between its creation and this file)."""
+    """Return the topic's id; None if the folder does not have it (after a crash between its creation and this file)."""
     try:
         for line in disk.read(path / PARTITION_METADATA).decode().splitlines():
             if line.startswith("topic_id:"):

@@ -1,9 +1,9 @@
-"""Segments that were deleted and wait for their `file.delete.delay.ms`: files named `….log.deleted`.
+"""Deleted segments that wait for their `file.delete.delay.ms`: files named `….log.deleted`.
 
-A log renames the file and hands it over (`remove_later`); it is removed when the delay is over, in a thread. Nothing is
-written down: after a start the folders of the partitions are looked at, once and in a thread, and what waits there goes
-when it would have gone, counted from its renaming (the file's ctime), at the latest a whole delay after the start. On a
-full disk nothing waits (`hurry`). Files of a deleted topic go with their folder, which waits for nothing.
+A log renames the file and hands it over (`remove_later`); a thread removes it when the delay is over. There is no list
+on disk. After a start a thread looks once at the folders of the partitions. The files there are removed when their
+delay is over, counted from the renaming (the file's ctime), or one delay after the start at the latest. On a full disk
+nothing waits (`hurry`). Files of a deleted topic are removed with their folder, without a delay.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NAME: Final = re.compile(r".+-\d+")  # topic and partition
 
 
 class DeletedFiles:
-    """On the event loop, except `remove_later`, which any thread may call.
+    """The deleted files of a broker. Runs on the event loop, except `remove_later`, which any thread may call.
 
-    `directory` is the data directory; `delay_ms` gives the delay of a topic's partition, None if there is none.
-    `removals` is held by whoever needs all files to stay where they are.
+    `directory` is the data directory. `delay_ms` returns the delay of a topic's partition, None if the partition does
+    not exist. A caller that holds `removals` keeps all files where they are.
     """
 
     def __init__(
@@ -53,16 +53,18 @@ class DeletedFiles:
         self._changed = asyncio.Event()
 
     def remove_later(self, path: Path, delay_ms: int) -> None:
-        """A file that gets this name again before it is due waits for the later time."""
+        """Remove a file when its delay is over. A file that gets this name again before then waits for the later
+        time.
+        """
         self._loop.call_soon_threadsafe(self._add, path, self._loop.time() + delay_ms / 1000)
 
     def hurry(self) -> None:
-        """The disk is full: what waits goes now."""
+        """Remove all waiting files now, because the disk is full."""
         for path in list(self._due):
             self._add(path, self._loop.time())
 
     async def run(self) -> None:
-        """Remove what is due, for as long as the broker runs."""
+        """Remove files whose delay is over, as long as the broker runs."""
         for path, waited_ms in await self._loop.run_in_executor(self._executor, self._find):
             topic, _, index = path.parent.name.rpartition("-")
             delay_ms = self._delay_ms(topic, int(index))
@@ -97,7 +99,7 @@ class DeletedFiles:
         return due
 
     def _find(self) -> list[tuple[Path, float]]:
-        """What waits in the folders of partitions, and since how many milliseconds."""
+        """Return the waiting files in the folders of partitions, and for how many milliseconds they have waited."""
         disk, found = self._disk, []
         for folder in disk.directories(self._directory):
             if not _NAME.fullmatch(folder):
@@ -106,7 +108,7 @@ class DeletedFiles:
                 if name.endswith(DELETED_SUFFIX):
                     path = self._directory / folder / name
                     since_ms = disk.changed_ms(path)
-                    if since_ms is not None:  # else removed meanwhile
+                    if since_ms is not None:  # removed meanwhile
                         found.append((path, self._clock.time_ms() - since_ms))
         return found
 
@@ -115,4 +117,4 @@ class DeletedFiles:
             try:
                 self._disk.remove(path)
             except OSError as error:
-                logger.error("%s cannot be removed, the next start tries again: %s", path, error)
+                logger.error("%s cannot be removed; the next start tries again: %s", path, error)

@@ -1,9 +1,9 @@
-"""Whether this broker may still lead, by its own clock.
+"""The fence: whether this broker may still lead, by its own clock.
 
-A broker holds what it holds in the coordination store as long as its session lasts. Whether it lasts is known for a
-while after each answer of the store (`CoordinationStore.lease_end`); a process that was stopped, or is cut off, knows
-by its clock alone that the while is over, before anybody else may have taken its place. After that, and until the
-controller has seen its new registration, it appends nothing.
+A broker holds its nodes in the coordination store as long as its session lasts. After each answer of the store the
+session is known to last for a while (`CoordinationStore.lease_end`). A process that was stopped or is cut off knows by
+its clock alone that this time is over, before another broker may have taken its place. After that it appends nothing,
+until the controller has seen its new registration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 
 
 class Fence:
-    """Asked before each append. Shut until `open`."""
+    """The fence of a broker, asked before each append. Shut until `open`."""
 
     __slots__ = ("_clock", "_session", "_store")
 
@@ -23,7 +23,7 @@ class Fence:
         self._session = 0
 
     def open(self, session: int) -> None:
-        """The registration of this session counts."""
+        """Open the fence for the registration of this session."""
         self._session = session
 
     def shut(self) -> None:

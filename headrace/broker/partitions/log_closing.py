@@ -1,4 +1,4 @@
-"""Closing the log of a replica, whether it was led or followed: once, and what goes wrong is told and noted."""
+"""Close the log of a leader's or follower's replica once, and report and note any failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LogHolder(Protocol):
-    """Of whom `failure` says why its log cannot be relied on."""
+    """The owner of a log. `failure` is the reason why its log cannot be relied on."""
 
     failure: str | None
 
@@ -26,7 +26,7 @@ class LogHolder(Protocol):
         """Topic and partition."""
 
     def fail(self, reason: str) -> None:
-        """Note it, unless something is noted already, and tell of it."""
+        """Note the failure, unless one is noted already, and report it."""
 
 
 async def close_log(
@@ -37,8 +37,8 @@ async def close_log(
     clean: bool,
     executor: Executor | None = None,
 ) -> None:
-    """Flush and close a log that nobody uses any more, in a thread if `executor` is given. Never is one marked clean
-    that is not.
+    """Flush and close a log that is not used any more, in a thread if `executor` is given. A log that failed is never
+    marked clean.
     """
     if log.failure is not None:
         holder.fail(log.failure)
@@ -55,13 +55,15 @@ async def close_log(
 async def delete_with(
     hooks: PartitionHooks | ReplicaHooks | None, holder: LogHolder, logger: logging.Logger
 ) -> None:
-    """Have the hooks of a deleted topic remove what is theirs. What they leave behind keeps nothing else from going."""
+    """Call the hooks of a deleted topic to remove their data. Data that they fail to remove does not stop the
+    deletion.
+    """
     if hooks is None:
         return
     try:
         await hooks.delete()
     except Exception as error:
-        logger.error("what was kept of %s beside its log is not removed", holder.name, exc_info=error)
+        logger.error("the data kept beside the log of %s is not removed", holder.name, exc_info=error)
 
 
 def note_failed_close(holder: LogHolder, error: Exception, logger: logging.Logger) -> None:

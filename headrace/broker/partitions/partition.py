@@ -1,26 +1,26 @@
-"""A partition of this broker: its log, its high watermark, and those who wait for it.
+"""A partition of this broker: its log, its high watermark, and the waiters for its changes.
 
 Invariants
-- `high_watermark` never goes back, is never above the log's end, and is what every reader stops at.
-- Without hooks the high watermark follows each append at once (one replica: what is appended is replicated).
-  With hooks it moves only when they publish it. Both hear of an append only when it is as durable as the topic
-  wants it: with `durability=power` that is after an fsync, in a thread, one at a time and for everything that was
-  appended before it began. So what was acknowledged or read is on disk. The broker's own records, and the markers
-  of transactions, are no exception. A topic that becomes `power` is synced once, so that what it had acknowledged
-  before is safe from then on.
-- The log is opened on first use: a broker with thousands of idle partitions starts and creates topics
-  quickly. A log that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR;
-  the others live on.
-- Nothing is appended while the broker's fence is shut: somebody else may be about to take its place; nor while the
-  partition is held, because it is about to be deleted with what it has now.
-- One that has several replicas and is led here is a `ReplicatedPartition` (`broker.replication.leading`). One that is
-  not led here is a closed one, whether this broker has a replica of it (`broker.replication.following`) or not.
-- Waiters are called whenever something a reader may wait for has happened: the high watermark moved, the log
-  start moved, the partition failed or was closed. They are called on the event loop, must not block, and look
-  for themselves.
+- `high_watermark` never goes back, is never above the log's end, and is the limit of every reader.
+- Without hooks the high watermark follows each append at once: there is one replica, so appended records are
+  replicated. With hooks it moves only when they publish it. In both cases an append counts only when it is as durable
+  as the topic demands. With `durability=power` that is after an fsync in a thread. There is one fsync at a time, for
+  everything that was appended before it began. So records that were acknowledged or read are on disk, also the
+  broker's own records and the markers of transactions. A topic that becomes `power` is synced once, so that records
+  it had acknowledged before are safe from then on.
+- The log is opened on first use: a broker with thousands of idle partitions starts and creates topics quickly. If a log
+  cannot be opened, or its disk fails, the partition answers KAFKA_STORAGE_ERROR; other partitions go on.
+- Nothing is appended while the broker's fence is shut, because another broker may be about to take its place. Nothing
+  is appended while the partition is held, because it is about to be deleted with its present contents.
+- A partition with several replicas that is led here is a `ReplicatedPartition` (`broker.replication.leading`). A
+  partition that is not led here is a closed one, whether or not this broker has a replica of it
+  (`broker.replication.following`).
+- Waiters are called whenever a change that a reader may wait for has happened: the high watermark moved, the log start
+  moved, the partition failed or was closed. They are called on the event loop, must not block, and find out the change
+  themselves.
 
-Everything here runs on the event loop. What survives a crash is in the log; the high watermark after a
-restart is the log's recovered end.
+Everything here runs on the event loop. The log has everything that survives a crash; the high watermark after a restart
+is the log's recovered end.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ logger = logging.getLogger("headrace.partition")
 
 
 class PartitionChanges:
-    """What moves in any partition of a broker, for those who wait for many: one registration instead of hundreds.
+    """Changes in any partition of a broker, for a caller that waits for many: one registration instead of hundreds.
 
-    `count` moves with each change that a waiter would be told; `watchers` are called like waiters, with the
-    partition. `unflushed` is called, in any thread, when something of a partition begins to wait for a flush, and when
-    how long it may wait has changed.
+    `count` rises with each change that a waiter would be told; `watchers` are called like waiters, with the partition.
+    `unflushed` is called, in any thread, when records of a partition begin to wait for a flush, and when the time that
+    they may wait has changed.
     """
 
     __slots__ = ("count", "unflushed", "watchers")
@@ -72,19 +72,19 @@ class PartitionChanges:
 
 
 class Partition:
-    """One partition. `open_log` gives its log on first use; see the module's contract."""
+    """One partition; see the module. `open_log` returns its log on first use."""
 
     in_sync_count: ClassVar[int] = 1
-    """How many replicas have everything that is published."""
+    """Number of replicas that have everything that is published."""
     replica_count: ClassVar[int] = 1
     is_end_known: ClassVar[bool] = True
-    """Whether the high watermark is at least what any leader before may have shown."""
+    """Whether the high watermark is at least what any earlier leader may have shown."""
 
     is_replicated: ClassVar[bool] = False
-    """Whether what is appended waits for other brokers."""
+    """Whether appended records wait for other brokers."""
 
     is_fenced: ClassVar[bool] = False
-    """Whether another broker may lead it by now, so that not even what is here can be told."""
+    """Whether another broker may lead the partition by now, so that even its present contents must not be served."""
 
     __slots__ = (
         "_committing",
@@ -122,20 +122,21 @@ class Partition:
         changes: PartitionChanges | None = None,
         fence: Fence | None = None,
     ) -> None:
-        """`changes` are those of the broker. `executor` is where fsyncs that appends wait for are done; without one,
-        in `append`. `fence`: nothing is appended while it is shut."""
+        """`changes` are those of the broker. `executor` runs the fsyncs that appends wait for; without one they run in
+        `append`. Nothing is appended while `fence` is shut.
+        """
         self.topic = topic
         self.index = index
         self.hooks: PartitionHooks | None = None
         self.remote: RemoteLog | None = None
-        """What of the log is in remote storage, if anything is or will be; known once the log is open."""
+        """The part of the log in remote storage, if anything is or will be there; known once the log is open."""
         self.leader_epoch = leader_epoch
         self.high_watermark = 0
         self.failure: str | None = None
         self.closed = False
         self._log: PartitionLog | None = None
         self._open_log = open_log
-        self._waiters: dict[Callable[[], None], None] = {}  # whoever came first is told first
+        self._waiters: dict[Callable[[], None], None] = {}  # in the order of registration
         self._executor = executor
         self._fence = fence
         self.changes = PartitionChanges() if changes is None else changes
@@ -153,7 +154,7 @@ class Partition:
 
     @property
     def needed_in_sync(self) -> int:
-        """How many replicas acks=all needs: as many as `min.insync.replicas` says, and no more than there are."""
+        """The number of replicas that acks=all needs: `min.insync.replicas`, but at most the number of replicas."""
         return min(self.log.config.min_insync_replicas, self.replica_count)
 
     @property
@@ -166,7 +167,7 @@ class Partition:
 
     @property
     def log(self) -> PartitionLog:
-        """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if failed, NOT_LEADER_OR_FOLLOWER if closed."""
+        """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if it failed, NOT_LEADER_OR_FOLLOWER if it is closed."""
         if self._log is not None and self.failure is None:
             return self._log
         return self._open()
@@ -182,13 +183,13 @@ class Partition:
             log = self._open_log(self)
         except Exception as error:
             name = f"{self.topic.name}-{self.index}"
-            if is_disk_full(error):  # the next who asks may find room
+            if is_disk_full(error):  # the next attempt may find room
                 disk_errors.tell(logger, f"partition {name} cannot be opened", error)
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"partition {name} cannot be opened: {disk_errors.DISK_FULL}",
                 ) from error
-            if is_out_of_descriptors(error):  # the next who asks may find some
+            if is_out_of_descriptors(error):  # the next attempt may find descriptors
                 DISK_LOG.tell(
                     logger,
                     logging.ERROR,
@@ -215,13 +216,13 @@ class Partition:
         return log
 
     def _opened(self, log: PartitionLog) -> None:
-        """What an open log tells of what is published."""
+        """Set the published offsets from a log that was just opened."""
         if self.hooks is None:
             self.high_watermark = log.log_end_offset
 
     @property
     def replicated_offset(self) -> int:
-        """Below it the log is on all replicas that have to have it: hooks may publish so much."""
+        """The offset below which the log is on all replicas that must have it: hooks may publish up to it."""
         return self.log.log_end_offset
 
     def _unflushed(self) -> None:
@@ -237,14 +238,14 @@ class Partition:
         return None
 
     def check_served(self) -> None:
-        """Raises KafkaError(NOT_LEADER_OR_FOLLOWER) from when the partition begins to close: hooks it has no more, and
-        its log, which may be open for a while, looks like that of a partition without any.
+        """Raise KafkaError(NOT_LEADER_OR_FOLLOWER) once the partition begins to close. It has no hooks any more then,
+        and its log, which may be open for a while, looks like that of a partition without hooks.
         """
         if self.closed and (gone := self._why_gone()) is not None:
             raise gone
 
     def lead(self, leader_epoch: int) -> None:
-        """Go on leading, under a later epoch: what is appended from here on has it."""
+        """Continue as the leader with a later epoch, which later appends have."""
         self.leader_epoch = leader_epoch
         if self.is_open:
             self.log.assign_epoch(leader_epoch)
@@ -260,9 +261,9 @@ class Partition:
     ) -> AppendInfo:
         """Append one batch; the high watermark follows, by way of the hooks if there are any.
 
-        It may be acknowledged when the high watermark is above it, which without hooks and with
-        `durability=process` is at once. A duplicate is answered with the original's position and changes
-        nothing. Raises KafkaError, and TakesTime (see `PartitionLog.append`).
+        The batch may be acknowledged when the high watermark is above it; without hooks and with `durability=process`
+        that is at once. A duplicate is answered with the original's position and changes nothing. Raises KafkaError,
+        and TakesTime (see `PartitionLog.append`).
         """
         log = self.log
         if self._fence is not None and self._fence.is_shut:
@@ -270,7 +271,7 @@ class Partition:
         if self._held is not None:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"partition {self.topic.name}-{self.index} takes nothing now: it is about to be deleted",
+                f"partition {self.topic.name}-{self.index} accepts no records now: it is about to be deleted",
             )
         try:
             info = log.append(
@@ -297,8 +298,8 @@ class Partition:
         return info
 
     def hold(self, seconds: float) -> int:
-        """Append nothing for so long, however often it was asked for before: the partition is about to be deleted.
-        Gives where its log ends. Raises KafkaError.
+        """Append nothing for `seconds` from now, because the partition is about to be deleted. Return the end of its
+        log. Raises KafkaError.
         """
         end = self.log.log_end_offset
         self._release()
@@ -330,7 +331,7 @@ class Partition:
         self._committing.add_done_callback(lambda future: self._committed(log, executor, future))
 
     def _committed(self, log: PartitionLog, executor: Executor, future: asyncio.Future[None]) -> None:
-        """Publish what is durable; what was appended during the fsync shares the next one."""
+        """Publish durable records; records that were appended during the fsync share the next one."""
         self._committing = None
         error = None if future.cancelled() else future.exception()
         if self.closed or self._log is not log:
@@ -344,7 +345,9 @@ class Partition:
             self._commit(log, executor)
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Use another configuration from now on. What a stricter durability asks for is begun (`settled`)."""
+        """Use another configuration from now on. If the durability is stricter, the necessary fsync begins
+        (`settled`).
+        """
         if not self.is_open:
             return
         log = self.log
@@ -355,12 +358,14 @@ class Partition:
             self._commit(log, self._executor)
 
     async def settled(self) -> None:
-        """Wait until no fsync is wanted or under way; a failure has taken the partition offline then."""
+        """Wait until no fsync is wanted or running. If one failed, the partition is offline then."""
         while self._committing is not None:
             await asyncio.wait([self._committing])
 
     def publish_high_watermark(self, offset: int) -> None:
-        """Let readers see what is below `offset`. Going back is ignored; past the log's end is an error."""
+        """Let readers see records below `offset`. An offset below the present one is ignored; past the log's end it is
+        an error.
+        """
         if offset <= self.high_watermark:
             return
         if offset > self.log.log_end_offset:
@@ -372,7 +377,9 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it every transaction has ended; at most the high watermark (rule T5). Raises KafkaError."""
+        """The offset below which every transaction has ended; at most the high watermark (rule T5). Raises
+        KafkaError.
+        """
         unstable = self.log.first_unstable_offset
         if self._ending:
             while self._ending and self._ending[0][0] <= self.high_watermark:
@@ -382,7 +389,8 @@ class Partition:
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
 
     def read(self, offset: int, max_bytes: int, min_one: bool = True, up_to: int | None = None) -> LogSlice:
-        """Whole batches from the one that contains `offset`, below `up_to` (by default the high watermark).
+        """Return whole batches from the one that contains `offset` on, below `up_to` (by default the high
+        watermark).
 
         Raises KafkaError(OFFSET_OUT_OF_RANGE) outside [log start, log end].
         """
@@ -393,7 +401,7 @@ class Partition:
     async def read_anywhere(
         self, offset: int, max_bytes: int, min_one: bool = True, up_to: int | None = None
     ) -> LogSlice:
-        """The same, from remote storage too: such a region is a `RemoteRegion`, which `remote.run` reads."""
+        """Read from remote storage, too. The region is then a `RemoteRegion`, which `remote.run` reads."""
         try:
             return self.read(offset, max_bytes, min_one, up_to)
         except InRemoteStorage:
@@ -403,7 +411,7 @@ class Partition:
             return await self.remote.read(offset, max_bytes, up_to, min_one)
 
     async def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """Those with records in [start, end), wherever their markers are."""
+        """Return the aborted transactions with records in [start, end), wherever their markers are."""
         log = self.log
         if self.remote is None or start_offset >= log.local_start_offset:
             return log.aborted_transactions(start_offset, end_offset)
@@ -416,20 +424,20 @@ class Partition:
         return found
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called at each change, until it is removed."""
+        """Call `callback` at each change, until it is removed."""
         self._waiters[callback] = None
 
     def remove_waiter(self, callback: Callable[[], None]) -> None:
         self._waiters.pop(callback, None)
 
     def is_published(self, offset: int) -> bool:
-        """Everything below `offset` is published, and nobody is still to be told of anything (`when_published`)."""
+        """Return whether everything below `offset` is published and all callbacks of `when_published` were called."""
         return self.high_watermark >= offset and not self._promises
 
     def when_published(self, offset: int, tell: Callable[[KafkaError | None], None]) -> None:
-        """Have `tell` called when everything below `offset` is published, or with an error once that is not going to
-        happen: the partition failed or was closed. Those who asked are called in the order in which they did, which
-        must be that of their offsets; never within this call.
+        """Call `tell` when everything below `offset` is published, or with an error if that cannot happen any more
+        because the partition failed or was closed. Callbacks are called in the order of their registration, which must
+        be that of their offsets; never within this call.
         """
         self._promises.append((offset, tell))
         if self.high_watermark >= offset or self._why_gone() is not None:
@@ -437,7 +445,7 @@ class Partition:
 
     def _keep_promises(self) -> None:
         if self._is_telling:
-            return  # by one of those who are told
+            return  # called by one of the callbacks
         self._is_telling = True
         try:
             while self._promises:
@@ -451,7 +459,7 @@ class Partition:
             self._is_telling = False
 
     def _moved(self) -> None:
-        """The same as `wake`, where most of the time nobody waits."""
+        """Do the same as `wake`; fast when there are no waiters, which is usual."""
         changes = self.changes
         if self._waiters or changes.watchers or self._promises:
             self.wake()
@@ -471,10 +479,10 @@ class Partition:
     async def wait_for_high_watermark(
         self, offset: int, timeout_ms: int, check: Callable[[], None] | None = None
     ) -> bool:
-        """Wait until everything below `offset` is published. False when the time is up first.
+        """Wait until everything below `offset` is published. Return False when the time is up first.
 
-        Raises KafkaError when the partition fails or is closed meanwhile, and what `check` raises, which is asked first
-        and at each `wake`.
+        Raises KafkaError when the partition fails or is closed meanwhile. Raises the errors of `check`, which is called
+        first and at each `wake`.
         """
         if self.high_watermark >= offset:
             return True
@@ -497,7 +505,7 @@ class Partition:
     async def wait_acknowledged(
         self, offset: int, acks: int, timeout_ms: int, check: Callable[[], None] | None = None
     ) -> bool:
-        """Wait until what was appended below `offset` may be acknowledged to who asked for `acks` (1, -1). As
+        """Wait until records that were appended below `offset` may be acknowledged for `acks` (1, -1). Otherwise as
         `wait_for_high_watermark`.
         """
         return await self.wait_for_high_watermark(offset, timeout_ms, check)
@@ -507,7 +515,7 @@ class Partition:
             self._open()
 
     def delete_records(self, before_offset: int) -> int:
-        """Move the log start up to `before_offset` (at most the high watermark); gives the new log start."""
+        """Move the log start up to `before_offset` (at most the high watermark); return the new log start."""
         if before_offset > self.high_watermark:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -518,8 +526,8 @@ class Partition:
         return self.log.log_start_offset
 
     def apply_retention(self, now_ms: int, floor: int | None = None) -> int:
-        """Delete old segments below the high watermark and the floor (the hooks', if there are any); gives how many
-        went.
+        """Delete old segments below the high watermark and the floor (the hooks', if there are any); return their
+        number.
         """
         if self.log.config.remote_storage_enable:
             return self.log.delete_local_segments(
@@ -544,14 +552,14 @@ class Partition:
         try:
             await asyncio.shield(flushing)
         except KafkaError:
-            # What fsync has once reported lost is never known to be on disk afterwards.
+            # Records that fsync has once reported lost are never known to be on disk afterwards.
             if log.failure is None:
                 self._unflushed()
                 raise
             self.fail(log.failure)
 
     def fail(self, reason: str) -> None:
-        """Take the partition offline for good (until a restart); everyone who waits is told."""
+        """Take the partition offline until a restart, and tell all waiters."""
         if self.failure is None:
             self.failure = reason
             logger.error("partition %s-%d is offline: %s", self.topic.name, self.index, reason)
@@ -560,8 +568,8 @@ class Partition:
     async def close(self, executor: Executor | None = None) -> None:
         """Stop serving; flush and close the log, in a thread if `executor` is given.
 
-        What cannot be closed well is told and leaves its reason in `failure`: never is a log marked clean that is not,
-        nor does it keep others from being closed.
+        A failure to close is logged, and its reason is in `failure`. Such a log is never marked clean, and other logs
+        are still closed.
         """
         if self.closed:
             return
@@ -577,7 +585,9 @@ class Partition:
         await self._close_log(clean=True, executor=executor)
 
     async def drop(self) -> None:
-        """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the caller's."""
+        """Stop serving, because the topic was deleted, and let the hooks remove their data. The caller removes the
+        files.
+        """
         if self.closed:
             return
         self.closed = True
@@ -590,7 +600,7 @@ class Partition:
     async def _close_log(self, *, clean: bool, executor: Executor | None = None) -> None:
         syncing = [future for future in (self._flushing, self._committing) if future is not None]
         if syncing:
-            await asyncio.wait(syncing)  # files must not vanish under an fsync
+            await asyncio.wait(syncing)  # files must not vanish during an fsync
         log, self._log = self._log, None
         if log is not None:
             await close_log(self, log, logger, clean=clean, executor=executor)

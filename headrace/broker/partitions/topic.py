@@ -1,4 +1,4 @@
-"""A topic, as everybody is told of it."""
+"""A topic, as clients and components are told of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into and out of a partition, in four plain integers; whoever shows them sums them up by topic."""
+"""Bytes and records into and out of a partition, in four plain integers; their reader sums them up by topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Traffic:
         self.records_out = 0
 
     def sent(self, size: int, records: int) -> None:
-        """A consumer gets that much."""
+        """Count bytes and records that are sent to a consumer."""
         self.bytes_out += size
         self.records_out += records
 

@@ -1,1 +1,1 @@
-"""What all who answer requests have in common: how an API is declared, what a handler is told, what answers cost."""
+"""Common parts of all request handlers: the declaration of an API, the context of a request, the cost of answers."""

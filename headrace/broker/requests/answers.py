@@ -1,7 +1,7 @@
-"""What one answer may cost: bytes bound it, before they are paid.
+"""Limit the size of one answer, before its bytes are allocated.
 
-A request of a few bytes can ask for much, or for the same again and again. A handler whose answer can be much larger
-than what was asked charges what it is about to add.
+A request of a few bytes can ask for a lot, or for the same repeatedly. A handler whose answer can be much larger than
+the request charges the bytes that it is about to add.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace.protocol.errors import ErrorCode, KafkaError
 
 ANSWER_BYTES_MAX = 100 << 20
-"""Of one answer without records: as much as a request may have (`socket.request.max.bytes`)."""
+"""Maximum number of bytes of an answer without records: the same as for a request (`socket.request.max.bytes`)."""
 
 
 class AnswerBudget:
@@ -21,7 +21,7 @@ class AnswerBudget:
         self._left = ANSWER_BYTES_MAX
 
     def charge(self, size_bytes: int) -> None:
-        """Raises KafkaError when the answer would be too large."""
+        """Raise KafkaError if the answer would be too large."""
         self._left -= size_bytes
         if self._left < 0:
             raise answer_too_large()
@@ -30,5 +30,5 @@ class AnswerBudget:
 def answer_too_large() -> KafkaError:
     return KafkaError(
         ErrorCode.INVALID_REQUEST,
-        f"the answer would take more than {ANSWER_BYTES_MAX} bytes; ask for less at a time",
+        f"the answer would exceed {ANSWER_BYTES_MAX} bytes; ask for less at a time",
     )

@@ -1,7 +1,7 @@
-"""How an API is declared: its messages, its versions, its handler, and what a handler is told and gives.
+"""Declaration of an API: its messages, its versions, its handler, and the handler's arguments and result.
 
-Everything that serves an API gives its declarations to the composition root; the dispatcher and ApiVersions
-know no more than these.
+Every component that serves an API gives its declarations to the composition root. The dispatcher and ApiVersions know
+these declarations only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RequestContext(msgspec.Struct):
-    """What a handler may know about the request besides its body."""
+    """The context of a request, for its handler."""
 
     api_key: int
     api_version: int
@@ -47,9 +47,10 @@ class RequestContext(msgspec.Struct):
     def may(
         self, operation: Operation, resource_type: ResourceType, name: str, *, audited: bool = True
     ) -> bool:
-        """Whether who sent the request may do this, as of now: it may not any more after an `await`.
+        """Return whether the caller is authorized now. Ask again after an `await`.
 
-        Not `audited` is what is asked to leave something out of a listing, or to tell what would be allowed.
+        With `audited` false the question is not logged: it serves to leave resources out of a listing, or to report
+        rights.
         """
         authorizer = self.authorizer
         if authorizer.is_open:
@@ -60,7 +61,7 @@ class RequestContext(msgspec.Struct):
         return allowed
 
     def operations(self, resource_type: ResourceType, name: str) -> int:
-        """What it may do to the resource: a bit for each operation's code (KIP-430)."""
+        """Return the caller's rights on the resource: a bit for each operation's code (KIP-430)."""
         return sum(
             1 << operation
             for operation in OPERATIONS[resource_type]
@@ -68,26 +69,25 @@ class RequestContext(msgspec.Struct):
         )
 
     def may_any(self, operation: Operation, resource_type: ResourceType) -> bool:
-        """Whether it may do this to some resource of the type (KIP-679)."""
+        """Return whether the caller has the right on some resource of the type (KIP-679)."""
         authorizer = self.authorizer
         return authorizer.is_open or authorizer.may_any(
             self.session, self.client_host, operation, resource_type
         )
 
     def allowed(self, operation: Operation, resource_type: ResourceType) -> Iterable[tuple[str, bool]]:
-        """Outside of which `may` says no (`Authorizer.allowed`)."""
+        """Return all names for which `may` could allow the operation (`Authorizer.allowed`)."""
         return self.authorizer.allowed(self.session, self.client_host, operation, resource_type)
 
     def require(self, operation: Operation, resource_type: ResourceType, name: str) -> None:
-        """Raises KafkaError with the error code of the resource's type if it may not."""
+        """Raise KafkaError with the error code of the resource's type if the caller is not authorized."""
         if not self.may(operation, resource_type, name):
             raise denied(resource_type)
 
     def mutates(self, partitions: int, strict_since: int = 0) -> None:
-        """Note that so many partitions are about to be made or deleted (KIP-599). Raises KafkaError, and notes nothing,
-        while more was changed before than the quota allows. In versions before `strict_since` the client waits after
-        the answer instead. A change that exceeds the quota itself does not let a newer client wait: its next one is
-        refused.
+        """Count partitions that are about to be created or deleted (KIP-599). If earlier changes have exceeded the
+        quota, raise KafkaError and count nothing. In versions before `strict_since` the client waits after the answer
+        instead. A newer client does not wait for the change that exceeds the quota; its next one is refused.
         """
         quotas = self.quotas
         if quotas is None or not quotas.is_set or partitions <= 0:
@@ -105,7 +105,7 @@ class RequestContext(msgspec.Struct):
 
 
 class Encodable(Protocol):
-    """An ApiMessage, or what was made of one beforehand."""
+    """An ApiMessage, or one that was encoded beforehand."""
 
     def encode_parts(self, version: int) -> list[Any]: ...
 
@@ -114,17 +114,17 @@ Handler = Callable[
     [RequestContext, Any],
     "Encodable | Awaitable[Encodable | Work[Encodable] | None] | Work[Encodable | Awaitable[Any] | None] | None",
 ]
-"""Gives the response (None: there is none), or an awaitable of it, or work in slices whose result that is
-(`broker.runtime.slices`): whatever loops over what a client has named has to be that.
+"""Returns the response (None: there is none), or an awaitable of it, or work in slices with that result
+(`broker.runtime.slices`). A loop over what a client has named must be such work.
 """
 
 
 class Repeat(msgspec.Struct):
-    """How to answer requests that are one already answered, with other records.
+    """Answers later requests that equal an answered one except for their records.
 
-    `handle` gets the records, does all that the handler would, and gives the numbers that stand in `response`
-    where the `placeholders` are. It gives None, or raises KafkaError having changed nothing, for whatever is to be
-    left to the handler: also when something else has changed that the first answer depended on.
+    `handle` gets the records, does the same as the handler, and returns the numbers for the `placeholders` in
+    `response`. It returns None, or raises KafkaError having changed nothing, if the handler has to answer: also when a
+    state has changed that the first answer depended on.
     """
 
     handle: Callable[[memoryview], tuple[int, ...] | None]
@@ -133,28 +133,31 @@ class Repeat(msgspec.Struct):
 
 
 class ApiDeclaration(msgspec.Struct, frozen=True):
-    """One API: its messages, its versions, who answers it and whom. ApiVersions is computed from these.
+    """One API: its messages, its versions, its handler, and the rights of its callers. ApiVersions is computed from
+    these.
 
-    `authorize` is what it asks of the caller (`broker.security.requirement`).
+    `authorize` is the right that it requires of the caller (`broker.security.requirement`).
 
-    `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. What it may
-    raise: KafkaError (becomes the error code of the response), DecodeError (closes the connection), anything
-    else (becomes UNKNOWN_SERVER_ERROR, with a traceback in the log).
+    `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. It may raise
+    KafkaError (becomes the error code of the response), DecodeError (closes the connection), or another exception
+    (becomes UNKNOWN_SERVER_ERROR, with a traceback in the log).
 
-    `min_version` and `max_version` default to the request's own. `advertised_min_version` is for the one API
-    whose clients want to see a version that nobody sends (Produce 0, KAFKA-18659).
+    `min_version` and `max_version` default to the request's own. `advertised_min_version` is for the one API whose
+    clients expect a version that they never send (Produce 0, KAFKA-18659).
 
-    A handler runs to its end although its client has gone, since what it does must not stop half-way. With
+    A handler runs to its end even if its client has gone, since its work must not stop half-way. With
     `cancel_on_disconnect` it is cancelled: for handlers that only wait and change nothing.
 
-    `on_error` builds the response that carries an error; without it the error goes to the fields `error_code`
-    and `error_message` of the response, which must then have the former.
+    `on_error` builds the response that carries an error. Without it the error goes to the fields `error_code` and
+    `error_message` of the response, which must have the former.
 
-    One that is not `advertised` is for clients that send it all the same: it has only a reason to give.
+    An API that is not `advertised` is for clients that send it all the same: its answer is only a reason for the
+    refusal.
 
-    `charged` says which quota its bytes, or its changes of topics, count for; its time counts always.
+    `charged` is the quota that its bytes, or its changes of topics, count for; its time always counts.
 
-    `repeat` is asked after a request was answered at once: how to answer others like it (None: not at all).
+    `repeat` is called after a request was answered at once. It returns how to answer similar requests (None: not
+    possible).
     """
 
     request: type[ApiMessage]

@@ -1,4 +1,4 @@
-"""The wait of a request that was asked to wait: for its time to be up, or for whoever wakes it."""
+"""The wait of a request: until its time is up, or until it is woken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Wakeup:
-    """Of one waiter. On the event loop."""
+    """The wait of one request. On the event loop."""
 
     __slots__ = ("_woken",)
 
@@ -14,12 +14,12 @@ class Wakeup:
         self._woken: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Does nothing while nobody waits: what is waited for is looked at before."""
+        """End the wait. Does nothing if the request does not wait: it checks its condition before it waits."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     async def wait(self, deadline: float) -> None:
-        """Until it is woken, or the loop's time is `deadline`."""
+        """Wait until it is woken, or until the loop's time is `deadline`."""
         loop = asyncio.get_running_loop()
         self._woken = loop.create_future()
         timer = loop.call_at(deadline, self.wake)

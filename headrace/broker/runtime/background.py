@@ -1,10 +1,12 @@
-"""Work that runs beside the requests: it may fail, and the broker goes on.
+"""Work that runs beside the requests. It may fail, and the broker goes on.
 
-What fails is logged with its traceback and counted (`headrace_background_failures_total`). Work that is meant to run as
-long as the broker does is begun again after a pause, which doubles from failure to failure and is short again once the
-work has held out for as long as the longest pause. Work that has lost the coordination store has not failed: it is
-begun again until the store is back. Work for many topics, tables or groups catches what goes wrong with
-one of them itself and tells of it by `failed`, so that the others do not wait for that pause.
+A failure is logged with its traceback and counted (`headrace_background_failures_total`). Work that runs as long as the
+broker is started again after a pause. The pause doubles with each failure; it is short again once the work has run for
+as long as the longest pause. Losing the coordination store is not a failure: the work is started again until the store
+is back.
+
+Work for many topics, tables or groups catches the errors of each one itself and reports them with `failed`. So one
+failure does not make the rest wait for that pause.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Work = Coroutine[Any, Any, None]
 
 
 class BackgroundTasks:
-    """All of one broker. On its event loop."""
+    """All background tasks of one broker, on its event loop."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -39,18 +41,18 @@ class BackgroundTasks:
         return task
 
     def keep(self, work: Callable[[], Work], name: str) -> asyncio.Task[None]:
-        """Run what `work` gives as long as the broker runs, from the beginning after each failure; over when it ends
-        without one.
+        """Run the work that `work` returns as long as the broker runs, and start it again after each failure. Stop when
+        it ends without a failure.
         """
         return self.start(self._again_and_again(work, name), name)
 
     def failed(self, what: str, error: BaseException) -> None:
-        """Something went wrong with a part of the work; the rest of it goes on."""
+        """Report that a part of the work failed; the rest of it goes on."""
         self.failures += 1
         logger.error("%s failed", what, exc_info=error)
 
     async def cancel(self) -> None:
-        """End all of it, and wait until it has ended."""
+        """Cancel all tasks and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -73,6 +75,6 @@ class BackgroundTasks:
             except Exception as error:  # noqa: BLE001 - told
                 if loop.time() - began >= PAUSE_SECONDS_MAX:
                     pause = PAUSE_SECONDS_MIN
-                self.failed(f"{name} (begun again in {pause:.0f} s)", error)
+                self.failed(f"{name} (started again in {pause:.0f} s)", error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)

@@ -1,8 +1,8 @@
-"""The compiler behind the kernels, LLVM, is out of memory when it has loaded them: 70 MB that nothing runs any more.
+"""Give back the memory of LLVM, the compiler of the kernels: 70 MB that are not used once the kernels are loaded.
 
-Its pages are those of a file that nobody has written to: taken out of the process they stay in the system's cache,
-which may drop them, and come back by themselves when another kernel is loaded (12 MB of them). Mappings that have
-pages of their own (relocations) are left alone. Linux only; source: madvise(2), proc_pid_smaps(5).
+The pages are those of an unmodified file. A page that is taken out of the process stays in the system's cache, which
+may drop it. It comes back by itself when another kernel is loaded (12 MB of them). Mappings that have pages of their
+own (relocations) are left alone. Linux only; source: madvise(2), proc_pid_smaps(5).
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from typing import Final
 
 LIBRARY: Final = "libllvmlite.so"
 WORTH_BYTES: Final = 8 << 20
-"""Below, it is left as it is."""
+"""Number of resident bytes below which nothing is given back."""
 INTERVAL_SECONDS: Final = 10.0
 
 _HEAD: Final = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \S+ +(.*)")
-_SHARED: Final = 2  # in statm
+_SHARED: Final = 2  # field of /proc/self/statm
 _DONTNEED: Final = 4
 
 
 class CompilerMemory:
-    """Of this process; `give_back` now and then, in a thread."""
+    """Gives back the compiler's memory in this process. Call `give_back` now and then, in a thread."""
 
     def __init__(self) -> None:
         self._shared_bytes = 0
 
     def give_back(self) -> int:
-        """Bytes that were taken out. Costs microseconds unless files' pages have come in since the last time."""
+        """Take the clean pages out of the process and return their number of bytes.
+
+        This costs microseconds unless pages of files were loaded since the last call.
+        """
         if "llvmlite" not in sys.modules:
             return 0
         try:
@@ -40,18 +43,18 @@ class CompilerMemory:
                 return 0
             taken = sum(size for start, end, size in _clean_mappings() if _forget(start, end))
             self._shared_bytes = _shared_bytes()
-        except (AttributeError, OSError):  # not Linux, or nothing is told
+        except (AttributeError, OSError):  # not Linux, or /proc is not readable
             return 0
         return taken
 
 
 def _shared_bytes() -> int:
-    """Of files, in memory."""
+    """Return the number of bytes of files that are in this process's memory."""
     return int(Path("/proc/self/statm").read_bytes().split()[_SHARED]) * mmap.PAGESIZE
 
 
 def _clean_mappings() -> Iterator[tuple[int, int, int]]:
-    """(start, end, resident bytes) of the library's mappings that hold nothing but the file's pages."""
+    """Yield (start, end, resident bytes) of the library's mappings that hold unmodified pages of the file only."""
     sizes: dict[bytes, int] = {}
     found: tuple[int, int] | None = None
     for line in Path("/proc/self/smaps").read_bytes().splitlines():

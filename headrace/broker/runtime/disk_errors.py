@@ -1,8 +1,8 @@
-"""A disk that is full, or does not work: how it is recognised, and how often it is told.
+"""Recognise a disk that is full or broken, and limit how often it is logged.
 
-A full disk makes every write fail, thousands a second. What is wrong is in each answer; the log gets one line a minute
-for each cause, and the next one says how many like it were left out. A full disk is the normal kind of failure: what
-failed is tried again and succeeds when there is room, so nothing is given up for it.
+A full disk makes thousands of writes fail each second. Each answer contains the cause; the log gets one line a minute
+for each cause, and the next line says how many similar lines were left out. A full disk is a normal kind of failure:
+the operation is tried again and succeeds when there is room, so nothing is abandoned because of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
 def is_out_of_descriptors(error: BaseException | None) -> bool:
-    """Whether an error is, or was raised because of, too many open files: it passes when some are closed."""
+    """Return whether an error is, or was caused by, too many open files. It passes when some are closed."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS:
             return True
@@ -32,7 +32,7 @@ def is_out_of_descriptors(error: BaseException | None) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error is, or was raised because of, a file system without room."""
+    """Return whether an error is, or was caused by, a full file system."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
@@ -41,7 +41,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def why(error: OSError) -> str:
-    """What is wrong with the disk, for a person."""
+    """Return a description of the disk's fault for the log and for answers."""
     return DISK_FULL if is_disk_full(error) else f"the disk does not work: {error}"
 
 
@@ -51,9 +51,9 @@ class _Cause(msgspec.Struct):
 
 
 class RateLimitedLog:
-    """Lines that would come thousands of times: one per cause and minute. Any thread may use it.
+    """A log that writes one line per cause and minute. Any thread may use it.
 
-    There have to be few causes; a path or an offset belongs into the line, not into its cause.
+    There must be few causes: a path or an offset belongs in the line, not in its cause.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -72,16 +72,16 @@ class RateLimitedLog:
         logger.log(level, text, *arguments)
 
     def forget(self) -> None:
-        """The next line of each cause is told."""
+        """Write the next line of each cause, however soon it comes."""
         self._causes.clear()
 
 
 DISK_LOG: Final = RateLimitedLog()
-"""What every part of the process has to say about its disk."""
+"""The log of disk errors for the whole process."""
 
 
 def tell(logger: logging.Logger, text: str, error: BaseException) -> None:
-    """Say that `text` failed because of the disk."""
+    """Log that `text` failed because of the disk."""
     full = is_disk_full(error)
     cause = DISK_FULL if full else f"{type(error).__name__} {getattr(error, 'errno', None)}"
     DISK_LOG.tell(logger, logging.ERROR, cause, "%s: %s", text, DISK_FULL if full else error)

@@ -1,4 +1,6 @@
-"""What can be false only through a defect here, never through a client's fault: checked in production, too."""
+"""Conditions that only a defect of the broker can break, never a client's fault. They are checked in production,
+too.
+"""
 
 from __future__ import annotations
 

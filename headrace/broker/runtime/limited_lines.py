@@ -1,9 +1,10 @@
-"""The log as far as others can have it written: so many lines of a kind a minute, the rest is counted.
+"""Limit the log lines that clients can cause: at most N lines of a kind a minute; further lines are counted.
 
-Whoever can cause a line by a packet could fill a disk, and hide among thousands what somebody has to see. So of each
-kind LINES_MAX lines pass in a window; those beyond it are left out, and a line says how many when it is over. Of which
-kind a line is, says its record (`extra={"kind": ...}`), or the place that it was written at: nobody has to think of it.
-Lines below WARNING pass unless they name a kind, and those below INFO always: who asks for them wants to see them.
+A client that causes one line with each packet could fill a disk and hide important lines among thousands of others. So
+at most LINES_MAX lines of each kind pass in a window. Further lines are left out, and a line gives their number when
+the window is over. The kind of a line is named by its record (`extra={"kind": ...}`); without one it is the place in
+the code that wrote it. Lines below WARNING pass unless they name a kind. Lines below INFO always pass: they appear only
+if they were asked for.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 LINES_MAX: Final = 20
-"""Of a kind in a window: enough to see who it is. A dozen kinds at once are four lines a second."""
+"""Number of lines of a kind in a window. It is enough to see the cause; a dozen kinds at once are four lines a
+second.
+"""
 WINDOW_SECONDS: Final = 60.0
 TEXT_LENGTH_MAX: Final = 4000
-"""Of a line: names that clients give are in it."""
+"""Maximum number of characters of a line, which may contain names that clients choose."""
 
 
 class _Window:
@@ -32,7 +35,7 @@ class _Window:
 
 
 class LimitedLines(logging.Handler):
-    """Hands on to `targets` what may pass. From any thread."""
+    """A handler that passes lines on to `targets` within the limits. Any thread may use it."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class LimitedLines(logging.Handler):
         lines_max: int = LINES_MAX,
         window_seconds: float = WINDOW_SECONDS,
     ) -> None:
-        """`now` in seconds."""
+        """`now` returns seconds."""
         super().__init__()
         self.targets = list(targets)
         self._now = now
@@ -55,7 +58,9 @@ class LimitedLines(logging.Handler):
             self._hand_on(record)
 
     def sum_up(self, *, whole: bool = False) -> None:
-        """Tell what was left out in windows that are over; `whole`: in all, which are over then."""
+        """Log how many lines were left out in the windows that are over; with `whole`, end all windows and log those of
+        each.
+        """
         self.acquire()
         try:
             now = self._now()
@@ -66,7 +71,7 @@ class LimitedLines(logging.Handler):
             self.release()
 
     async def run(self) -> None:
-        """Do that again and again, until cancelled."""
+        """Call `sum_up` repeatedly until cancelled."""
         while True:
             await asyncio.sleep(self._window_seconds / 4)
             self.sum_up()

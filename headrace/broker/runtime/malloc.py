@@ -1,8 +1,8 @@
-"""What the C library does with memory that is freed: it keeps it, within bounds.
+"""Make the C library keep freed memory, within bounds.
 
-Batches of a megabyte or two come and go thousands of times a second. glibc by default maps each anew, or cuts the
-heap back when two are freed together, and the next one then pays for every page once more: 0.5 to 2.5 us for 4 KiB
-(measured: 2.4 ms instead of 0.1 ms for a batch of 1.9 MB). Source: mallopt(3).
+Batches of one or two megabytes are allocated and freed thousands of times a second. By default glibc maps each one
+anew, or shrinks the heap when two are freed together. The next batch then pays for every page again: 0.5 to 2.5 us for
+4 KiB (measured: 2.4 ms instead of 0.1 ms for a batch of 1.9 MB). Source: mallopt(3).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import ctypes
 from typing import Final
 
 MAPPED_FROM: Final = 16 << 20
-"""Bytes from which an allocation is a mapping of its own, given back as soon as it is freed."""
+"""Number of bytes from which an allocation is a mapping of its own, given back as soon as it is freed."""
 KEPT_MAX: Final = 32 << 20
-"""Bytes that may stay free at the end of a heap; each thread has one."""
+"""Number of bytes that may stay free at the end of a heap; each thread has one heap."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
 def keep_freed_memory() -> bool:
-    """Set both bounds for this process. False where the C library is not glibc: nothing is changed then."""
+    """Set both bounds for this process. Return False, and change nothing, if the C library is not glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):

@@ -1,15 +1,15 @@
 """The regular expressions of clients: over topic names (KIP-848) and transactional ids (KIP-1152).
 
-Patterns are written by strangers, so they are RE2's alone, as Kafka's are RE2J's: matching is linear in the text.
-As in Kafka the whole text has to match, and `.` does not match a line break. Python's `re`, which backtracks, must
-never see a pattern of a client.
+Patterns come from untrusted clients, so only RE2 matches them, as Kafka uses RE2J: matching is linear in the text. As
+in Kafka the whole text has to match, and `.` does not match a line break. Python's `re` backtracks, so it must never
+get a client's pattern.
 
-Compiling keeps the interpreter's lock, so what it may cost is bounded before (`PATTERN_BYTES_MAX`,
-`CATEGORIES_MAX`: about five milliseconds at most). Matching gives the lock up; `matching` does it in a thread, in
-slices, so that neither the event loop nor the threads are one client's. Memory is bounded by `MEMORY_BYTES_MAX` for
-each pattern; the library keeps the 128 that were used last.
+Compiling holds the interpreter's lock, so its cost is bounded beforehand (`PATTERN_BYTES_MAX`, `CATEGORIES_MAX`: about
+five milliseconds at most). Matching releases the lock. `matching` runs it in a thread, in slices, so that one client
+occupies neither the event loop nor the threads. `MEMORY_BYTES_MAX` bounds the memory of each pattern; the library keeps
+the 128 patterns that were used last.
 
-One difference from RE2J: two groups of one name are accepted. Groups mean nothing here and are not captured.
+One difference from RE2J: two groups of the same name are accepted. Groups mean nothing here and are not captured.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from headrace.broker.runtime.ports import Clock
 
 PATTERN_BYTES_MAX = 2_048
 CATEGORIES_MAX = 8
-"""Unicode categories (`\\pL`) in a pattern: RE2 makes a list of hundreds of ranges of each, in 0.2 ms."""
+"""Maximum number of Unicode categories (`\\pL`) in a pattern. RE2 expands each to hundreds of ranges, in 0.2 ms."""
 MEMORY_BYTES_MAX = 256 * 1024
-"""Program and deterministic states together (RE2's `max_mem`)."""
+"""Maximum number of bytes of program and deterministic states together (RE2's `max_mem`)."""
 PROGRAM_SIZE_MAX = 4_000
-"""Instructions. Where the deterministic states do not fit, each may be looked at for each character of a text."""
+"""Maximum number of instructions. If the deterministic states do not fit, RE2 may look at each instruction for each
+character.
+"""
 SLICE_SECONDS = 0.005
-"""How long one turn in a thread matches before others get it."""
+"""Seconds that one turn in a thread matches before other work gets the thread."""
 
 
 class PatternError(ValueError):
-    """The pattern is not one, or too large; the text says why, in RE2's words."""
+    """The pattern is invalid or too large. The text says why, in RE2's words."""
 
 
 class Pattern:
@@ -45,20 +47,20 @@ class Pattern:
         self._regexp = regexp
 
     def matches(self, text: str) -> bool:
-        """Whether the whole of `text` matches."""
+        """Return whether the whole of `text` matches."""
         return self._regexp.fullmatch(text) is not None
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """Raises PatternError. One that was compiled lately costs a look-up."""
-    import re2  # not at each start: it takes ten milliseconds
+    """Compile a pattern, or return the cached one. Raises PatternError."""
+    import re2  # imported here, because it takes ten milliseconds
 
     size = len(pattern.encode(errors="surrogatepass"))
     if size > PATTERN_BYTES_MAX:
-        raise PatternError(f"it has {size} bytes; {PATTERN_BYTES_MAX} is the most")
+        raise PatternError(f"it has {size} bytes; the maximum is {PATTERN_BYTES_MAX}")
     categories = pattern.count("\\p") + pattern.count("\\P")
     if categories > CATEGORIES_MAX:
-        raise PatternError(f"it names {categories} Unicode categories; {CATEGORIES_MAX} is the most")
+        raise PatternError(f"it names {categories} Unicode categories; the maximum is {CATEGORIES_MAX}")
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
@@ -74,15 +76,15 @@ def compile_pattern(pattern: str) -> Pattern:
         raise PatternError("it is not valid Unicode") from None
     if regexp.programsize > PROGRAM_SIZE_MAX:
         raise PatternError(
-            f"pattern too large: {regexp.programsize} instructions; {PROGRAM_SIZE_MAX} is the most"
+            f"pattern too large: {regexp.programsize} instructions; the maximum is {PROGRAM_SIZE_MAX}"
         )
     return Pattern(regexp)
 
 
 async def matching(pattern: str, texts: Sequence[str], executor: Executor, clock: Clock) -> list[str]:
-    """Those of `texts` that match, in their order. Raises PatternError.
+    """Return those of `texts` that match, in their order. Raises PatternError.
 
-    Nobody waits for it longer than for one slice: the event loop for none, the threads of `executor` for one.
+    The event loop is never blocked, and a thread of `executor` is held for one slice at most.
     """
     loop = asyncio.get_running_loop()
     found: list[str] = []
@@ -94,7 +96,7 @@ async def matching(pattern: str, texts: Sequence[str], executor: Executor, clock
 
 
 def _match_slice(pattern: str, texts: Sequence[str], position: int, found: list[str], clock: Clock) -> int:
-    """Match from `position` on for `SLICE_SECONDS`; gives where to go on."""
+    """Match from `position` on for `SLICE_SECONDS`; return the matches and where to continue."""
     compiled = compile_pattern(pattern)
     until = clock.monotonic() + SLICE_SECONDS
     while position < len(texts):

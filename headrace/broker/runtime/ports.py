@@ -1,9 +1,9 @@
-"""The doors through which everything non-deterministic enters the broker.
+"""Ports through which everything non-deterministic enters the broker.
 
-A component takes the ports it needs as constructor arguments and never reads the wall clock, draws random
-bytes, starts threads, opens files or sockets on its own, so that `simulator` can run it under virtual time on a
-simulated disk. `headrace/broker/tests/test_ports.py` holds it, and has the list of what is left out. Timeouts use
-`Clock.monotonic`; record timestamps use `Clock.time_ms`.
+A component takes the ports it needs as constructor arguments. It never reads the wall clock, draws random bytes, starts
+threads, or opens files or sockets on its own. So `simulator` can run it under virtual time on a simulated disk.
+`headrace/broker/tests/test_ports.py` checks this and lists the exceptions. Timeouts use `Clock.monotonic`; record
+timestamps use `Clock.time_ms`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from headrace.protocol.errors import ErrorCode, KafkaError
 
 
 class Clock(Protocol):
-    """Time, in the two kinds that must not be mixed."""
+    """The two kinds of time, which must not be mixed."""
 
     def time_ms(self) -> int:
-        """Wall-clock milliseconds since the epoch: for record timestamps and retention, never for deadlines."""
+        """Return wall-clock milliseconds since the epoch, for record timestamps and retention, never for deadlines."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back: for deadlines, leases and sessions."""
+        """Return seconds of a clock that never goes back, for deadlines, leases and sessions."""
 
 
 class Entropy(Protocol):
@@ -38,10 +38,10 @@ class Entropy(Protocol):
     def uuid(self) -> uuid.UUID: ...
 
     def bytes(self, count: int) -> bytes:
-        """That nobody can guess."""
+        """Return `count` bytes that cannot be guessed."""
 
     def random(self) -> float:
-        """Uniform in [0, 1)."""
+        """Return a number that is uniform in [0, 1)."""
 
 
 class SystemClock:
@@ -55,8 +55,8 @@ class SystemClock:
 class AgeClock:
     """Wall-clock time for deciding that something is old: it never runs ahead of the monotonic clock.
 
-    A wall clock that is set forward, by mistake or because it was wrong before, makes nothing old; what was kept too
-    long for that goes after the next start. Set backwards, it makes everything younger.
+    A wall clock that is set forward, by mistake or as a correction, makes nothing old. Data that is kept too long for
+    that reason goes after the next start. A wall clock that is set backwards makes everything younger.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -81,13 +81,13 @@ class SystemEntropy:
 
 
 class Threads(Protocol):
-    """Where what blocks is done, beside the event loop."""
+    """Threads for blocking work, beside the event loop."""
 
     def pool(self, threads: int, name: str) -> Executor:
-        """So many threads at most, made when there is work; whoever asked for them shuts them down."""
+        """Return a pool of at most `threads` threads, started when there is work. The caller shuts it down."""
 
     def pause(self, seconds: float) -> None:
-        """Let the thread that calls rest."""
+        """Let the calling thread sleep."""
 
 
 class SystemThreads:
@@ -99,18 +99,18 @@ class SystemThreads:
 
 
 class DiskFile(Protocol):
-    """An open file with explicit positions. Every call may raise OSError. It is closed when nobody refers to it."""
+    """An open file with explicit positions. Every call may raise OSError. It is closed when the last reference goes."""
 
     def fileno(self) -> int:
-        """The descriptor for sendfile; OSError (EBADF) if there is none behind this file."""
+        """Return the descriptor for sendfile; OSError (EBADF) if the file has none."""
 
     def size(self) -> int: ...
 
     def read(self, size: int, position: int) -> bytes:
-        """Up to `size` bytes, fewer only at the end of the file."""
+        """Return up to `size` bytes, fewer only at the end of the file."""
 
     def view(self) -> memoryview:
-        """The present contents, read-only, without copying where the system can. Not extended by later writes."""
+        """Return the present contents, read-only, without a copy if the system can. Later writes do not extend it."""
 
     def write(self, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
         """Write all parts one after another, in one system call if it takes them.
@@ -121,33 +121,33 @@ class DiskFile(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Make data and size durable. After an OSError nothing may be assumed about what was written before."""
+        """Make data and size durable. After an OSError, assume nothing about earlier writes."""
 
     def settle(self) -> None:
-        """`sync`, then forget what is cached: from now on reads give what the medium has.
+        """`sync`, then drop what is cached: later reads return what the medium has.
 
-        For what a process before this one has written, whose fsync may have failed: the system counts such pages as
-        written, and would go on showing them. Where the system cannot forget, it is a `sync`.
+        It is meant for bytes that an earlier process wrote and whose fsync may have failed. The system counts such
+        pages as written and would go on showing them. If the system cannot drop its cache, this is a `sync`.
         """
 
     def close(self) -> None: ...
 
 
 class DiskUsage(msgspec.Struct, frozen=True):
-    """Of the volume that a path is on."""
+    """Sizes of the volume that contains a path."""
 
     total_bytes: int
     free_bytes: int
 
 
 class DiskLock(Protocol):
-    """A file that says who uses a directory. It is let go of when the process ends, however it does."""
+    """A file that names the process that uses a directory. The lock is released when the process ends, in any way."""
 
     def release(self) -> None: ...
 
 
 class LockedError(Exception):
-    """Somebody else holds it; `holder` is what that one has written into it."""
+    """Another process holds the lock; `holder` is the text that it has written into the file."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(f"held by {holder}")
@@ -158,81 +158,81 @@ class Disk(Protocol):
     """The file system, as far as a broker needs it. Names and removals are durable after `sync_directory`."""
 
     def open(self, path: Path, *, create: bool = False) -> DiskFile:
-        """Open for reading and writing. FileNotFoundError unless it exists or `create`."""
+        """Open for reading and writing. Raises FileNotFoundError if it does not exist and `create` is false."""
 
     def open_read_only(self, path: Path) -> DiskFile: ...
 
     def names(self, directory: Path) -> list[str]:
-        """Names of the files in a directory; empty if there is no such directory."""
+        """Return the names of the files in a directory; an empty list if the directory does not exist."""
 
     def directories(self, directory: Path) -> list[str]:
-        """Names of the directories in it; empty if there is no such directory."""
+        """Return the names of the directories in a directory; an empty list if the directory does not exist."""
 
     def is_directory(self, path: Path) -> bool: ...
 
     def size(self, path: Path) -> int | None:
-        """Bytes in the file, None if there is none."""
+        """Return the size of the file in bytes, None if it does not exist."""
 
     def written_ms(self, path: Path) -> float | None:
-        """When its contents last changed, in wall-clock milliseconds; of a directory its list of names. None if there
-        is nothing.
+        """Return when the contents last changed, in wall-clock milliseconds; None if the path does not exist. The
+        contents of a directory are its list of names.
         """
 
     def changed_ms(self, path: Path) -> float | None:
-        """As `written_ms`, and a file that was renamed has changed."""
+        """Return the same as `written_ms`, but renaming a file also counts as a change."""
 
     def touch(self, path: Path) -> None:
-        """Its contents count as written now."""
+        """Set the time of the last change to now."""
 
     def read(self, path: Path) -> bytes: ...
 
     def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Make `data` the contents of `path`, all or nothing; with `sync` durably so, name included."""
+        """Make `data` the contents of `path`, all or nothing. With `sync`, contents and name are durable."""
 
     def make_directory(self, path: Path) -> bool:
-        """With its parents. False, and no error, if it exists."""
+        """Make a directory and its parents. Return False, without an error, if it exists."""
 
     def spread(self, path: Path) -> None:
-        """Directories that will be made in this one have nothing to do with each other: where the file system can, it
-        lays them out apart. No error where it cannot.
+        """Mark a directory as one whose future directories are unrelated to each other. A file system that can do so
+        lays them out apart; elsewhere nothing happens.
         """
 
     def rename(self, old: Path, new: Path) -> None:
-        """A file or a directory, within its directory. What was there under the new name is gone, but a directory that
-        holds something: OSError.
+        """Rename a file or a directory within its directory. It replaces what has the new name; OSError if that is a
+        directory with contents.
         """
 
     def rename_new(self, old: Path, new: Path) -> None:
-        """A file, within its directory. Raises FileExistsError if there is something under the new name; of several
-        processes that do it at a time one does, where the file system has hard links.
+        """Rename a file within its directory. Raises FileExistsError if the new name exists. If several processes do it
+        at the same time, one succeeds, provided that the file system has hard links.
         """
 
     def remove(self, path: Path) -> None:
-        """No error if there is no such file."""
+        """Remove a file; no error if it does not exist."""
 
     def remove_directory(self, path: Path) -> None:
         """Remove it if it is empty; no error otherwise."""
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all that is in it, as far as that is possible; no error otherwise."""
+        """Remove a directory and its contents as far as possible; no error otherwise."""
 
     def sync_directory(self, path: Path) -> None: ...
 
     def sync_above(self, path: Path) -> None:
-        """Make the entries durable that lead to a directory, as far up as its file system goes and may be read."""
+        """Make the entries that lead to a directory durable, as far up as its file system goes and may be read."""
 
     def usage(self, path: Path) -> DiskUsage: ...
 
     def boot_id(self) -> str:
-        """Another one after each start of the machine; what was written and not synced is there while it is the same.
-        Empty: not known.
+        """Return an id that changes with each start of the machine; empty if it is not known. Unsynced writes survive
+        while the id is the same.
         """
 
     def lock(self, path: Path, holder: str) -> DiskLock:
-        """Hold the file, and write into it who does. Raises LockedError."""
+        """Lock the file and write `holder` into it. Raises LockedError."""
 
     def lock_holder(self, path: Path) -> str | None:
-        """What the one who holds it has written; None if nobody does. Changes nothing."""
+        """Return the text that the holder of the lock has written; None if it is not locked. Changes nothing."""
 
 
 class Region(Protocol):
@@ -245,14 +245,14 @@ class Region(Protocol):
     def position(self) -> int: ...
 
     def fileno(self) -> int:
-        """As of a DiskFile."""
+        """Return the descriptor, as DiskFile does."""
 
     def read_at(self, position: int, size: int) -> bytes:
-        """At most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
+        """Read at most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
 
 
 class Watcher(Protocol):
-    """Whoever owns a watched stream. Neither method may raise."""
+    """The owner of a watched stream. Neither method may raise."""
 
     def on_readable(self) -> None: ...
 
@@ -260,7 +260,7 @@ class Watcher(Protocol):
 
 
 class Poller(Protocol):
-    """Which streams are watched for what. All on the event loop's thread."""
+    """Watches streams for reading and writing. All calls are on the event loop's thread."""
 
     def add(self, fd: int, watcher: Watcher) -> None:
         """Watch for reading."""
@@ -268,21 +268,25 @@ class Poller(Protocol):
     def change(self, fd: int, *, reading: bool, writing: bool) -> None: ...
 
     def remove(self, fd: int) -> None:
-        """Before the descriptor is closed."""
+        """Stop watching. Call it before the descriptor is closed."""
 
 
 class Stream(Protocol):
-    """One end of a connection: bytes, in order. Nothing of it waits: it raises BlockingIOError where it would have to,
-    and another OSError when the connection is broken. A `socket.socket` that does not block is one.
+    """One end of a connection: bytes, in order.
+
+    No method waits: it raises BlockingIOError where it would have to, and another OSError when the connection is
+    broken. A non-blocking `socket.socket` is a Stream.
     """
 
     def fileno(self) -> int: ...
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """How many bytes there were, at least one; 0 when the other end has sent its last."""
+        """Read into the buffer and return the number of bytes, at least one; 0 when the other end has closed its
+        side.
+        """
 
     def send(self, data: bytes | bytearray | memoryview, /) -> int:
-        """How many bytes were taken, at least one."""
+        """Return the number of bytes that were taken, at least one."""
 
     def sendmsg(
         self,
@@ -291,13 +295,13 @@ class Stream(Protocol):
         flags: int = ...,
         /,
     ) -> int:
-        """The same, of several buffers one after another."""
+        """Send several buffers one after another; return the number of bytes that were taken."""
 
     def close(self) -> None: ...
 
 
 class ListeningSocket(Protocol):
-    """An address that was taken: of `host` and `port`."""
+    """An address, `host` and `port`, that is bound."""
 
     @property
     def host(self) -> str: ...
@@ -306,57 +310,62 @@ class ListeningSocket(Protocol):
     def port(self) -> int: ...
 
     def start(self, backlog: int, on_acceptable: Callable[[], None]) -> None:
-        """Listen, and call back, in the event loop, while somebody waits."""
+        """Listen, and call back in the event loop while a connection waits to be accepted."""
 
     def pause(self) -> None:
-        """No calls until `resume`; others may go on to arrive."""
+        """Stop the calls until `resume`; connections go on to arrive."""
 
     def resume(self) -> None: ...
 
     def accept(self, *, send_buffer_bytes: int) -> tuple[Stream, str, int]:
-        """A connection, and whose. -1 leaves its buffer to the system. Raises BlockingIOError when nobody waits, and
-        another OSError when it cannot be had now.
+        """Accept a connection; return its stream and the address of the peer. A buffer of -1 is left to the system.
+        Raises BlockingIOError when no connection waits, and another OSError when it cannot be accepted now.
         """
 
     def close(self) -> None:
-        """At any time, more than once too. Who was not accepted loses its connection."""
+        """Close the socket; it may be called at any time and repeatedly. Connections that were not accepted are
+        lost.
+        """
 
 
 class Sockets(Protocol):
     """The network, as far as a broker needs it."""
 
     def host_name(self) -> str:
-        """This machine's, for those who reach it from elsewhere."""
+        """Return this machine's name, as other machines reach it."""
 
     def poller(self, loop: asyncio.AbstractEventLoop) -> Poller:
-        """What watches the streams of this port on a loop."""
+        """Return the poller that watches the streams of this port on a loop."""
 
     def bind(self, host: str, port: int, *, receive_buffer_bytes: int) -> ListeningSocket:
-        """Take an address (port 0: a free one) without listening yet. The buffer is that of accepted connections, -1
+        """Bind an address (port 0: a free one) without listening yet. The buffer is that of accepted connections; -1
         leaves it to the system. Raises OSError.
         """
 
     async def addresses(self, host: str) -> list[str]:
-        """Of a name, or of an address itself. Raises OSError."""
+        """Return the addresses of a host name, or an address itself. Raises OSError."""
 
     async def connect(self, host: str, port: int) -> Stream:
-        """A connection to somebody who listens. Raises OSError. Who wants a deadline sets one around it."""
+        """Connect to a listening address. Raises OSError. There is no timeout; callers set their own."""
 
     def send_region(self, stream: Stream, region: Region, size_max: int) -> int:
-        """Send the beginning of a region: how many bytes were taken. Raises what `Stream.send` does."""
+        """Send the beginning of a region and return the number of bytes that were taken. Raises the same errors as
+        `Stream.send`.
+        """
 
     def read_region(self, region: Region, room: memoryview) -> int:
-        """Read the beginning of a region into `room`: how many bytes it was. Raises OSError."""
+        """Read the beginning of a region into `room` and return the number of bytes. Raises OSError."""
 
     def has_ended(self, stream: Stream) -> bool:
-        """Whether the other end is known to send nothing more, without reading what it has sent."""
+        """Return whether the other end is known to send nothing more, without reading what it has sent."""
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node of the coordination store: its bytes and the version a compare-and-set must name.
+    """A node of the coordination store: its bytes, and the version that a compare-and-set must name.
 
-    Of an ephemeral node also the session that it lives as long as (0: a node that stays), and a number that grows with
-    every ephemeral node made in the store (ZooKeeper's zxid of the creation): who made it again is told from it.
+    An ephemeral node also has the id of the session that it lives as long as (0: a permanent node), and a number that
+    grows with every ephemeral node made in the store (ZooKeeper's zxid of the creation). The number shows that a node
+    was made again.
     """
 
     data: bytes
@@ -366,8 +375,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class CreateNode(msgspec.Struct, frozen=True):
-    """`ephemeral`: it goes with the session that made it, and has no children. `sequence`: ten digits are appended to
-    the name, a number that grows among the children of the parent.
+    """Create a node. An `ephemeral` node goes with the session that made it, and has no children. `sequence` appends
+    ten digits to the name: a number that grows among the children of the parent.
     """
 
     path: str
@@ -377,7 +386,7 @@ class CreateNode(msgspec.Struct, frozen=True):
 
 
 class SetNode(msgspec.Struct, frozen=True):
-    """Replace the data, if the node is at the version that was read. There is no way to set whatever is there."""
+    """Replace the data if the node is at the version that was read. There is no unconditional write."""
 
     path: str
     data: bytes
@@ -411,7 +420,7 @@ StoreOperation = CreateNode | SetNode | DeleteNode | CheckNode
 
 
 def _check_version(operation: SetNode | DeleteNode | CheckNode) -> None:
-    """Negative versions mean "whichever it is" to ZooKeeper."""
+    """Refuse negative versions, which mean "any version" to ZooKeeper."""
     if operation.version < 0:
         raise ValueError(f"{operation!r} names no version: read the node first")
 
@@ -433,9 +442,9 @@ class BadVersionError(StoreError):
 
 
 class StoreUnavailableError(StoreError, KafkaError):
-    """The store cannot be asked now; nothing was done. It may be asked again.
+    """The store is not available now; nothing was done. The operation may be tried again.
 
-    For a client: NOT_CONTROLLER, as from a controller of Kafka that has lost its quorum. Clients repeat the request.
+    A client gets NOT_CONTROLLER, as from a Kafka controller that has lost its quorum, and repeats the request.
     """
 
     def __init__(self, message: str) -> None:
@@ -443,10 +452,10 @@ class StoreUnavailableError(StoreError, KafkaError):
 
 
 class StoreOutcomeUnknownError(KafkaError):
-    """The store was lost while it may have carried a transaction out: read before anything is decided. No StoreError,
-    so that nobody takes it for a refusal.
+    """The connection to the store was lost while the store may have carried out a transaction. Read before deciding
+    anything. It is not a StoreError, so that it is not taken for a refusal.
 
-    For a client: REQUEST_TIMED_OUT, which says the same.
+    A client gets REQUEST_TIMED_OUT, which says the same.
     """
 
     def __init__(self, message: str) -> None:
@@ -459,46 +468,47 @@ STORE_LOST: Final = (StoreUnavailableError, StoreOutcomeUnknownError)
 class CoordinationStore(Protocol):
     """A small, durable, versioned tree of nodes: ZooKeeper's model, embedded or real.
 
-    Paths are absolute and slash separated. A transaction is atomic and is on disk when it returns. One value of this
-    port is one session: its ephemeral nodes are there until it is closed or was not heard of for its timeout.
-    `simulator.stores` has the conformance suite that every implementation passes.
+    Paths are absolute and separated by slashes. A transaction is atomic and is on disk when it returns. One value of
+    this port is one session. Its ephemeral nodes exist until it is closed, or until the store has not heard from it for
+    its timeout. `simulator.stores` has the conformance suite that every implementation passes.
     """
 
     @property
     def session(self) -> int:
-        """The session's id, not 0. Another one after the store gave a session up."""
+        """The session's id, not 0. It changes after the store has expired a session."""
 
     @property
     def changes(self) -> int:
-        """Another one once anything in the store has changed, whoever has changed it, and this session has heard of it,
-        which takes a part of its timeout at most. It may be another one though nothing has.
+        """A number that changes once any session has changed the store and this session has heard of it, which takes a
+        part of its timeout at most. It may also change when the store has not.
         """
 
     def lease_end(self) -> float:
-        """Until when (`Clock.monotonic`) nobody else can have what this session's ephemeral nodes hold, whatever
-        happens meanwhile. Who leads by such a node stops before. Infinite where there is nobody else.
+        """Return the time (`Clock.monotonic`) until which no other session can hold this session's ephemeral nodes,
+        under any failure. A leader that relies on such a node stops before that time. Infinite if there is only one
+        session.
         """
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back, in the event loop, after the node at `path` was made, set or deleted, after the list of its
-        children changed, and after any time in which that may have been missed: the session was lost, say. Several
-        changes may be one call; a read that follows the call sees what it is about. Returns what ends the watch.
+        """Call back, in the event loop, after the node at `path` was made, set or deleted, and after the list of its
+        children changed. Also call back after any time in which a change may have been missed, such as a lost session.
+        Several changes may be one call; a read after the call sees them. Return a function that ends the watch.
         """
 
     async def get(self, path: str) -> Node | None: ...
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
-        """Each as `get` gives it, for thousands at a time; not all as they were at one moment."""
+        """Return each node as `get` does, thousands at a time. The nodes need not be from one moment."""
 
     async def children(self, path: str) -> list[str]:
-        """Names (not paths) of the direct children, sorted; empty when there is no such node."""
+        """Return the names (not paths) of the direct children, sorted; an empty list if the node does not exist."""
 
     async def transact(self, operations: Sequence[StoreOperation]) -> list[str]:
-        """Apply all or nothing. Parents of a created node need not exist; those of a transaction that is refused may be
-        left. Returns the operations' paths, those of sequence nodes with their numbers.
+        """Apply all operations or none. Parents of a created node need not exist; parents made for a refused
+        transaction may remain. Return the paths of the operations, those of sequence nodes with their numbers.
 
-        Raises NoNodeError, NodeExistsError or BadVersionError for the first operation that does not hold, StoreError
-        for a node with children that is deleted and for a child of an ephemeral node.
+        Raises NoNodeError, NodeExistsError or BadVersionError for the first operation that fails. Raises StoreError if
+        a node with children is deleted, or if a child of an ephemeral node is created.
         """
 
     async def close(self) -> None: ...

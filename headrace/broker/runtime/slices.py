@@ -1,16 +1,16 @@
-"""Long work on the event loop, done in slices, so that nobody else waits for longer than one.
+"""Long work on the event loop, done in slices, so that other work waits for one slice at most.
 
-Work is a generator that yields wherever it may rest, and returns its result. It rests once a slice is over
-(`SLICE_SECONDS`); then the loop serves everybody else. All work of a loop shares one queue and gets one slice in each
-turn of the loop: a hundred long requests hold up an innocent one by one slice, not by a hundred. What the time is, a
-clock says that is handed in: under a simulated one, which stands still while anything runs, no work ever rests.
+Work is a generator that yields wherever it may pause, and returns its result. It pauses once a slice is over
+(`SLICE_SECONDS`); then the loop runs everything else. All work of a loop shares one queue and gets one slice in each
+turn of the loop: a hundred long requests delay a short one by one slice, not by a hundred. The clock is a parameter. A
+simulated clock stands still while anything runs, so under it work never pauses.
 
-What the work reads may change while it rests; it has to look again, or to take what it needs before its first rest.
-Whoever only wants the result of such a generator, and owns the thread, calls `finish`.
+The data that the work reads may change while it pauses. The work has to look again, or to copy what it needs before its
+first pause. A caller that owns the thread and only wants the result calls `finish`.
 
-What a long request is made of are hundreds of thousands of objects, none of them garbage; the collector, which would go
-through all of them again and again in steps that nobody can interrupt, rests meanwhile (`CollectorRest`). Those of them
-that stay are put where it does not look.
+A long request creates hundreds of thousands of objects, and none of them is garbage. The garbage collector would scan
+all of them repeatedly, in steps that cannot be interrupted, so it is off meanwhile (`CollectorRest`). Objects that stay
+are moved out of its reach.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 Work = Generator[None, None, Result]
 
 FIRST_SLICE_SECONDS = 0.00025
-"""Before anything is queued: most work is done by then, and costs no turn."""
+"""Seconds of the first slice, before anything is queued. Most work is done by then and costs no turn."""
 SLICE_SECONDS = 0.00025
-"""What a quick request may find before it is a turn of this and of all that is ready beside it; a turn itself costs a
-twentieth of it.
+"""Seconds of a slice. A short request may wait for a turn of this and of all that is ready beside it; a turn itself
+costs a twentieth of it.
 """
 _RUN_LENGTH = 512
 _COLLECTOR_RESTS_SECONDS = 1.0
@@ -42,8 +42,8 @@ _COLLECTOR_RESTS_SECONDS_MAX = 10.0
 
 
 class CollectorRest:
-    """Python's garbage collector is off while `is_busy`, up to a second later, and for no longer than ten: what is
-    allocated by then has mostly been freed, by its reference counts. One that was off already stays so.
+    """Switches Python's garbage collector off while `is_busy`, up to a second longer, and for at most ten seconds. By
+    then most allocations were freed by their reference counts. A collector that was off before stays off.
     """
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
@@ -53,7 +53,7 @@ class CollectorRest:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """It rests while this block runs, which is no work in slices."""
+        """Switch the collector off while this block runs, which is not work in slices."""
         self._others += 1
         self.begin()
         try:
@@ -62,15 +62,15 @@ class CollectorRest:
             self._others -= 1
 
     def spare_what_is_there(self) -> None:
-        """What has just been made is many objects and stays for as long as its like from the process' start: they are
-        not looked at again either, whose full pass would stop everything for a hundred milliseconds. Nothing happens in
-        a process that does not do so at its start, for it is not the broker's own (`Broker.run_forever`).
+        """Exempt the objects that were just made from collection: they are many and stay for as long as those of the
+        process's start. A full pass over them would stop everything for a hundred milliseconds. Nothing happens in a
+        process that did not do the same at its start, because it is not the broker's own (`Broker.run_forever`).
         """
         if gc.get_freeze_count():
             gc.freeze()
 
     def begin(self) -> None:
-        """Something long has begun."""
+        """Note that long work has begun."""
         if not self._until and gc.isenabled():
             gc.disable()
             loop = asyncio.get_running_loop()
@@ -84,14 +84,14 @@ class CollectorRest:
             self.end()
 
     def end(self) -> None:
-        """The collector is on again, if it was."""
+        """Switch the collector on again, if it was on before."""
         if self._until:
             self._until = 0.0
             gc.enable()
 
 
 class Slices:
-    """The queue of one event loop. `clock` gives seconds and never goes back."""
+    """The queue of one event loop. `clock` returns seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -99,9 +99,9 @@ class Slices:
         self.collector = CollectorRest(lambda: bool(self._queue))
 
     def start(self, work: Work[Result]) -> tuple[bool, Result | asyncio.Future[Result]]:
-        """Do the first slice. (True, the result) if that was all, else (False, a future of it).
+        """Do the first slice. Return (True, the result) if that was all, else (False, a future of the result).
 
-        What the work raises in its first slice is raised here. Cancelling the future closes the work.
+        An exception of the first slice is raised here. Cancelling the future closes the work.
         """
         clock = self._clock
         until = clock() + FIRST_SLICE_SECONDS
@@ -115,11 +115,13 @@ class Slices:
         return False, self._enqueue(work)
 
     def pace(self) -> Pace:
-        """For a coroutine that loops over much and awaits little: `await pace.rest()` in each round."""
+        """Return the pace of a coroutine that loops over many items and awaits little: `await pace.rest()` in each
+        round.
+        """
         return Pace(self)
 
     async def run(self, work: Work[Result]) -> Result:
-        """Do all of it. Cancelling the caller closes the work."""
+        """Do all of the work. Cancelling the caller closes the work."""
         is_done, result = self.start(work)
         return result if is_done else await result  # type: ignore[misc, return-value]
 
@@ -133,7 +135,7 @@ class Slices:
         return future
 
     def _turn(self) -> None:
-        """One slice of whatever has waited longest."""
+        """Run one slice of the work that has waited longest."""
         work, future, usage = self._queue[0]
         if future.done():  # cancelled
             work.close()
@@ -159,7 +161,7 @@ class Slices:
 
 
 class Pace:
-    """What a coroutine has of its slice. See `Slices.pace`."""
+    """The part of its slice that a coroutine has used. See `Slices.pace`."""
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
@@ -179,7 +181,7 @@ def _nothing() -> Work[None]:
 
 
 def sort_in_slices(items: Iterable[Any]) -> Work[list[Any]]:
-    """The items in their order."""
+    """Return the items sorted."""
     runs, run = [], []
     for item in items:
         run.append(item)
@@ -200,7 +202,7 @@ def sort_in_slices(items: Iterable[Any]) -> Work[list[Any]]:
 
 
 def finish(work: Work[Result]) -> Result:
-    """Do all of it at once."""
+    """Do all of the work at once."""
     try:
         while True:
             next(work)

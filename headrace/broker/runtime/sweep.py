@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.background import BackgroundTasks
 
 KEYS_PER_TURN: Final = 100
-"""Of the event loop."""
+"""Number of keys in one turn of the event loop."""
 
 
 class Sweep:
     """Calls `each` with every one of `keys()`, once in `interval_ms` from `start` to `close`.
 
-    What goes wrong with one key is told as the failure of `name` and the key; the others are not held up. On the event
-    loop.
+    A failure with one key is reported with `name` and the key, and does not delay the other keys. On the event loop.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Sweep:
         self._background.start(self.run(), self._name)
 
     async def run(self) -> None:
-        """Once over all keys that there are now; the next time begins later by itself."""
+        """Go once over all present keys. The next round starts later by itself."""
         try:
             for turn, key in enumerate(list(self._keys())):
                 try:

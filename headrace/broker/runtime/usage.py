@@ -1,12 +1,11 @@
-"""How much time a request costs beyond the call that answers it: in steps of coroutines, slices, and threads.
+"""Measure the time that a request costs beyond the call that answers it: steps of coroutines, slices, and threads.
 
-While a request is charged, `USAGE` holds its `Usage`; tasks that are begun for it inherit that. What the broker's
-executor is given in its name is measured in the thread, in processor time: waiting for a disk or for the interpreter
-costs nobody else anything. Steps and slices are measured on the event loop, whose time they are.
+While a request is charged, `USAGE` holds its `Usage`; tasks that it starts inherit that. Work that the broker's
+executor does for it is measured in the thread, in processor time, because waiting for a disk or for the interpreter
+costs other requests nothing. Steps and slices are measured on the event loop, whose time they take.
 
-Not counted: what is done for several requests together or after the answer (flushes, the lanes that put writes of a
-bucket in order, snapshots), since it is nobody's in particular; and handshakes of TLS, which come before anybody is
-known.
+Not counted: work for several requests together or after the answer (flushes, the lanes that put writes of a bucket in
+order, snapshots), and TLS handshakes, which come before the client is known.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ Result = TypeVar("Result")
 
 
 class Usage:
-    """Seconds, noted by the event loop and by threads. `mutations_exceeded`: the quota for changes of topics refused
-    the request, or would have.
+    """Seconds, noted by the event loop and by threads. `mutations_exceeded` says that the quota for changes of topics
+    refused the request, or would have.
     """
 
     __slots__ = ("_parts", "mutations_exceeded")
@@ -32,7 +31,7 @@ class Usage:
         self.mutations_exceeded = False
 
     def add(self, seconds: float) -> None:
-        self._parts.append(seconds)  # which needs no lock
+        self._parts.append(seconds)  # deque.append needs no lock
 
     @property
     def seconds(self) -> float:
@@ -40,14 +39,14 @@ class Usage:
 
 
 USAGE: Final[ContextVar[Usage | None]] = ContextVar("USAGE", default=None)
-"""Of the request that is being answered; None where nobody is charged."""
+"""Usage of the request that is being answered; None if no request is charged."""
 
 
 class ChargingExecutor(Executor):
-    """Another executor, with what requests have it do noted as theirs."""
+    """Wraps an executor and notes the work that requests give it as theirs."""
 
     def __init__(self, inner: Executor, thread_time: Callable[[], float] = time.thread_time) -> None:
-        """`thread_time`: seconds that the calling thread has had of a processor."""
+        """`thread_time` returns the seconds of processor time of the calling thread."""
         self._inner = inner
         self._thread_time = thread_time
 
@@ -98,6 +97,6 @@ class _Steps(Coroutine[Any, Any, Result]):
 
 
 def charged(work: Coroutine[Any, Any, Result], clock: Callable[[], float]) -> Coroutine[Any, Any, Result]:
-    """What a task is to be made of, so that the steps of this work are noted as the request's, if one is charged."""
+    """Wrap a coroutine for a task, so that its steps are charged to the current request, if one is charged."""
     usage = USAGE.get()
     return work if usage is None else _Steps(work, usage, clock)

@@ -1,20 +1,20 @@
-"""Who was refused what, and on request who has changed what: a line of JSON each, for those who look after a server.
+"""The audit log: a line of JSON for each refusal, and on request for each change, for operators.
 
-    {"time": "2026-03-01T12:00:00.123Z", "principal": "User:ann", "host": "10.0.0.7", "listener": "EXTERNAL",
-     "mechanism": "SCRAM-SHA-512", "client_id": "app", "api": "Produce", "operation": "WRITE",
-     "resource_type": "TOPIC", "resource": "orders", "allowed": false}
+{"time": "2026-03-01T12:00:00.123Z", "principal": "User:ann", "host": "10.0.0.7", "listener": "EXTERNAL",
+ "mechanism": "SCRAM-SHA-512", "client_id": "app", "api": "Produce", "operation": "WRITE",
+ "resource_type": "TOPIC", "resource": "orders", "allowed": false}
 
-One for each resource of a request that was refused. What is merely left out of a listing, and what a client only asks
-whether it might, is not written down. Nothing that clients send is in it but names.
+There is one line for each resource of a request that was refused. Resources that are only left out of a listing, and
+rights that a client only asks about, are not logged. The lines contain only names of what clients send.
 
-Refusals cost nothing but asking, so who is refused is bounded in what it can have written: LINES_MAX lines a minute of
-a principal from one host, and ALL_LINES_MAX of all. What is beyond is counted, and told when the minute is over:
-`{"time": ..., "principal": "User:ann", "host": "10.0.0.7", "left_out": 4711}`, without a principal where there were
-too many of all. What was allowed is always written.
+Refusals are cheap for a client, so the number of its lines is bounded: LINES_MAX lines a minute of a principal from one
+host, and ALL_LINES_MAX in total. Further ones are counted, and a line gives their number when the minute is over:
+`{"time": ..., "principal": "User:ann", "host": "10.0.0.7", "left_out": 4711}`, without a principal if the total was
+exceeded. Allowed changes are always written.
 
-The event loop hands over what is to be said; a thread makes lines of it and writes them to a file that is rotated by
-size, or gives them to the logger `headrace.audit`. When the thread falls behind by QUEUED_MAX lines, more are counted
-and dropped, and a line says how many: `{"dropped": 17}`.
+The event loop hands over the fields. A thread makes lines of them and writes them to a file that is rotated by size, or
+to the logger `headrace.audit`. When the thread is behind by QUEUED_MAX lines, further lines are counted and dropped,
+and a line gives their number: `{"dropped": 17}`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ if TYPE_CHECKING:
 
 LOGGER: Final = "headrace.audit"
 QUEUED_MAX: Final = 10_000
-"""Lines that wait for the disk: 3 MB."""
+"""Maximum number of lines that wait for the disk: 3 MB."""
 LINES_MAX: Final = 100
-"""Refusals of a principal from one host that are written in a minute: a client that is set up wrongly is refused a few
-times."""
+"""Maximum number of refusals of a principal from one host that are written in a minute. A wrongly configured client is
+refused a few times.
+"""
 ALL_LINES_MAX: Final = 2000
-"""The same of all: 600 kB a minute; the files of the defaults, 110 MB, hold three hours of it."""
+"""Maximum number of refusals that are written in a minute: 600 kB. The files of the defaults, 110 MB, hold three hours
+of it.
+"""
 _MINUTE_MS: Final = 60_000
 _LOOK_SECONDS: Final = 15.0
-_TEXT_LENGTH_MAX: Final = 1000  # of what clients name: longer ones are cut
+_TEXT_LENGTH_MAX: Final = 1000  # for names that clients choose: longer ones are cut
 _ADMINISTRATIVE: Final = frozenset(
     {
         Operation.CREATE,
@@ -59,7 +62,7 @@ _ADMINISTRATIVE: Final = frozenset(
 
 
 class Asked(Protocol):
-    """What is known of a request (`broker.requests.declaration.RequestContext`)."""
+    """The facts about a request (`broker.requests.declaration.RequestContext`)."""
 
     api_key: int
     client_id: str | None
@@ -69,7 +72,9 @@ class Asked(Protocol):
 
 
 class AuditLog:
-    """`time_ms` is the wall clock. Without a file the lines go to the logger. `names` are those of APIs by key."""
+    """The audit log of a broker. `time_ms` is the wall clock. Without a file the lines go to the logger. `names` are
+    those of APIs by key.
+    """
 
     def __init__(
         self,
@@ -102,13 +107,13 @@ class AuditLog:
         self._listener.start()
 
     def close(self) -> None:
-        """Write what is left. Waits for the thread."""
+        """Write the waiting lines. Blocks until the thread is done."""
         self._end_minute()
         self._listener.stop()
         self._handler.close()
 
     async def run(self) -> None:
-        """Tell of what was left out when a minute is over, until cancelled."""
+        """Report at the end of each minute how many lines were left out, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if self._time_ms() // _MINUTE_MS != self._minute:
@@ -140,7 +145,7 @@ class AuditLog:
         )
 
     def _is_written(self, principal: str, host: str) -> bool:
-        """Whether a refusal is within the bounds; it counts."""
+        """Count a refusal, and return whether it is within the bounds."""
         minute = self._time_ms() // _MINUTE_MS
         if minute != self._minute:
             self._end_minute()
@@ -165,7 +170,7 @@ class AuditLog:
         self._written_count = 0
 
     def _put(self, fields: Mapping[str, Any]) -> None:
-        """`time` is in milliseconds here."""
+        """Queue a line; `time` is in milliseconds here."""
         try:
             if self._dropped:
                 self._queue.put_nowait({"dropped": self._dropped})
@@ -177,7 +182,7 @@ class AuditLog:
 
 class _Listener(QueueListener):
     def enqueue_sentinel(self) -> None:
-        """Waits for a place, where the library's gives up."""
+        """Wait for a place in the queue; the library's version gives up."""
         cast("queue.Queue[Any]", self.queue).put(None)
 
     def prepare(self, record: Any) -> logging.LogRecord:

@@ -1,8 +1,8 @@
-"""What the coordination store keeps below one path, held in memory as the store has it.
+"""A copy in memory of what the coordination store has below one path.
 
-A change is one transaction: the nodes it touches, and the root, whose version is compared. So two changes never mix,
-and whoever sees the root's version knows that nothing else has happened since. What others change is noticed by the
-watch on the root.
+A change is one transaction: the nodes that it changes, and the root, whose version is compared. So two changes never
+mix, and a reader of the root's version knows that there was no other change since. The watch on the root reports
+changes by other brokers.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     from headrace.broker.runtime.ports import CoordinationStore
 
 OVERTAKEN: Final = (BadVersionError, NodeExistsError, NoNodeError, StoreOutcomeUnknownError)
-"""What a transaction raises when others have changed something, or when nobody knows: read, and decide again."""
+"""The errors of a transaction when another broker has changed something, or when the outcome is unknown: read, and
+decide again.
+"""
 
 
 class Followed(ABC):
-    """See the module's contract. `_change` is held by whoever reads or changes it."""
+    """A followed path; see the module. Hold `_change` while reading or changing the copy."""
 
     def __init__(self, store: CoordinationStore, root: str) -> None:
         self._store = store
         self._root = root
         self._version = -1
-        """Of the root, whose state is held; -1 before it exists."""
+        """Version of the root that the copy has; -1 before the root exists."""
         self._change = asyncio.Lock()
         self._stale = asyncio.Event()
 
@@ -46,7 +48,9 @@ class Followed(ABC):
             await self._read()
 
     async def run(self) -> None:
-        """Follow what others change, until cancelled. Raises StoreError; begun again it misses nothing."""
+        """Follow the changes of other brokers, until cancelled. Raises StoreError; if it is started again, it misses
+        nothing.
+        """
         end = self._store.watch(self._root, self._stale.set)
         self._stale.set()
         try:
@@ -60,10 +64,10 @@ class Followed(ABC):
 
     @abstractmethod
     async def _read(self) -> None:
-        """Hold what the store has, if the root has another version than is held."""
+        """Read the store if the version of its root differs from the copy's."""
 
     async def _read_after(self, refusal: Exception) -> None:
-        """`_read`, after a transaction that was OVERTAKEN. What nobody knows stays unknown if the store is gone."""
+        """`_read`, after a transaction that was OVERTAKEN. If the store is gone, an unknown outcome stays unknown."""
         try:
             await self._read()
         except StoreUnavailableError:
@@ -72,5 +76,5 @@ class Followed(ABC):
             raise
 
     def _counted(self) -> StoreOperation:
-        """What counts a change: part of its transaction."""
+        """Return the operation that counts a change, as a part of its transaction."""
         return SetNode(self._root, b"", self._version) if self._version >= 0 else CreateNode(self._root)

@@ -1,4 +1,4 @@
-"""Who is on a connection: a principal, as Kafka names them, and how it has shown that it is the one."""
+"""The principal of a connection, as in Kafka, and how it was authenticated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Whom rights are given to. Written `User:ann`, in ACLs and by Kafka's tools."""
+    """The owner of rights. Written `User:ann`, in ACLs and by Kafka's tools."""
 
     type: str
     name: str
@@ -18,19 +18,19 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")
-"""Everybody on a listener that authenticates nobody."""
+"""The principal of every client on a listener without authentication."""
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A connection that is authenticated, or need not be. Authenticating again makes another one."""
+    """A connection that is authenticated, or does not have to be. Authenticating again makes another session."""
 
     principal: Principal
     listener: str
     mechanism: str = ""
-    """SSL, or the SASL mechanism (PLAIN, SCRAM-SHA-512, ...); empty where nobody is authenticated."""
+    """SSL, or the SASL mechanism (PLAIN, SCRAM-SHA-512, ...); empty without authentication."""
     since: float = 0.0
-    """When it was authenticated: seconds of the event loop's clock."""
+    """Time of the authentication, in seconds of the event loop's clock."""
     expires: float | None = None
-    """When it has to be authenticated again (KIP-368), by the same clock; None: never."""
+    """Time at which it must be authenticated again (KIP-368), by the same clock; None: never."""
     by_token: bool = False
-    """By a delegation token, which cannot make tokens (KIP-48)."""
+    """Authenticated by a delegation token, which cannot create tokens (KIP-48)."""

@@ -1,10 +1,10 @@
-"""What an API asks of those who call it. Every declaration of an API has one; there is no default.
+"""The right that an API requires of its callers. Every declaration of an API has one; there is no default.
 
-| made by | who checks |
-|---|---|
-| `public()` | nobody: the API is answered before authentication too |
-| `whole(operation)` | the dispatcher, on the cluster, before the handler: the request is refused as a whole |
-| `within(topic=..., ...)` | the handler, for each resource that the request names or the answer shows |
+|| made by | checked by |
+||---|---|
+|| `public()` | not checked: the API is also answered before authentication |
+|| `whole(operation)` | the dispatcher, on the cluster, before the handler: the request is refused as a whole |
+|| `within(topic=..., ...)` | the handler, for each resource that the request names or the answer shows |
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Operations = Operation | tuple[Operation, ...]
 
 class Requirement(msgspec.Struct, frozen=True):
     rights: tuple[Right, ...]
-    """What may be asked for; by tools and tests."""
+    """The rights that may be checked; for tools and tests."""
     of_cluster: Operation | None = None
-    """Checked by the dispatcher."""
+    """The operation on the cluster that the dispatcher checks."""
     is_public: bool = False
 
 
@@ -41,7 +41,7 @@ def within(
     delegation_token: Operations = (),
     user: Operations = (),
 ) -> Requirement:
-    """Raises ValueError without an operation: an API that asks for nothing is public."""
+    """Raises ValueError without an operation: an API without a check is public."""
     asked = {
         ResourceType.TOPIC: topic,
         ResourceType.GROUP: group,

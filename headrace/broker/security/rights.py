@@ -1,4 +1,4 @@
-"""What may be allowed: operations on resources, with Kafka's names and codes, and who decides.
+"""Rights: operations on resources, with Kafka's names and codes, and the authorizer's interface.
 
 Source of the codes: org.apache.kafka.common.acl.AclOperation, org.apache.kafka.common.resource.ResourceType.
 """
@@ -42,10 +42,10 @@ class ResourceType(IntEnum):
 
 
 CLUSTER_NAME: Final = "kafka-cluster"
-"""The one resource of the type CLUSTER."""
+"""The only resource of the type CLUSTER."""
 
 EVERYTHING: Final = (("", True),)
-"""Of `Authorizer.allowed`: no name is ruled out."""
+"""Result of `Authorizer.allowed` if no name is ruled out."""
 
 Right = tuple[Operation, ResourceType]
 
@@ -77,7 +77,9 @@ OPERATIONS: Final = {
         Operation.IDEMPOTENT_WRITE,
     ),
 }
-"""What makes sense on a resource, for answers that tell what of it is allowed (AclEntry.supportedOperations)."""
+"""Operations that are meaningful on a resource, for answers that list the allowed ones
+(AclEntry.supportedOperations).
+"""
 
 _DENIED: Final = {
     ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -90,22 +92,22 @@ _DENIED: Final = {
 
 
 def denied(resource_type: ResourceType) -> KafkaError:
-    """The refusal, which names nobody and nothing: it looks the same whether the resource exists or not."""
+    """Return the refusal. It contains no names, so it is the same whether the resource exists or not."""
     kind = resource_type.name.lower().replace("_", " ")
     return KafkaError(_DENIED[resource_type], f"not authorized: {kind} authorization failed")
 
 
 class Authorizer(Protocol):
-    """Decides at once and without waiting; what it goes by may change at any time."""
+    """Decides at once, without waiting. Its rules may change at any time."""
 
     @property
     def is_open(self) -> bool:
-        """Nothing is checked: everybody may do everything, and `may` need not be asked."""
+        """Whether all users may do everything, so that `may` need not be called."""
         ...
 
     @property
     def version(self) -> int:
-        """Raised by every change that may alter an answer. Who remembers what `may` said compares it."""
+        """A number that rises with every change that may alter an answer. A cache of `may` compares it."""
         ...
 
     def may(
@@ -115,24 +117,26 @@ class Authorizer(Protocol):
     def denies(
         self, session: Session, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> bool:
-        """Whether it is denied outright, and not merely not allowed: what an extension allows besides is not then."""
+        """Return whether it is denied explicitly, not merely not allowed: then an extension must not allow it
+        either.
+        """
         ...
 
     def may_any(self, session: Session, host: str, operation: Operation, resource_type: ResourceType) -> bool:
-        """Whether there is some resource of the type that it may do this to (KIP-679)."""
+        """Return whether there is a resource of the type on which this operation is allowed (KIP-679)."""
         ...
 
     def allowed(
         self, session: Session, host: str, operation: Operation, resource_type: ResourceType
     ) -> Iterable[tuple[str, bool]]:
-        """Outside of what `may` says no: names (False), and beginnings of names (True; "" is the one of all). How long
-        that takes tells nothing of what exists.
+        """Return all that `may` could allow: names (False), and prefixes of names (True; "" is the prefix of all). The
+        time that this takes does not depend on which resources exist.
         """
         ...
 
 
 class _Open:
-    """There is no authorizer."""
+    """The authorizer of a broker without authorization: everything is allowed."""
 
     is_open: Final = True
     version: Final = 0

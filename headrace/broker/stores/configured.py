@@ -1,4 +1,4 @@
-"""The coordination store that a broker's configuration names: ZooKeeper, where `zookeeper.connect` says so."""
+"""The coordination store that a broker's configuration names: ZooKeeper, if `zookeeper.connect` is set."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ logger = logging.getLogger("headrace.zookeeper")
 
 _HOST: Final = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?")
 SILENT_SECONDS: Final = 2.0
-"""After which a person is told what is waited for."""
+"""Seconds after which a wait is logged."""
 
 
 async def configured_store(
     config: BrokerConfig, clock: Clock, *, makes_path: bool = True
 ) -> ZooKeeperStore | None:
-    """An open store; None if none is named: the broker has one of its own. Tries again until
-    `zookeeper.connection.timeout.ms` are over. Raises ConfigError then. `makes_path`: whoever may begin a cluster.
+    """Return an open store; None if the broker has an embedded one. Tries again for `zookeeper.connection.timeout.ms`,
+    then raises ConfigError. `makes_path`: the caller may begin a cluster.
     """
     address = config["zookeeper.connect"]
     if address is None:
         return None
-    # And kazoo: only for members of a cluster.
+    # Imported here, with kazoo: only members of a cluster need it.
     from headrace.broker.stores.zookeeper import ZooKeeperStore
     from headrace.broker.stores.zookeeper_access import access_of
 
     hosts, _, chroot = address.partition("/")
     if not all(map(_is_host, hosts.split(","))) or (any(not part for part in chroot.split("/")) and chroot):
         raise ConfigError(
-            f"{address!r} is no address of ZooKeeper: it is host:port,host:port/path, and the path is the cluster's own"
+            f"{address!r} is not an address of ZooKeeper; write host:port,host:port/path, where the path is "
+            "the cluster's own"
         )
-    # What the client library has to say about each attempt is said here, once.
+    # The client library's messages about each attempt are summed up here.
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     store = ZooKeeperStore(
         address,

@@ -1,11 +1,12 @@
 """The embedded coordination store: one SQLite file in the data directory.
 
-A transaction is on disk when `transact` returns (`synchronous=FULL`), so that a broker killed at any time finds what
-it had acknowledged. All statements run in one thread of the store's own; the event loop never waits for the disk.
-Version rules are ZooKeeper's: a node starts at 0, each set adds one; parents are made as needed and count as nodes.
+A transaction is on disk when `transact` returns (`synchronous=FULL`), so a broker that is killed at any time finds
+everything that it had acknowledged. All statements run in one thread of the store; the event loop never waits for the
+disk. Version rules are ZooKeeper's: a node starts at 0, each set adds one; parents are made as needed and count as
+nodes.
 
-The process is the only session, and nobody can take what it holds: its lease has no end. Ephemeral nodes go when the
-store is closed, or is opened after a kill.
+The process is the only session, so its lease has no end. Ephemeral nodes go when the store is closed, or is opened
+after a kill.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ _CREATIONS = (
 
 
 class StoreImage(msgspec.Struct, frozen=True):
-    """All that outlives a session, by path and by name: (path, data, version) of nodes, (name, value) of counters."""
+    """The permanent contents of a store, by path and by name: (path, data, version) of nodes, (name, value) of
+    counters.
+    """
 
     nodes: tuple[tuple[str, bytes, int], ...]
     counters: tuple[tuple[str, int], ...]
@@ -131,21 +134,20 @@ class EmbeddedStore:
         return paths
 
     async def copy(self, target: Path) -> None:
-        """Make the file `target`, which is not there, a store with what transactions that were begun before have left.
-
-        What is begun afterwards is not in it, and does not wait for it but in the beginning. Raises sqlite3.Error.
+        """Copy the store to the new file `target`, with all transactions that were begun before. Later transactions are
+        not in it; they wait only for the beginning of the copy. Raises sqlite3.Error.
         """
         copying = await self._run(lambda _: self._begin_copy(target))
         await asyncio.get_running_loop().run_in_executor(self._copies, _copy, copying)
 
     @property
     def changes(self) -> int:
-        """Counts the transactions since it was opened."""
+        """Number of transactions since it was opened."""
         return self._changes
 
     async def image(self) -> StoreImage:
-        """What is in it, but ephemeral nodes. Does not wait for what is begun afterwards, nor the other way round.
-        Raises sqlite3.Error.
+        """Return the contents without ephemeral nodes. This and later transactions do not wait for each other. Raises
+        sqlite3.Error.
         """
         return await asyncio.get_running_loop().run_in_executor(self._copies, read_store, self._path)
 
@@ -153,14 +155,14 @@ class EmbeddedStore:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         connection.execute("ATTACH ? AS copy", (str(target),))
         connection.execute("BEGIN")
-        connection.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM main.nodes LIMIT 1)"
-        ).fetchone()  # what it reads by
+        # The first read fixes the state that the transaction reads.
+        connection.execute("SELECT count(*) FROM (SELECT 1 FROM main.nodes LIMIT 1)").fetchone()
         return connection
 
     async def close(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(KafkaError):  # a full disk, which was told: the next start does the same
+            # a full disk, which was reported: the next start does the same
+            with contextlib.suppress(KafkaError):
                 await self._run(_close)
             self._connection = None
         self._executor.shutdown(wait=False)
@@ -181,7 +183,7 @@ class EmbeddedStore:
                     ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata cannot be changed: {disk_errors.DISK_FULL}"
                 ) from full
 
-        # A cancelled caller must not leave a transaction half observed: the work itself always finishes.
+        # If the caller is cancelled, the transaction itself still finishes.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, call))
 
     def _connect(self, connection: sqlite3.Connection) -> None:
@@ -197,7 +199,7 @@ class EmbeddedStore:
 
 
 def read_store(path: Path) -> StoreImage:
-    """What is in the file of a store, but ephemeral nodes. Raises sqlite3.Error."""
+    """Return the contents of a store's file without ephemeral nodes. Raises sqlite3.Error."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("BEGIN")
@@ -211,7 +213,9 @@ def read_store(path: Path) -> StoreImage:
 
 
 def write_store(path: Path, image: StoreImage) -> None:
-    """Make the file of a store that is what another one was. Durable but for the file's name. Raises sqlite3.Error."""
+    """Write the contents of another store to the file of a new one. Durable except for the file's name. Raises
+    sqlite3.Error.
+    """
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous = FULL")
@@ -246,13 +250,13 @@ def _parent(path: str) -> str:
 
 
 def _touched(operation: StoreOperation, path: str) -> Iterator[str]:
-    """The nodes whose watches an operation sets off: itself, and whose list of children it changes."""
+    """Yield the nodes whose watches an operation fires: its own, and those whose list of children it changes."""
     if isinstance(operation, CheckNode):
         return
     yield path
     if isinstance(operation, DeleteNode):
         yield _parent(path) or "/"
-    elif isinstance(operation, CreateNode):  # which may have made parents
+    elif isinstance(operation, CreateNode):  # creating it may have made parents
         while path:
             path = _parent(path)
             yield path or "/"
@@ -275,14 +279,14 @@ def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperatio
         paths = [_apply(connection, operation, parents) for operation in operations]
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite ends some failed ones itself
+        if connection.in_transaction:  # SQLite ends some failed transactions itself
             connection.execute("ROLLBACK")
         raise
     return paths
 
 
 def _apply(connection: sqlite3.Connection, operation: StoreOperation, parents: set[str]) -> str:
-    """`parents` are nodes that this transaction knows to be there and to take children."""
+    """Apply an operation. `parents` are nodes that are known to exist in this transaction and to accept children."""
     if isinstance(operation, CreateNode):
         return _create(connection, operation, parents)
     path = operation.path
@@ -327,7 +331,7 @@ def _create(connection: sqlite3.Connection, operation: CreateNode, parents: set[
 
 
 def _next(connection: sqlite3.Connection, counter: str) -> int:
-    """A counter's value, from 0, before it goes up by one."""
+    """Return a counter's value, from 0, and increment it."""
     (value,) = connection.execute(
         "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value",
         (counter,),

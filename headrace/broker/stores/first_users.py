@@ -1,4 +1,4 @@
-"""Users of a data directory that no server is running on: how the first one comes to be, who then makes the others."""
+"""Users of a data directory without a running server: how the first user is made, who then makes other users."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ async def add_users(
     node_id: int = 0,
     entropy: Entropy | None = None,
 ) -> list[str]:
-    """Make the directory if there is none, and in it users: name, mechanism, iterations and password of each.
+    """Make the directory if it is missing, and users in it: name, mechanism, iterations and password of each.
 
-    Gives all names there are. Raises ConfigError for a directory that cannot be used, or is used by a server.
+    Return all names. Raises ConfigError for a directory that cannot be used, or is used by a server.
     """
     entropy = entropy or SystemEntropy()
     directory = DataDirectory(data, node_id, entropy.uuid(), SystemDisk(), SystemClock())

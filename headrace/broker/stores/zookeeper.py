@@ -1,20 +1,22 @@
 """A ZooKeeper ensemble as the coordination store, through kazoo.
 
-kazoo works in threads of its own. Everything of it enters the event loop in one place (`_answer`, `_on_state`): its
-results, its watches, its state. Nothing of ours runs in its threads.
+kazoo works in threads of its own. Its results, watches and states enter the event loop in one place (`_answer`,
+`_on_state`). None of our code runs in its threads.
 
-- **The lease is our own clock's.** kazoo may tell of a lost session much later than ZooKeeper gives its ephemeral nodes
-  away (not within 14 s of an outage, seen with 2.11 at a session of 4 s). A `sync`, which the leader answers, is sent a
-  few times per session timeout; `lease_end` is when the last answered one was sent, plus four fifths of the timeout:
-  less than all of it, because a server tells the leader of its clients' signs of life every half tick.
-- **An outcome may be unknown.** A connection that is lost under a transaction raises StoreOutcomeUnknownError; under a
-  read, StoreUnavailableError.
-- **Watches.** ZooKeeper's fire once: they are set again before the callback. After a connection or a session that was
-  lost every callback is called.
+- **The lease is that of our own clock.** kazoo may report a lost session much later than ZooKeeper removes its
+  ephemeral nodes (not within 14 s of an outage, seen with 2.11 at a session of 4 s). So a `sync`, which the leader
+  answers, is sent a few times per session timeout. `lease_end` is the time when the last answered one was sent, plus
+  four fifths of the timeout. It is less than the whole timeout, because a server tells the leader of its clients'
+  activity every half tick.
+- **An outcome may be unknown.** A connection that is lost during a transaction raises StoreOutcomeUnknownError; during
+  a read, StoreUnavailableError.
+- **Watches.** ZooKeeper's fire once: they are set again before the callback. After a lost connection or session every
+  callback is called.
 - Requests above ZooKeeper's limit (`jute.maxbuffer`, 1 MiB by default) would lose the connection: they are refused
   before they are sent.
 
-Left out on purpose: lists of children above that limit (about 20,000 names) lose the connection in ZooKeeper itself.
+Not handled, on purpose: lists of children above that limit (about 20,000 names) lose the connection in ZooKeeper
+itself.
 """
 
 from __future__ import annotations
@@ -57,13 +59,13 @@ logger = logging.getLogger("headrace.zookeeper")
 Result = TypeVar("Result")
 
 REQUEST_BYTES_MAX = 1_000_000  # jute.maxbuffer is 1,048,575 bytes; paths, versions and headers come on top
-OPERATION_BYTES = 64  # of each operation beside its path and data
+OPERATION_BYTES = 64  # of each operation, beside its path and data
 LEASE_OF_SESSION = 0.8
 CLOCKS_APART_MS = 10_000
-"""From which on a person is told: more than a slow answer takes."""
+"""Difference of the clocks from which a warning is logged: more than a slow answer takes."""
 BEATS_PER_SESSION = 6
-READS_UNDER_WAY = 200  # of `get_many`, one behind the other on the connection
-ANSWER_SESSIONS = 1.0  # a request that is not answered within a session's timeout is given up
+READS_UNDER_WAY = 200  # requests of `get_many` that are in flight on the connection
+ANSWER_SESSIONS = 1.0  # a request that is not answered within a session's timeout is cancelled
 
 _LOST = (
     zk.ConnectionLoss,
@@ -77,7 +79,9 @@ _LOST = (
 
 
 class ZooKeeperStore:
-    """A CoordinationStore in the ensemble at `hosts` (`host:port,host:port/chroot`). `open` before anything else."""
+    """A CoordinationStore in the ensemble at `hosts` (`host:port,host:port/chroot`). Call `open` before anything
+    else.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class ZooKeeperStore:
         access: ZooKeeperAccess | None = None,
         makes_path: bool = True,
     ) -> None:
-        """`makes_path`: the chroot is made if it is not there; otherwise it is as if it were empty."""
+        """`makes_path`: make the chroot if it is missing; otherwise it looks empty."""
         self._makes_path = makes_path
         self._access = access or ZooKeeperAccess()
         self._hosts, _, chroot = hosts.partition("/")
@@ -107,8 +111,8 @@ class ZooKeeperStore:
         self._compared_clocks = False
 
     async def open(self) -> None:
-        """Connect and make the chroot. Raises StoreUnavailableError when no server answers in time, or lets nobody in
-        who comes so.
+        """Connect and make the chroot. Raises StoreUnavailableError when no server answers in time, or when access is
+        refused.
         """
         self._loop = asyncio.get_running_loop()
         if self._chroot and self._makes_path:
@@ -119,7 +123,7 @@ class ZooKeeperStore:
         self._client = self._make_client(self._hosts + self._chroot, connection_retry=again)
         self._client.add_listener(lambda state: self._loop.call_soon_threadsafe(self._on_state, state))
         await self._connect(self._client)
-        self._session_timeout = self._client._session_timeout / 1000  # what the server granted
+        self._session_timeout = self._client._session_timeout / 1000  # the timeout that the server granted
         try:
             await self._beat()
             await self.children("/")
@@ -161,14 +165,15 @@ class ZooKeeperStore:
             failure = getattr(client.handler, "failure", None)
             reason = "is it running there? `headrace zookeeper` starts one"
             raise StoreUnavailableError(
-                f"no ZooKeeper server answered at {self._hosts} within {self._connect_timeout:g} s; {failure or reason}"
+                f"no ZooKeeper server answered at {self._hosts} within {self._connect_timeout:g} s; "
+                f"{failure or reason}"
             ) from error
         except zk.AuthFailedError as error:
             await self._loop.run_in_executor(None, _end, client)
             raise self._not_let_in(error) from error
 
     def _entry_failed(self, client: _Client, error: Exception) -> StoreUnavailableError:
-        """Who is refused may hear of it at its first request, in one way or another."""
+        """Return the error for a failed connection. A refusal may show at the first request, in one way or another."""
         if client.is_refused:
             return self._not_let_in(zk.AuthFailedError())
         if isinstance(error, (zk.AuthFailedError, zk.NoAuthError)):
@@ -176,11 +181,12 @@ class ZooKeeperStore:
         return StoreUnavailableError(str(error) or f"ZooKeeper is lost: {type(error).__name__}")
 
     def _not_let_in(self, error: Exception) -> StoreUnavailableError:
-        who = "nobody in particular" if self._access.user is None else f"the user {self._access.user.name}"
+        who = "a client without a user" if self._access.user is None else f"the user {self._access.user.name}"
         if isinstance(error, zk.AuthFailedError):
-            return StoreUnavailableError(f"ZooKeeper at {self._hosts} does not let in {who}")
+            return StoreUnavailableError(f"ZooKeeper at {self._hosts} refuses {who}")
         return StoreUnavailableError(
-            f"ZooKeeper at {self._hosts} keeps {self._chroot or '/'} from {who}: the ACLs of its nodes are for others"
+            f"ZooKeeper at {self._hosts} denies {who} access to {self._chroot or '/'}: the ACLs of its "
+            "nodes name other users"
         )
 
     @property
@@ -189,7 +195,7 @@ class ZooKeeperStore:
 
     @property
     def changes(self) -> int:
-        """The last zxid that an answer has had: of all that is in the ensemble."""
+        """The last zxid in an answer: it counts all changes of the ensemble."""
         return int(self._client.last_zxid)
 
     def lease_end(self) -> float:
@@ -234,7 +240,7 @@ class ZooKeeperStore:
         size = sum(_size(operation) for operation in operations)
         if size > REQUEST_BYTES_MAX:
             raise StoreError(
-                f"a transaction of {size:,} bytes is more than the {REQUEST_BYTES_MAX:,} that ZooKeeper takes"
+                f"a transaction of {size:,} bytes exceeds ZooKeeper's limit of {REQUEST_BYTES_MAX:,}"
             )
         while True:
             try:
@@ -265,7 +271,8 @@ class ZooKeeperStore:
             results = await self._answer(request.commit_async())
         except (*_LOST, TimeoutError) as error:
             raise StoreOutcomeUnknownError(
-                f"ZooKeeper was lost under a transaction: {str(error) or type(error).__name__}"
+                "the connection to ZooKeeper was lost during a transaction: "
+                f"{str(error) or type(error).__name__}"
             ) from error
         for operation, result in zip(operations, results, strict=True):
             if isinstance(result, (zk.RolledBackError, zk.RuntimeInconsistency)):
@@ -285,15 +292,15 @@ class ZooKeeperStore:
         return paths
 
     async def _compare_clocks(self, path: str) -> None:
-        """By a node that was made just now. A clock that is wrong stops nobody: no decision goes by it."""
+        """Compare clocks by a node that was just made. A wrong clock stops nothing, because no decision uses it."""
         now = self._clock.time_ms()
         with contextlib.suppress(StoreError, zk.ZookeeperError):
             stat = await self._read(self._client.exists_async(path))
             apart = 0 if stat is None else now - stat.ctime
             if abs(apart) > CLOCKS_APART_MS:
                 logger.warning(
-                    "this machine's clock is %.0f s %s that of ZooKeeper: times of records and what is deleted by"
-                    " their age go by the clocks of brokers; set it right",
+                    "this machine's clock is %.0f s %s that of ZooKeeper: timestamps of records and "
+                    "deletion by age use the clocks of brokers; set it right",
                     abs(apart) / 1000,
                     "ahead of" if apart > 0 else "behind",
                 )
@@ -318,7 +325,7 @@ class ZooKeeperStore:
             raise StoreUnavailableError(f"ZooKeeper is lost: {str(error) or type(error).__name__}") from error
 
     async def _answer(self, asked: Any) -> Any:
-        """What kazoo's threads find out, in the loop. Raises TimeoutError after a session's timeout."""
+        """Wait in the event loop for a result of kazoo's threads. Raises TimeoutError after a session's timeout."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         asked.rawlink(lambda result: self._loop.call_soon_threadsafe(_settle, answer, result))
         async with asyncio.timeout(self._session_timeout * ANSWER_SESSIONS):
@@ -358,15 +365,17 @@ class ZooKeeperStore:
                     watch.tell()
 
     def _begin_again(self) -> None:
-        """kazoo gives up for good when it is not let in; a server that ends while it authenticates looks so, too."""
+        """Connect again. kazoo stops for good when it is refused; a server that stops during the authentication looks
+        the same.
+        """
         if not self._closed and self._client._state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED):
-            logger.warning("ZooKeeper at %s does not let this broker in; it tries again", self._hosts)
+            logger.warning("ZooKeeper at %s refuses this broker; it tries again", self._hosts)
             self._again = self._loop.run_in_executor(None, self._client.start_async)
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """It is connected before it says who it is; a server that does not let it in closes the connection a moment later.
-    By then kazoo may have forgotten why.
+    """kazoo's client, which is connected before it authenticates itself. A server that refuses it closes the connection
+    a moment later, and by then kazoo may have forgotten the reason.
     """
 
     def __init__(self, hosts: str, **more: Any) -> None:
@@ -376,13 +385,15 @@ class _Client(KazooClient):  # type: ignore[misc]
         self.add_listener(self._hear)
 
     def _hear(self, _: str) -> None:
-        """In a thread of kazoo's."""
+        """Runs in a thread of kazoo's."""
         if self._state == KeeperState.AUTH_FAILED:
             self.is_refused = True
         self._has_heard.set()
 
     def enter(self, seconds: float) -> None:
-        """Returns when it is connected; blocks. Raises KazooTimeoutError, and AuthFailedError as soon as that is so."""
+        """Wait until it is connected; blocks. Raises KazooTimeoutError, and AuthFailedError as soon as it is
+        refused.
+        """
         self.start_async()
         self._has_heard.wait(seconds)
         if self.is_refused:
@@ -406,7 +417,7 @@ class _Watch:
         self._again = False
 
     def arm(self) -> None:
-        """Set the watches at ZooKeeper. One attempt at a time: what happens during one asks for another after it."""
+        """Set the watches at ZooKeeper. One attempt at a time: an event during one asks for another after it."""
         if self._task is not None:
             self._again = True
             return
@@ -426,7 +437,7 @@ class _Watch:
             self._again = False
             self.arm()
         elif failed:
-            # The state that comes with the next connection arms it too, but an answer can be late on one that lasts.
+            # The state of the next connection sets it, too; but an answer can also be late on a connection that lasts.
             self._store._loop.call_later(_WATCH_AGAIN_SECONDS, self._retry)
 
     def _retry(self) -> None:
@@ -439,15 +450,15 @@ class _Watch:
         try:
             await store._read(store._client.get_children_async(self._path, watch=self._fired))
         except zk.NoNodeError:
-            return  # its creation fires the other one
+            return  # the creation of the node fires the other watch
 
     def _fired(self, event: object) -> None:
-        """In a thread of kazoo's."""
+        """Runs in a thread of kazoo's."""
         self._store._loop.call_soon_threadsafe(self._changed)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody is to be told; otherwise it ends here."""
+        """Whether there are callbacks; otherwise the watch ends here."""
         if not self.callbacks:
             self._store._watches.pop(self._path, None)
         return bool(self.callbacks)
@@ -458,7 +469,7 @@ class _Watch:
         self.arm()
         task = self._task
         assert task is not None
-        # Told when it is set again: what a reader finds after that and what it is told of leave no gap between them.
+        # The callbacks are called after the watches are set again, so there is no gap between a read and the next call.
         task.add_done_callback(lambda _: self.tell())
 
 

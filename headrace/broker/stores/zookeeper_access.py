@@ -1,13 +1,14 @@
-"""How a broker comes to ZooKeeper: over TLS or in the clear, as which user, and whose what it makes is.
+"""A broker's access to ZooKeeper: with or without TLS, as which user, and with which ACLs of its nodes.
 
-By Kafka's old configurations (`broker.configs.zookeeper`). The user and the password are in a file of JAAS, as every
-client of ZooKeeper has them:
+From Kafka's old configurations (`broker.configs.zookeeper`). A JAAS file has the user and the password, as for every
+client of ZooKeeper:
 
     Client {
-        org.apache.zookeeper.server.auth.DigestLoginModule required username="headrace" password="...";
+      org.apache.zookeeper.server.auth.DigestLoginModule required
+      username="headrace" password="...";
     };
 
-No error and no `repr` has a password in it.
+No error and no `repr` contains a password.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class ZooKeeperUser(msgspec.Struct, frozen=True):
 
 
 class ZooKeeperAccess(msgspec.Struct, frozen=True):
-    """`tls` None: in the clear. `user` None: nobody. `keeps_to_itself`: nodes that are made are for the user alone."""
+    """`tls` None: without TLS. `user` None: without a user. `keeps_to_itself`: only the user has access to new
+    nodes.
+    """
 
     tls: ssl.SSLContext | None = None
     user: ZooKeeperUser | None = None
@@ -52,12 +55,12 @@ class ZooKeeperAccess(msgspec.Struct, frozen=True):
 
 
 def access_of(config: BrokerConfig) -> ZooKeeperAccess:
-    """Reads the files. Raises ConfigError."""
+    """Read the files. Raises ConfigError."""
     user = _user(config)
     if config["zookeeper.set.acl"] and user is None:
         raise ConfigError(
-            f"zookeeper.set.acl=true needs a user of ZooKeeper: set {_LOGIN_FILE} to a file of JAAS with a section "
-            f"{config[_SECTION]}"
+            f"zookeeper.set.acl=true needs a user of ZooKeeper: set {_LOGIN_FILE} to a JAAS file with a "
+            f"section {config[_SECTION]}"
         )
     return ZooKeeperAccess(_context(config), user, config["zookeeper.set.acl"])
 
@@ -79,12 +82,12 @@ def _user(config: BrokerConfig) -> ZooKeeperUser | None:
     entry = sections[section]
     if entry.module_name != _MODULE:
         raise ConfigError(
-            f"{_LOGIN_FILE}: the section {section} of {path} names the login module {entry.module}; "
-            f"org.apache.zookeeper.server.auth.{_MODULE} is offered"
+            f"{_LOGIN_FILE}: the section {section} of {path} names the login module {entry.module}; use "
+            f"org.apache.zookeeper.server.auth.{_MODULE}"
         )
     name, password = entry.options.get("username"), entry.options.get("password")
     if not name or password is None:
-        raise ConfigError(f"{_LOGIN_FILE}: the section {section} of {path} has to have username and password")
+        raise ConfigError(f"{_LOGIN_FILE}: the section {section} of {path} must have username and password")
     return ZooKeeperUser(name, password)
 
 
@@ -127,16 +130,17 @@ def _store(config: BrokerConfig, kind: str) -> Store:
 
 
 class TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets, with a context of TLS made beforehand, and no answer left behind in it.
+    """kazoo's threads and sockets, with a TLS context that was made before.
 
-    kazoo waits for its socket only; what TLS has decrypted already would lie there until more arrives.
+    It also reads answers that TLS has already decrypted. kazoo waits for its socket only, so they would stay unread
+    until more data arrives.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
         super().__init__()
         self._context = context
         self.failure: OSError | None = None
-        """Why the last attempt to connect failed."""
+        """The reason why the last attempt to connect failed."""
 
     def create_connection(
         self, address: tuple[str, int], hostname: str | None = None, timeout: float | None = None, **_: Any

@@ -1,4 +1,4 @@
-"""ZooKeeper's own server, from the jars that pyspark carries: for development and tests. Java is all that is needed."""
+"""ZooKeeper's own server, from the jars that pyspark contains: for development and tests. It needs only Java."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JARS: Final = (
 
 
 def server_settings(data: Path, host: str, port: int, tick_ms: int) -> str:
-    """Of a single server. A session's timeout is between 2 and 20 ticks."""
+    """Return the settings of a single server. A session's timeout is between 2 and 20 ticks."""
     return (
         f"dataDir={data}\nclientPort={port}\nclientPortAddress={host}\ntickTime={tick_ms}\n"
         "admin.enableServer=false\n4lw.commands.whitelist=ruok,srvr\n"
@@ -28,14 +28,14 @@ def server_settings(data: Path, host: str, port: int, tick_ms: int) -> str:
 
 
 def server_command(settings: Path, *options: str, is_of_ensemble: bool = False) -> list[str]:
-    """What starts the server, with more options of Java. Raises RuntimeError without the jars."""
+    """Return the command that starts the server, with more options of Java. Raises RuntimeError without the jars."""
     java = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *options, "-cp", _class_path()]
     main = "quorum.QuorumPeerMain" if is_of_ensemble else "ZooKeeperServerMain"
     return [*java, f"org.apache.zookeeper.server.{main}", str(settings)]
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether a server is up there. Blocking, a second at most."""
+    """Return whether a server answers there. Blocks for a second at most."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), 1) as connection:
         connection.sendall(b"ruok")
         return connection.recv(4) == b"imok"

@@ -1,1 +1,1 @@
-"""Transactions: what a producer writes to several partitions and groups becomes visible together, or never."""
+"""Transactions: a producer's writes to several partitions and groups become visible together, or never."""

@@ -1,11 +1,11 @@
-"""Whether a write may be part of a transaction (rule T2, KIP-890).
+"""Check that a write may be part of a transaction (rule T2, KIP-890).
 
-The coordinator of the transaction says it, which is this broker or another one. Another one is asked for the first
-write of a transaction to a partition: from then on the partition's log has the transaction open.
+The coordinator of the transaction decides it: this broker or another one. Another broker is asked for the first write
+of a transaction to a partition; from then on the transaction is open in the partition's log.
 
-With version 1 of transactions a producer announces partitions (AddPartitionsToTxn, AddOffsetsToTxn), and a
-write to another partition is refused: it would belong to no transaction that anybody will end. With version 2
-(Produce 12, TxnOffsetCommit 5) the write itself announces its partition.
+With version 1 of transactions a producer announces partitions (AddPartitionsToTxn, AddOffsetsToTxn), and a write to
+another partition is refused: it would belong to a transaction that is never ended. With version 2 (Produce 12,
+TxnOffsetCommit 5) the write itself announces its partition.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def part_of_transaction(
     *,
     announces: bool,
 ) -> ErrorCode | Awaitable[ErrorCode]:
-    """NONE if the write may go on; it is announced here if `announces` and it was not before.
+    """Return NONE if the write may go on. With `announces`, add its partition to the transaction if it was not added
+    before.
 
-    An awaitable if the journal takes its time. The write may go on in the same step of the event loop only. This broker
-    coordinates the transaction.
+    Return an awaitable if the journal takes its time. The write may go on in the same step of the event loop only. This
+    broker coordinates the transaction.
     """
     if announces and coordinator.storing(transactional_id) is not None:
         return _once_stored(coordinator, transactional_id, producer, partition)
@@ -67,7 +68,7 @@ async def _once_stored(
     producer: tuple[int, int],
     partition: TopicPartition,
 ) -> ErrorCode:
-    """Several writes of one producer announce their partitions at the same time: one after the other."""
+    """Announce a partition when earlier announcements of the producer are stored: one after the other."""
     while (storing := coordinator.storing(transactional_id)) is not None:
         await asyncio.wait([storing])
     outcome = part_of_transaction(coordinator, transactional_id, producer, partition, announces=True)
@@ -82,8 +83,8 @@ async def by_other_coordinator(
     *,
     announces: bool,
 ) -> tuple[ErrorCode, Guard | None]:
-    """As `part_of_transaction`, if another broker coordinates the transaction. The write may go on while the guard
-    holds, which is the caller's to release. Raises KafkaError.
+    """Do as `part_of_transaction` if another broker coordinates the transaction. The write may go on while the returned
+    guard holds; the caller must release it. Raises KafkaError.
     """
     if is_in_transaction(partition, *producer):
         return ErrorCode.NONE, None
@@ -108,10 +109,11 @@ def admit_batch(
     records: memoryview,
     version: int,
 ) -> Awaitable[Guard | None] | None:
-    """Check a transactional batch of Produce `version`. Raises KafkaError with a code that this version's
-    clients know what to do with. Gives something to wait for first if the journal takes its time, or another broker has
-    to be asked; that raises then, and gives the guard that must hold when the batch is appended (`check_guard`), and
-    is to be released.
+    """Check a transactional batch of Produce `version`. Raises KafkaError with a code that clients of this version can
+    handle.
+
+    If the journal takes its time, or another broker has to be asked, return an awaitable. It raises the same errors,
+    and returns the guard that must hold when the batch is appended (`check_guard`), and that the caller must release.
     """
     topic, index = partition.topic.name, partition.index
     if partition.hooks is not None:
@@ -122,14 +124,15 @@ def admit_batch(
     if not transactional_id:
         raise KafkaError(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "the batch belongs to a transaction, and the request names no transactional id",
+            "the batch belongs to a transaction, but the request names no transactional id",
         )
     producer_id, epoch, sequence = PRODUCER.unpack_from(records, PRODUCER_ID_POSITION)
     announces = version >= FIRST_PRODUCE_OF_VERSION_2
     if announces and sequence != 0 and producer_id not in partition.log.producers():
         raise KafkaError(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            f"producer {producer_id} sent sequence {sequence}, and nothing of it is known: it must begin with 0",
+            f"producer {producer_id} sent sequence {sequence}, but its earlier batches are not known: the "
+            "sequence must begin with 0",
         )
     producer = producer_id, epoch
     if coordinator.unavailable(transactional_id) is ErrorCode.NOT_COORDINATOR:
@@ -167,8 +170,8 @@ async def _admit_by_other(
 
 
 def check_guard(coordinator: TransactionCoordinator, guard: Guard | None) -> None:
-    """The write follows in the same step of the event loop. Raises KafkaError(NOT_ENOUGH_REPLICAS), which clients
-    repeat, if what the coordinator has said may not be so any more.
+    """Check that the coordinator's answer still holds, right before the write in the same step of the event loop.
+    Raises KafkaError(NOT_ENOUGH_REPLICAS), which clients repeat, if it may not hold any more.
     """
     if guard is not None and not coordinator.guards.holds(guard):
         partition = guard.partition

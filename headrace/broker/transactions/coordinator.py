@@ -3,19 +3,19 @@
 It owns the transactional ids, feeds them requests and the passing of time, and carries out their effects.
 
 Invariants
-- Nothing is acknowledged, or shown, before its journal record is stored as `JournalTopic` promises; a failed append
+- Nothing is acknowledged or shown before its journal record is stored as `JournalTopic` promises. A failed append
   changes nothing but the answer.
-- A transactional id is served only after its journal partition has been read (`JournalTopic`): to show ids as unknown
-  would let zombies go on beside new owners.
-- A decision is stored before the first marker is written, and the markers are stored, each as durably as its topic
-  wants, before the transaction is complete.
-- A transaction whose end is decided is ended in every partition, now or after the next start, by this broker or by who
-  coordinates it then. Markers that cannot be written (a full disk, a leader that is away) are tried again every second,
-  by whoever leads the partition then; a partition that is gone needs none.
+- A transactional id is served only after its journal partition has been read (`JournalTopic`). If ids looked unknown
+  before, zombies could continue beside new owners.
+- A decision is stored before the first marker is written. The markers are stored, each as durably as its topic demands,
+  before the transaction is complete.
+- A transaction with a decided end is ended in every partition, now or after the next start, by this broker or by its
+  coordinator at that time. Markers that cannot be written (a full disk, an unavailable leader) are tried again every
+  second, at the leader at that time; a deleted partition needs none.
 
-Everything runs on the event loop; only reading the journal at start runs in the executor. Usually the end of
-a transaction is complete when it is answered, so that the next one need not wait for it; nobody waits for more than a
-second for that.
+Everything runs on the event loop, except that the executor reads the journal at the start. Usually the end of a
+transaction is complete when it is answered, so that the next transaction need not wait for it. An answer is delayed for
+at most a second for that.
 """
 
 from __future__ import annotations
@@ -78,14 +78,18 @@ R = TypeVar("R")
 
 IDS_PER_TURN = 100
 STOP_SECONDS = 2
-"""So long a stop waits for the ends that are being stored; what is decided is completed after the next start."""
+"""Maximum time that a stop waits for ends that are being stored; decided transactions are completed after the next
+start.
+"""
 MARKERS_PER_TURN = 32
-"""About a millisecond of appends; more of one transaction are written in turns."""
+"""Maximum number of markers in a turn, about a millisecond of appends; a transaction with more is written in several
+turns.
+"""
 
 _NEEDS_NO_MARKER = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # deleted
-        ErrorCode.POLICY_VIOLATION,  # deleted, and made again as something that has no transactions
+        ErrorCode.POLICY_VIOLATION,  # deleted, and created again as a topic without transactions
         ErrorCode.INVALID_PRODUCER_EPOCH,  # a later marker of this producer is there already
         ErrorCode.TRANSACTION_COORDINATOR_FENCED,
     }
@@ -127,7 +131,7 @@ class TransactionCoordinator:
         self.limits = limits_of(config)
         self.transactions: dict[str, Transaction] = {}
         self.ended = {True: 0, False: 0}
-        """How many were committed, and how many aborted, since the start."""
+        """Number of transactions that were committed, and that were aborted, since the start."""
         self.journal = JournalTopic(
             journal.TOPIC,
             self,
@@ -188,7 +192,7 @@ class TransactionCoordinator:
         return Now(self._clock.monotonic(), self._clock.time_ms())
 
     def unavailable(self, transactional_id: str) -> ErrorCode:
-        """NONE, or why the transactional id cannot be served now."""
+        """Return NONE, or the reason why the transactional id cannot be served now."""
         if self._stopped:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self.journal.unavailable(transactional_id)
@@ -196,22 +200,22 @@ class TransactionCoordinator:
     async def ask_coordinator(
         self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition, *, announces: bool
     ) -> ErrorCode:
-        """What `admission.part_of_transaction` answers at the broker that coordinates the id."""
+        """Return the answer of `admission.part_of_transaction` at the broker that coordinates the id."""
         coordinated_at = self.journal.name, self.journal.index_of(transactional_id)
         return await self._others.part_of_transaction(
             coordinated_at, transactional_id, producer, partition, announces=announces
         )
 
     def transaction(self, transactional_id: str) -> Transaction:
-        """What is known of it; an empty one that is not kept if nothing is."""
+        """Return the state of the id; an empty one that is not kept if the id is unknown."""
         return self.transactions.get(transactional_id) or Transaction(transactional_id)
 
     def submit(
         self, transactional_id: str, event_for: Callable[[int], Event], respond: Callable[[Result], R]
     ) -> R | asyncio.Future[R]:
-        """Let a request happen. `event_for` makes its event from a token, `respond` answers with the result.
+        """Carry out a request. `event_for` makes its event from a token; `respond` answers with the result.
 
-        Gives the answer, or a future of it if the journal takes its time.
+        Return the answer, or a future of it if the journal takes its time.
         """
         self._last_token += 1
         token = self._last_token
@@ -224,7 +228,9 @@ class TransactionCoordinator:
         return future
 
     def storing(self, transactional_id: str) -> asyncio.Future[None] | None:
-        """Until then a record of the id is on its way to the journal, and nothing else can be decided."""
+        """Return a future of the end of the append: until then a record of the id is on its way to the journal, and
+        nothing else can be decided.
+        """
         transaction = self.transactions.get(transactional_id)
         if transaction is None or not transaction.appending:
             return None
@@ -236,7 +242,7 @@ class TransactionCoordinator:
     def partition_error(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partition: TopicPartition
     ) -> ErrorCode:
-        """Whether a write is part of the producer's open transaction (rule T2)."""
+        """Return whether a write is part of the producer's open transaction (rule T2)."""
         error = self.unavailable(transactional_id)
         if error is not ErrorCode.NONE:
             return error
@@ -279,11 +285,11 @@ class TransactionCoordinator:
             self.transactions.pop(transactional_id, None)
             self._deadlines.forget(transactional_id)
         elif transaction.deadline != NEVER and not transaction.appending:
-            # While something is being stored a tick does nothing; what comes of it is looked at here again.
+            # A tick does nothing while a record is being stored; its consequences are handled here.
             self._deadlines.wake(transactional_id, transaction.deadline)
 
     def _is_ending(self, transaction: Transaction) -> bool:
-        """Its end is decided, and what is missing is being stored: whoever is answered now would come too early."""
+        """Return whether the end is decided and still being stored: an answer now would come too early."""
         stored, transactional_id = transaction.stored, transaction.transactional_id
         if stored is None or not stored.state.is_ending:
             return False
@@ -302,16 +308,16 @@ class TransactionCoordinator:
         if transaction is None:
             return
         if transaction.deadline > self._clock.monotonic():
-            # The deadline that was armed belonged to an earlier transaction of this id.
+            # The deadline that was set belonged to an earlier transaction of this id.
             if transaction.deadline != NEVER:
                 self._deadlines.wake(transactional_id, transaction.deadline)
             return
         for kept in self._kept_replies.pop(transactional_id, ()):
-            self._reply(kept, None)  # it is decided, and a marker takes its time
+            self._reply(kept, None)  # the end is decided, and a marker takes its time
         self._run(transactional_id, Tick())
 
     def _append(self, transactional_id: str, effect: Append) -> ErrorCode | None:
-        """The outcome, or None if it takes its time: then the transaction hears of it later."""
+        """Return the outcome, or None if the append takes its time: then the transaction is told later."""
         if not self.journal.partitions:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
 
@@ -331,7 +337,7 @@ class TransactionCoordinator:
         return self._decided(effect) if is_stored else None
 
     def _decided(self, stored: Append) -> ErrorCode:
-        """Count what is on the journal now."""
+        """Count a stored decision, and return its outcome."""
         if stored.stored is not None and stored.stored.state.is_ending:
             self.ended[stored.stored.state is State.PREPARE_COMMIT] += 1
         return ErrorCode.NONE
@@ -361,14 +367,14 @@ class TransactionCoordinator:
             some = partitions[first : first + MARKERS_PER_TURN]
             transaction = self.transactions.get(transactional_id)
             if self._stopped or transaction is None or not transaction.unmarked.issuperset(some):
-                return  # another attempt has got there first
+                return  # another attempt was faster
             self._run(transactional_id, Marked(self._mark(transactional_id, wanted, some)))
             await asyncio.sleep(0)
 
     def _mark(
         self, transactional_id: str, wanted: WriteMarkers, partitions: Sequence[TopicPartition]
     ) -> frozenset[TopicPartition]:
-        """Write markers; gives the partitions that need none any more."""
+        """Write markers; return the partitions that need none any more."""
         index = self.journal.index_of(transactional_id)
         marker = Marker(
             wanted.producer_id,
@@ -406,7 +412,8 @@ class TransactionCoordinator:
     ) -> None:
         transactional_id = transaction.transactional_id
         if self._stopped or self.transactions.get(transactional_id) is not transaction:
-            return  # it was let go of, and read again perhaps: the marker may be that of a transaction before
+            # the id was released, and perhaps read again: the marker may be that of an earlier transaction
+            return
         on_their_way = self._marking[transactional_id]
         on_their_way.discard(place)
         if not on_their_way:
@@ -414,10 +421,10 @@ class TransactionCoordinator:
         if error is None or self._needs_no_marker(transactional_id, place, error):
             self._run(transactional_id, Marked(frozenset({place})))
         elif transactional_id in self._kept_replies and not on_their_way:
-            self._run(transactional_id, Marked(frozenset()))  # it is tried again; nobody waits for that
+            self._run(transactional_id, Marked(frozenset()))  # it is tried again, and no request waits for it
 
     def _needs_no_marker(self, transactional_id: str, place: TopicPartition, error: KafkaError) -> bool:
-        """Report why there is none."""
+        """Log why a partition has no marker."""
         level = logging.WARNING if error.code in _NEEDS_NO_MARKER else logging.ERROR
         if error.code in _PASSES:
             level = logging.INFO
@@ -427,8 +434,8 @@ class TransactionCoordinator:
     # -- the journal -----------------------------------------------------------------------------------------
 
     def read(self, index: int, partition: Partition) -> dict[str, StoredTransaction]:
-        """The last record of each id that has not been buried. For the journal, like what follows
-        (`broker.cluster.journal_topic.Contents`).
+        """Return the last record of each id without a tombstone. Part of the journal's interface, as the following
+        methods (`broker.cluster.journal_topic.Contents`).
         """
         live: dict[str, StoredTransaction] = {}
         for transactional_id, stored in journal.read_partition(partition):

@@ -1,9 +1,8 @@
-"""What can happen to a transactional id, and what it wants done about it.
+"""Events of a transactional id, and the effects that they ask for.
 
-A request carries a `token`; its answer is the `Reply` effect with the same token, in this step or a later
-one. `Append` asks for a record on the journal; the shell answers with `Appended(pending, ...)`.
-`WriteMarkers` asks for markers; the shell answers with `Marked` for those that are written, as often as it
-likes. Effects are carried out in order.
+A request carries a `token`; its answer is the `Reply` effect with the same token, in this step or a later one. `Append`
+asks for a record on the journal; the shell answers with `Appended(pending, ...)`. `WriteMarkers` asks for markers; the
+shell answers with `Marked` for the written ones, in one or several steps. Effects are carried out in order.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from headrace.protocol.errors import ErrorCode
 
 
 class InitProducer(msgspec.Struct, frozen=True):
-    """`expected` is the producer id and epoch the client believes to have; None if it comes anew (KIP-360).
+    """`expected` is the producer id and epoch that the client believes it has; None for a new client (KIP-360).
 
-    `new_producer_id` is there to be used if one is needed (`state.needs_producer_id`).
+    `new_producer_id` is used if a new one is needed (`state.needs_producer_id`).
     """
 
     token: int
@@ -50,13 +49,13 @@ class EndTransaction(msgspec.Struct, frozen=True):
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """The markers of these partitions are written, or can never be because the partition is gone."""
+    """The markers of these partitions are written, or never will be because the partition is gone."""
 
     partitions: frozenset[TopicPartition]
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed: whatever is due happens."""
+    """Time has passed: due work is done."""
 
 
 class Expire(msgspec.Struct, frozen=True):
@@ -85,7 +84,7 @@ class PendingPartitions(msgspec.Struct, frozen=True):
 
 
 class PendingEnd(msgspec.Struct, frozen=True):
-    """`answer` is what the client that caused it hears, if there is one."""
+    """`answer` is the answer to the client that caused the end, if there is one."""
 
     token: int | None
     stored: StoredTransaction

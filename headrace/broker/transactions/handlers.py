@@ -1,7 +1,7 @@
 """The transaction APIs on the wire: requests to events, results to responses.
 
-Of AddPartitionsToTxn clients send versions 0 to 3; later ones are between brokers, of which the leader of a partition
-asks the coordinator whether a write is part of a transaction, or says that it is (KIP-890).
+Clients send versions 0 to 3 of AddPartitionsToTxn. Later versions are for brokers: the leader of a partition asks the
+coordinator whether a write is part of a transaction, or announces that it is (KIP-890).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _FIRST_VERSION_WITH_FENCED = 2
 _FIRST_END_OF_VERSION_2 = 5
 _FIRST_OFFSET_COMMIT_WITH_ABORTABLE = 4
 
-_PRODUCER_BYTES = 40  # of an answer
+_PRODUCER_BYTES = 40  # size in an answer
 
 Errors = Mapping[tuple[str, int], ErrorCode]
 
@@ -176,8 +176,8 @@ class TransactionHandlers:
     def add_partitions(
         self, context: RequestContext, request: AddPartitionsToTxnRequest
     ) -> Work[AddPartitionsToTxnResponse | Awaitable[Any]]:
-        """All partitions or none are added, but for those of tables, which no transaction has in it: to produce to one
-        is refused, in words, for which there is no room here.
+        """Add all partitions or none. Partitions of tables are ignored, because tables cannot be part of transactions:
+        producing to one is refused with a message, for which this answer has no room.
         """
         if context.api_version >= _FIRST_ADD_OF_BROKERS:
             return self._add_for_brokers(context, request)
@@ -204,7 +204,7 @@ class TransactionHandlers:
                     wanted.add((topic.name, index))
         if bad:
             return (yield from _added(request, ErrorCode.OPERATION_NOT_ATTEMPTED, bad))
-        error = self._refusal(transactional_id)  # it may have begun to stop
+        error = self._refusal(transactional_id)  # the coordinator may have begun to stop
         if error is not ErrorCode.NONE:
             return (yield from _added(request, error, {}))
         outcome = self._coordinator.submit(
@@ -224,7 +224,7 @@ class TransactionHandlers:
     async def _add_for_brokers(
         self, context: RequestContext, request: AddPartitionsToTxnRequest
     ) -> AddPartitionsToTxnResponse:
-        """Each partition by itself: a leader asks for what it is about to write."""
+        """Add each partition by itself: a leader asks for the partitions that it is about to write."""
         context.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
         pace = self._slices.pace()
         response = AddPartitionsToTxnResponse()
@@ -258,7 +258,7 @@ class TransactionHandlers:
         return response
 
     def _cannot_join(self, topic: str, index: int) -> ErrorCode:
-        """Why a partition cannot be part of a client's transaction, or NONE."""
+        """Return the reason why a partition cannot be part of a client's transaction, or NONE."""
         partition = self._replicas.find_partition(topic, index)
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -267,7 +267,9 @@ class TransactionHandlers:
         return ErrorCode.NONE
 
     def _is_table(self, topic: str, index: int) -> bool:
-        """As far as this broker knows: of one that another leads that one says it when it ends the transaction."""
+        """Return whether the topic is a table, as far as this broker knows. If another broker is the leader, it reports
+        a table when it ends the transaction.
+        """
         partition = self._replicas.find_partition(topic, index)
         return partition is not None and partition.hooks is not None
 
@@ -291,7 +293,7 @@ class TransactionHandlers:
         return AddOffsetsToTxnResponse(error_code=_fenced_in(error, context))
 
     def _journal_partition(self, group_id: str) -> TopicPartition:
-        """Where the group's offsets are written; the topic must be there."""
+        """Return the partition that the group's offsets are written to; the topic must exist."""
         return self._groups.journal.name, self._groups.journal.index_of(group_id)
 
     async def commit_offsets(
@@ -313,11 +315,12 @@ class TransactionHandlers:
             return _committed(request, refused.code, errors)
         guard = None
         try:
-            error, guard = await self._admit_offsets(context, request)  # last: it must not end in between
+            # last, because the transaction must not end in between
+            error, guard = await self._admit_offsets(context, request)
             if error is ErrorCode.NONE:
                 error = self._groups.unavailable(request.group_id)
             if error is ErrorCode.NONE and guard is not None and not self._coordinator.guards.holds(guard):
-                error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # which clients repeat
+                error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # a code that clients repeat
         finally:
             self._coordinator.guards.release(guard)
         if error is not ErrorCode.NONE:
@@ -362,17 +365,17 @@ class TransactionHandlers:
 
     @staticmethod
     def _told_of_offsets(error: ErrorCode, version: int) -> ErrorCode:
-        """What clients of a version are told of a commit of offsets."""
+        """Return the error code that clients of a version are told for a commit of offsets."""
         if error is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_OFFSET_COMMIT_WITH_ABORTABLE:
             return ErrorCode.INVALID_TXN_STATE
         if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < FIRST_OFFSET_COMMIT_OF_VERSION_2:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # what these versions retry
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # a code that these versions retry
         return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
 
     def _offsets(
         self, context: RequestContext, request: TxnOffsetCommitRequest
     ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
-        """The offsets to store, and the partitions that do not exist."""
+        """Return the offsets to store, and the partitions that do not exist."""
         now_ms = self._clock.time_ms()
         offsets: dict[tuple[str, int], CommittedOffset] = {}
         errors: dict[tuple[str, int], ErrorCode] = {}
@@ -442,7 +445,7 @@ class TransactionHandlers:
     async def write_markers(
         self, context: RequestContext, request: WriteTxnMarkersRequest
     ) -> WriteTxnMarkersResponse:
-        """For administrators who end a transaction that hangs (KIP-664), and for brokers."""
+        """Write markers for administrators who end a hanging transaction (KIP-664), and for brokers."""
         if not context.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME, audited=False):
             context.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
         self._senders.check(context.client_id, context.connection_id)
@@ -542,7 +545,7 @@ class TransactionHandlers:
     def describe(
         self, context: RequestContext, request: DescribeTransactionsRequest
     ) -> Work[DescribeTransactionsResponse]:
-        """One that is named again and again is described once."""
+        """Describe each id once, even if the request repeats it."""
         response = DescribeTransactionsResponse(transaction_states=[])
         budget = AnswerBudget()
         for name in dict.fromkeys(request.transactional_ids):
@@ -560,7 +563,7 @@ class TransactionHandlers:
     def _describe(
         self, context: RequestContext, transactional_id: str, budget: AnswerBudget
     ) -> Work[TransactionState]:
-        """With the partitions of topics that may be seen."""
+        """Describe an id, with the partitions of topics that the caller may see."""
         answer = TransactionState(transactional_id=transactional_id)
         error = self._refusal(transactional_id)
         known = self._coordinator.transaction(transactional_id)
@@ -615,7 +618,7 @@ class TransactionHandlers:
     def _filtered(
         self, context: RequestContext, request: ListTransactionsRequest, states: set[State]
     ) -> Work[dict[str, ListedTransaction]]:
-        """By id, whatever the other filters let through."""
+        """Return the transactions by id that pass all filters except the id pattern."""
         now_ms = self._clock.time_ms()
         producer_ids = frozenset(request.producer_id_filters)
         found: dict[str, ListedTransaction] = {}
@@ -642,7 +645,9 @@ class TransactionHandlers:
 
 
 def _fenced_in(error: ErrorCode, context: RequestContext) -> ErrorCode:
-    """Versions before 2 of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn do not know PRODUCER_FENCED."""
+    """Return the code for versions before 2 of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn, which do not know
+    PRODUCER_FENCED.
+    """
     if error is ErrorCode.PRODUCER_FENCED and context.api_version < _FIRST_VERSION_WITH_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return error
@@ -651,7 +656,7 @@ def _fenced_in(error: ErrorCode, context: RequestContext) -> ErrorCode:
 def _added(
     request: AddPartitionsToTxnRequest, error: ErrorCode, errors: Errors
 ) -> Work[AddPartitionsToTxnResponse]:
-    """`error` for every partition that has none of its own in `errors`."""
+    """Return the results: `error` for every partition that has no error of its own in `errors`."""
     response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[])
     for topic in request.v3_and_below_topics:
         yield

@@ -29,7 +29,7 @@ _VALUE_VERSION = 1
 
 
 def encode_record(transactional_id: str, stored: StoredTransaction | None) -> tuple[bytes, bytes | None]:
-    """Key and value. Raises EncodeError for what does not fit the format."""
+    """Return key and value. Raises EncodeError for values that do not fit the format."""
     key = encode_versioned(TransactionLogKey(transactional_id=transactional_id), _KEY_VERSION)
     return key, None if stored is None else encode_versioned(_value(stored), _VALUE_VERSION)
 
@@ -56,7 +56,7 @@ def _value(stored: StoredTransaction) -> TransactionLogValue:
 
 
 def decode_record(key: bytes | None, value: bytes | None) -> tuple[str, StoredTransaction | None] | None:
-    """Transactional id and what is stored of it; None for a kind of record that is not known here.
+    """Return the transactional id and its stored state; None for an unknown kind of record.
 
     Raises DecodeError if it is malformed.
     """
@@ -91,7 +91,7 @@ def decode_record(key: bytes | None, value: bytes | None) -> tuple[str, StoredTr
 
 
 def encode_journal_batch(transactional_id: str, stored: StoredTransaction | None, timestamp_ms: int) -> bytes:
-    """A batch of one record. Raises KafkaError(INVALID_REQUEST) for what does not fit the format."""
+    """Return a batch of one record. Raises KafkaError(INVALID_REQUEST) for values that do not fit the format."""
     from headrace.protocol.records.small import Record, build_small
 
     try:
@@ -102,7 +102,7 @@ def encode_journal_batch(transactional_id: str, stored: StoredTransaction | None
 
 
 def read_partition(partition: Partition) -> Iterator[tuple[str, StoredTransaction | None]]:
-    """Everything on the journal partition that can be read, in order. Blocking; the partition must be open."""
+    """Yield everything that can be read on the journal partition, in order. Blocking; the partition must be open."""
     for header, batch in read_batches(partition):
         if not header.is_control:
             yield from read_records(batch, decode_record, TOPIC)

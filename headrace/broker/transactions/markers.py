@@ -1,8 +1,8 @@
-"""Writing the markers that end a transaction, partition by partition.
+"""Write the markers that end a transaction, partition by partition.
 
-Of partitions that this broker leads; other leaders are asked (`others.py`). A marker on `__consumer_offsets` also makes
-the group coordinator apply or forget the offsets that the transaction has committed. All of it is on the event loop;
-the effect is there when the marker is stored.
+Only for partitions whose leader is this broker; other leaders are asked (`others.py`). A marker on `__consumer_offsets`
+also makes the group coordinator apply or forget the offsets of the transaction. Everything runs on the event loop; the
+effect applies when the marker is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RAISES_EPOCH = 2
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """`client_version` 2: its epoch is above that of the batches it ends."""
+    """A marker. With `client_version` 2 its epoch is above that of the batches that it ends."""
 
     producer_id: int
     producer_epoch: int
@@ -44,15 +44,16 @@ def write_marker(
     later: Later,
     guards: Guards,
 ) -> bool:
-    """True: it is as durable as its topic wants it. False: `later` will be told, with an error if it failed.
+    """Write a marker. True: it is stored as durably as its topic demands. False: `later` will be called, with an error
+    if it failed.
 
-    Raises KafkaError, and `later` is not told: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the
+    Raises KafkaError, without calling `later`: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the
     groups of the partition are not loaded, INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, KAFKA_STORAGE_ERROR.
     """
     partition = replicas.partition(topic, index)
     if partition.hooks is not None:
         raise KafkaError(
-            ErrorCode.POLICY_VIOLATION, f"{topic} takes no part in transactions, so it has none to end"
+            ErrorCode.POLICY_VIOLATION, f"{topic} is never part of a transaction, so it needs no marker"
         )
     is_of_groups = topic == groups_journal.TOPIC
     if is_of_groups and not groups.journal.is_loaded(index):

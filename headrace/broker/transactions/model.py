@@ -1,10 +1,10 @@
-"""What is known of a transactional id: the values that are journalled and the state that `step` changes.
+"""The state of a transactional id: the values in the journal, and the state that `step` changes.
 
-Nothing here waits, reads a clock or does I/O. A `Transaction` is changed only by `broker.transactions.state`.
+Nothing here waits, reads a clock or does I/O. Only `broker.transactions.state` changes a `Transaction`.
 
-What survives a crash is `StoredTransaction`, as Kafka writes it. What does not: the epoch before the last one
-(the retry of a lost InitProducerId is then fenced, as in Kafka), and which markers of an ending transaction
-are written: they are all written again, which changes nothing.
+`StoredTransaction`, in Kafka's format, survives a crash. Two things do not: the epoch before the last one (the retry of
+a lost InitProducerId is then fenced, as in Kafka), and which markers of an ending transaction are written (all are
+written again, which changes nothing).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NEVER = math.inf
 NO_PRODUCER_ID = -1
 NO_EPOCH = -1
 EPOCH_LAST_USABLE = 32_766
-"""Epoch 32767 only ever fences: a producer whose epoch cannot rise any more gets another id."""
+"""Epoch 32767 only fences: a producer whose epoch cannot rise any more gets another id."""
 
 TopicPartition = tuple[str, int]
 
 
 class State(Enum):
-    """Kafka's states: the names that clients are shown. `status` is the number on the journal."""
+    """Kafka's states; clients see their names. `status` is the number in the journal."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -57,7 +57,7 @@ class State(Enum):
 
     @classmethod
     def of_status(cls, status: int) -> State:
-        """Raises ValueError."""
+        """Return the state of a number. Raises ValueError."""
         states = list(cls)
         if not 0 <= status < len(states):
             raise ValueError(f"a transaction cannot be in state number {status}")
@@ -65,7 +65,7 @@ class State(Enum):
 
     @property
     def is_ending(self) -> bool:
-        """Decided, and not every marker is known to be written."""
+        """Whether the end is decided, and not every marker is known to be written."""
         return self in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
 
     @property
@@ -80,7 +80,7 @@ _LEGAL_BEFORE: dict[State, frozenset[State]] = {
     State.ONGOING: frozenset({State.ONGOING, State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT}),
     State.PREPARE_COMMIT: frozenset({State.ONGOING}),
     State.PREPARE_ABORT: frozenset(
-        # Transactions version 2 may abort what has not begun, to have the epoch raised.
+        # Transactions version 2 may abort a transaction that has not begun, to raise the epoch.
         {State.ONGOING, State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT}
     ),
     State.COMPLETE_COMMIT: frozenset({State.PREPARE_COMMIT}),
@@ -93,18 +93,18 @@ class Limits(msgspec.Struct, frozen=True):
 
     timeout_ms_max: int = 900_000
     expiration_ms: int = 7 * 24 * 3_600_000
-    """How long an unused transactional id is remembered."""
+    """Time after which an unused transactional id is forgotten."""
     retry_seconds: float = 1.0
-    """When markers, or the record of their completion, could not be written, they are tried again so late."""
+    """Time after which markers, or the record of their completion, are tried again if they could not be written."""
 
 
 class StoredTransaction(msgspec.Struct, frozen=True):
-    """A transactional id as the journal has it.
+    """A transactional id as in the journal.
 
-    producer_epoch        of an ending transaction also that of its markers
-    previous_producer_id  the id before, if the epoch ran out
-    next_producer_id      the id after the end that is under way, if the epoch runs out with it
-    client_version        version of transactions (KIP-890) that its end was asked with; 2 raises the epoch
+    - producer_epoch: for an ending transaction, also that of its markers
+    - previous_producer_id: the id before, if the epoch ran out
+    - next_producer_id: the id after the present end, if the epoch runs out with it
+    - client_version: version of transactions (KIP-890) of the request that ends it; 2 raises the epoch
     """
 
     producer_id: int
@@ -120,7 +120,7 @@ class StoredTransaction(msgspec.Struct, frozen=True):
 
     @property
     def is_exhausted(self) -> bool:
-        """The epoch cannot be raised for a client any more."""
+        """Whether the epoch cannot be raised for a client any more."""
         return self.producer_epoch >= EPOCH_LAST_USABLE
 
 
@@ -129,16 +129,16 @@ class Transaction(msgspec.Struct):
     stored: StoredTransaction | None = None
     """None before the first InitProducerId and after expiry."""
     appending: bool = False
-    """A record is on its way to the journal; until it is there nothing else can be decided."""
+    """Whether a record is on its way to the journal; until it is there nothing else can be decided."""
     last_epoch: int = NO_EPOCH
     """The epoch before the last one, if its owner was the one who raised it."""
     unmarked: set[TopicPartition] = msgspec.field(default_factory=set)
     """Partitions of an ending transaction whose markers are not written."""
     deadline: float = NEVER
-    """Ongoing: when it times out. Ending: when what is left of it is tried again. Monotonic seconds."""
+    """Time of the timeout of an ongoing transaction, or of the next attempt to end an ending one. Monotonic seconds."""
 
     def adopt(self, stored: StoredTransaction) -> None:
-        """What the journal has now."""
+        """Adopt the state that is in the journal now."""
         before = None if self.stored is None else self.stored.state
         invariant(
             stored.state in _LEGAL_BEFORE

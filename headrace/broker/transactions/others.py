@@ -1,10 +1,10 @@
-"""What the brokers of a cluster ask each other about transactions: a leader of a partition the coordinator (KIP-890),
-and a coordinator the leaders of the partitions that a transaction has written to.
+"""Requests about transactions between the brokers of a cluster. The leader of a partition asks the coordinator
+(KIP-890); the coordinator asks the leaders of the partitions that a transaction has written to.
 
-- `part_of_transaction` may be asked again: to verify changes nothing, and a partition is added once.
-- Markers for one leader go in one request at a time, all that have come meanwhile in the next. After a request that was
-  not answered the next one goes over another connection, and the leader takes none over the older one any more
-  (`SendersOfMarkers`): what is late on its way does not end the transaction after the one it was sent for.
+- `part_of_transaction` may be asked again: verifying changes nothing, and a partition is added once.
+- Markers for one leader go in one request at a time; those that have come meanwhile go in the next one. After a request
+  without an answer the next one uses another connection, and the leader refuses markers over the older one
+  (`SendersOfMarkers`). So a delayed marker does not end the transaction after the one that it was sent for.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MARKERS_PER_REQUEST: Final = 1000
 MARKER_SECONDS: Final = 10.0
 VERIFY_SECONDS: Final = 5.0
 _MARKERS, _COORDINATORS = "markers", "transactions"
-"""Channels: markers may wait for a disk, and nobody waits for them."""
+"""Channels of connections: markers may wait for a disk, so other requests do not wait behind them."""
 
 
 class _Wanted(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 
 class Others:
-    """The other brokers, as far as transactions go. On the event loop."""
+    """The other brokers, for transactions. On the event loop."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Others:
         *,
         announces: bool,
     ) -> ErrorCode:
-        """Whether a write belongs to the producer's transaction, by its coordinator: the leader of `coordinated_at`.
-        With `announces` it does from here on.
+        """Return whether a write belongs to the producer's transaction, as its coordinator says: the leader of
+        `coordinated_at`. `announces` adds the partition to the transaction.
         """
         state = self._metadata.state(*coordinated_at)
         if state is None or state.leader in (NO_LEADER, self._broker_id):
@@ -120,15 +120,15 @@ class Others:
     # -- of a coordinator ----------------------------------------------------------------------------------
 
     def leads_elsewhere(self, place: TopicPartition) -> bool:
-        """Another broker has to write what is written there, or nobody can now."""
+        """Return whether another broker has to write to the partition, or none can now."""
         if self._metadata.is_alone:
             return False
         state = self._metadata.state(*place)
         return state is None or state.leader != self._broker_id
 
     def write_marker(self, place: TopicPartition, marker: Marker, later: Later) -> None:
-        """Have the leader write it. `later` is told, never within this call: None when it is written there as durably
-        as its topic wants it, or why it is not, or nobody knows.
+        """Ask the leader to write a marker. `later` is called, never within this call: with None when it is written as
+        durably as its topic demands, or with the error if it is not, or if the outcome is unknown.
         """
         state = self._metadata.state(*place)
         if state is None:
@@ -143,12 +143,12 @@ class Others:
             self._background.start(self._send_to(state.leader), f"markers for broker {state.leader}")
 
     async def _look_for(self, place: TopicPartition, later: Later) -> None:
-        """Another broker may have made the topic a moment ago."""
+        """Look for the topic, which another broker may have made a moment ago."""
         topic, index = place
         try:
             await self._following.refreshed()
         except Exception as error:  # noqa: BLE001 - the store is away: the marker is tried again
-            later(_passing(f"whether {topic} exists is not known now: {error}"))
+            later(_passing(f"it is not known now whether {topic} exists: {error}"))
             return
         if self._metadata.state(topic, index) is None:
             later(KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{index} does not exist"))
@@ -194,7 +194,7 @@ def _outcome(code: ErrorCode | None, place: TopicPartition, leader: int) -> Kafk
     if code is ErrorCode.NONE:
         return None
     if code is None or code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        # It leads the partition as far as is known here: whether there is one is not its to say.
+        # The leader may not know the partition yet, so its answer does not prove that the partition is gone.
         code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     return KafkaError(code, f"broker {leader} has not written the marker to {place[0]}-{place[1]}")
 
@@ -224,17 +224,19 @@ def _on_the_wire(marker: Marker, places: list[TopicPartition]) -> WritableTxnMar
 
 
 class SendersOfMarkers:
-    """Over which connection each coordinator sends its markers now. With version 1 of transactions a marker says
-    nothing of the transaction that it ends: one that comes late would end the next one.
+    """The connection over which each coordinator sends its markers now. With version 1 of transactions a marker does
+    not name the transaction that it ends, so a late one would end the next transaction.
     """
 
     def __init__(self, is_broker: Callable[[str], bool]) -> None:
-        """`is_broker`: whether a client's name is that of a broker, which asks over one connection at a time."""
+        """`is_broker` returns whether a client's name is that of a broker, which sends over one connection at a
+        time.
+        """
         self._is_broker = is_broker
         self._newest: dict[str, int] = {}
 
     def check(self, client_id: str | None, connection_id: int) -> None:
-        """Raises KafkaError(REQUEST_TIMED_OUT) for what comes over an older connection than what came before."""
+        """Raise KafkaError(REQUEST_TIMED_OUT) for requests over an older connection than an earlier request's."""
         if client_id is None or not self._is_broker(client_id):
             return
         if connection_id < self._newest.get(client_id, 0):

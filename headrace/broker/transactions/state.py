@@ -1,14 +1,14 @@
 """The state machine of a transactional id: `step(transaction, event, now, limits) -> effects`.
 
-It changes `transaction` and returns what has to be done outside: nothing is awaited, no clock is read,
-nothing is written. The same events at the same times give the same effects.
+It changes `transaction` and returns the effects that the shell carries out. It awaits nothing, reads no clock and
+writes nothing. The same events at the same times give the same effects.
 
 Invariants
-- A decision (PrepareCommit, PrepareAbort) is on the journal before the first marker of it is written, and is
-  never taken back: after a crash the same one is completed.
+- A decision (PrepareCommit, PrepareAbort) is in the journal before its first marker is written, and is never taken
+  back: after a crash the same decision is completed.
 - The next transaction of an id begins only after every marker of the one before is written.
-- Whoever is not the owner of the present epoch can change nothing. An epoch is raised by InitProducerId, by a
-  timeout, and with version 2 of transactions by every end.
+- Only the owner of the present epoch can change anything. An epoch is raised by InitProducerId, by a timeout, and with
+  version 2 of transactions by every end.
 
 Sources: KIP-98, KIP-360 (who may raise an epoch), KIP-890 (version 2), Kafka's TransactionCoordinator.
 """
@@ -59,13 +59,13 @@ RAISES_EPOCH = 2
 
 
 def step(transaction: Transaction, event: Event, now: Now, limits: Limits) -> list[Effect]:
-    """Let `event` happen. The effects are to be carried out in order."""
+    """Process `event` and return the effects, which are to be carried out in order."""
     return _HANDLERS[type(event)](transaction, event, now, limits)
 
 
 def restore(transactional_id: str, stored: StoredTransaction, now: Now) -> Transaction:
-    """The transactional id as the journal knows it. An ending transaction is gone on with at the next Tick,
-    an open one has what is left of its timeout by the wall clock.
+    """Return the state of the transactional id from the journal. An ending transaction continues at the next Tick. An
+    open one has the rest of its timeout by the wall clock.
     """
     transaction = Transaction(transactional_id, stored)
     if stored.state.is_ending:
@@ -78,7 +78,7 @@ def restore(transactional_id: str, stored: StoredTransaction, now: Now) -> Trans
 
 
 def needs_producer_id(transaction: Transaction, event: InitProducer | EndTransaction) -> bool:
-    """Whether `event` might need a new producer id."""
+    """Return whether `event` might need a new producer id."""
     stored = transaction.stored
     if isinstance(event, InitProducer):
         return stored is None or stored.is_exhausted
@@ -88,7 +88,7 @@ def needs_producer_id(transaction: Transaction, event: InitProducer | EndTransac
 def partition_error(
     transaction: Transaction | None, producer_id: int, producer_epoch: int, partition: TopicPartition
 ) -> ErrorCode:
-    """Whether a write to `partition` is part of the producer's open transaction (rule T2, KIP-890)."""
+    """Return whether a write to `partition` is part of the producer's open transaction (rule T2, KIP-890)."""
     error = _owner_error(transaction, producer_id, producer_epoch)
     if error is not ErrorCode.NONE:
         return error
@@ -152,7 +152,7 @@ def _init_producer(transaction: Transaction, event: InitProducer, now: Now, limi
         epoch, last_epoch = stored.producer_epoch + 1, NO_EPOCH
     elif expected == (stored.producer_id, stored.producer_epoch):
         epoch, last_epoch = stored.producer_epoch + 1, stored.producer_epoch
-    elif expected[1] == transaction.last_epoch:  # its answer was lost
+    elif expected[1] == transaction.last_epoch:  # a retry, because the answer was lost
         epoch, last_epoch = stored.producer_epoch, transaction.last_epoch
     else:
         return _refuse(event.token, ErrorCode.PRODUCER_FENCED)
@@ -161,7 +161,9 @@ def _init_producer(transaction: Transaction, event: InitProducer, now: Now, limi
 
 
 def _may_be_owner(stored: StoredTransaction, expected: tuple[int, int]) -> bool:
-    """The present id, or the one before if its epoch ran out: then this is the retry of the change."""
+    """Return whether the client may own the present id, or the one before if its epoch ran out: then this is a retry of
+    the change.
+    """
     producer_id, epoch = expected
     return producer_id == stored.producer_id or (
         producer_id == stored.previous_producer_id and epoch >= EPOCH_LAST_USABLE
@@ -263,7 +265,7 @@ def _end_transaction(
 
 
 def _repeated_end(state: State, commit: bool) -> ErrorCode:
-    """A transaction that has ended, or is about to, is asked to end (again)."""
+    """Return the answer for an end of a transaction that has ended, or is about to."""
     same = (
         (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
         if commit
@@ -336,8 +338,8 @@ def _decide(
 def _fence(
     transaction: Transaction, now: Now, *, token: int | None, last_epoch: int, answer: ErrorCode
 ) -> list[Effect]:
-    """Abort the open transaction under a raised epoch: its owner can write nothing more (Kafka's
-    PrepareEpochFence, which is never stored).
+    """Abort the open transaction with a raised epoch: its owner can write nothing more (Kafka's PrepareEpochFence,
+    which is never stored).
     """
     stored = transaction.stored
     assert stored is not None
@@ -375,7 +377,7 @@ def _end_stored(
 
 
 def _go_on_ending(transaction: Transaction, now: Now, limits: Limits) -> list[Effect]:
-    """Ask for the markers that are missing, or for the record that none is."""
+    """Ask for the missing markers, or for the record that all are written."""
     stored = transaction.stored
     assert stored is not None
     transaction.deadline = now.monotonic + limits.retry_seconds

@@ -1,9 +1,9 @@
-"""Whether what another broker has said of a transaction still holds when a write is about to follow it (KIP-890).
+"""Guards: check that another broker's answer about a transaction still holds right before a write (KIP-890).
 
-The leader of a partition asks the coordinator of the producer's transaction whether a write belongs to it. While the
-answer is on its way the transaction may end, its marker be written here, and the write would begin one that nobody
-ends. So who asks takes a *guard* before, and writes only if it still holds: no marker of the producer has been written
-to the partition meanwhile, and this broker has led it all the time.
+The leader of a partition asks the coordinator of the producer's transaction whether a write belongs to it. Before the
+answer arrives the transaction may end and its marker may be written here. The write would then begin a transaction that
+is never ended. So the leader takes a *guard* before it asks, and writes only if the guard still holds. It holds if no
+marker of the producer has been written to the partition meanwhile, and this broker has been the leader all the time.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Guard(msgspec.Struct, frozen=True, eq=False):
 
 
 class Guards:
-    """Those that are taken. On the event loop."""
+    """The guards that are taken. On the event loop."""
 
     def __init__(self) -> None:
         self._taken: dict[_Key, set[Guard]] = {}
 
     def take(self, partition: Partition, producer_id: int) -> Guard:
-        """To be `released`."""
+        """Take a guard, which must be `released`."""
         guard = Guard(partition, partition.leader_epoch, producer_id)
         self._taken.setdefault(guard.key, set()).add(guard)
         return guard
 
     def ended(self, topic: str, index: int, producer_id: int) -> None:
-        """A marker of the producer is written."""
+        """Note that a marker of the producer is written."""
         if self._taken:
             self._taken.pop((topic, index, producer_id), None)
 
@@ -60,8 +60,8 @@ class Guards:
 
 
 def is_in_transaction(partition: Partition, producer_id: int, producer_epoch: int) -> bool:
-    """Whether the producer has a transaction open in the partition's log, under this epoch: then what it writes belongs
-    to that, and the coordinator knows of the partition. Raises KafkaError.
+    """Return whether the producer has an open transaction in the partition's log, with this epoch: then its writes
+    belong to it, and the coordinator knows of the partition. Raises KafkaError.
     """
     log = partition.log
     if producer_id not in log.open_transactions():

@@ -1,1 +1,1 @@
-"""Who may do what: Kafka's ACLs, what they allow, where they are kept, and what is written down of refusals."""
+"""Authorization by Kafka's ACLs: their meaning, their store, and the audit log of refusals."""

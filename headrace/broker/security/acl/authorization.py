@@ -1,4 +1,4 @@
-"""What a broker has when `authorizer.class.name` is set: the authorizer, the ACLs it goes by, and the audit log."""
+"""The parts of a broker with `authorizer.class.name`: the authorizer, its ACLs, and the audit log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Authorization(msgspec.Struct, frozen=True):
     def configured(
         cls, config: BrokerConfig, store: CoordinationStore, clock: Clock, slices: Slices
     ) -> Authorization | None:
-        """None without an authorizer. Raises ConfigError when the audit log cannot be written."""
+        """Return None without an authorizer. Raises ConfigError when the audit log cannot be written."""
         if not config["authorizer.class.name"]:
             return None
         authorizer = AclAuthorizer(

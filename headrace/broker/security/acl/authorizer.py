@@ -1,6 +1,6 @@
-"""The authorizer that goes by ACLs: super users may everything, the rest is what `rules` say.
+"""The authorizer that uses ACLs: super users may do everything; `rules` decide for all other users.
 
-Answers are remembered per version: a request with a thousand topics asks the rules a thousand times at first and never
+Answers are cached per version: a request with a thousand topics asks the rules a thousand times at first, and never
 again until an ACL changes. `changed` has to follow every change of the rules before anything else runs.
 """
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from headrace.broker.security.rights import Operation
 
 ANSWERS_MAX, REMEMBERED_NAME_LENGTH_MAX = 50_000, 256
-"""Of all principals together, 25 MB at most; beyond, all are asked for again. Longer names, which topics cannot have,
-are decided each time.
+"""Maximum number of cached answers, of all principals together: 25 MB; beyond it the cache is cleared. Longer names,
+which topics cannot have, are decided each time.
 """
 
 
 class AclAuthorizer:
     """An Authorizer (`broker.security.rights`). `super_users` are texts as `User:ann`.
 
-    `judged_as` gives the name of the topic whose ACLs are about a topic: its own, unless an extension made it a part of
-    another one.
+    `judged_as` returns the name of the topic whose ACLs apply to a topic: its own, unless an extension made the topic a
+    part of another one.
     """
 
     is_open = False
@@ -44,7 +44,7 @@ class AclAuthorizer:
         self.judged_as: Callable[[str], str] | None = None
 
     def changed(self) -> None:
-        """The rules are others than they were."""
+        """Note that the rules have changed."""
         self.version += 1
         self._answers.clear()
 

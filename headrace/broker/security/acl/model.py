@@ -1,7 +1,7 @@
-"""An ACL as Kafka has it (KIP-11, KIP-290): who may or may not do what, from where, with which pattern of resources.
+"""An ACL as in Kafka (KIP-11, KIP-290): principal, permission, operation, host and pattern of resources.
 
-The numbers are those of Kafka's protocol. An `Acl` that exists is legal (`checked`); an `AclFilter` may leave
-everything open (ANY, None), and with MATCH finds the patterns of every kind that a name falls under.
+The numbers are those of Kafka's protocol. An existing `Acl` is legal (`checked`). An `AclFilter` may leave everything
+open (ANY, None); with MATCH it finds the patterns of every kind that match a name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from headrace.broker.security.rights import CLUSTER_NAME, Operation, ResourceTyp
 from headrace.protocol.errors import ErrorCode, KafkaError
 
 WILDCARD: Final = "*"
-"""As a literal name: every resource; as a host: every host."""
+"""Every resource (as a literal name), or every host (as a host)."""
 EVERYBODY: Final = "User:*"
 NAME_LENGTH_MAX: Final = 4096
-"""Of a resource, a principal or a host, in characters; names of topics have 249, of groups what clients choose."""
+"""Maximum number of characters of the name of a resource, a principal or a host. Topic names have at most 249; clients
+choose the names of groups.
+"""
 
 
 class PatternType(IntEnum):
@@ -37,7 +39,7 @@ class Permission(IntEnum):
 
 
 class Acl(msgspec.Struct, frozen=True, order=True):
-    """`principal` is `Type:name`, `host` an address or `*`."""
+    """One ACL. `principal` is `Type:name`, `host` an address or `*`."""
 
     resource_type: int
     pattern_type: int
@@ -49,7 +51,7 @@ class Acl(msgspec.Struct, frozen=True, order=True):
 
 
 class AclFilter(msgspec.Struct, frozen=True):
-    """None and ANY leave a part open."""
+    """A filter of ACLs. None and ANY leave a part open."""
 
     resource_type: int
     pattern_type: int
@@ -83,7 +85,7 @@ class AclFilter(msgspec.Struct, frozen=True):
 
 
 def address(host: str) -> str:
-    """The text by which two spellings of one address are the same; that of anything else, which no address equals."""
+    """Return the normal form of an address, the same for all its spellings. Another text is returned unchanged."""
     try:
         parsed = ip_address(host)
     except ValueError:
@@ -92,15 +94,15 @@ def address(host: str) -> str:
 
 
 def checked(acl: Acl) -> Acl:
-    """The ACL, its host as connections have it. Raises KafkaError(INVALID_REQUEST) if it cannot be kept."""
+    """Return the ACL, with its host as connections have it. Raises KafkaError(INVALID_REQUEST) if it is not legal."""
     if acl.resource_type not in _RESOURCE_TYPES:
         raise _invalid(f"Invalid resourceType {acl.resource_type}")
     if acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
-        raise _invalid(f"Invalid patternType {acl.pattern_type}; 3 (literal) and 4 (prefixed) can be kept")
+        raise _invalid(f"Invalid patternType {acl.pattern_type}; use 3 (literal) or 4 (prefixed)")
     if acl.operation not in _OPERATIONS:
         raise _invalid(f"Invalid operation {acl.operation}")
     if acl.permission not in (Permission.DENY, Permission.ALLOW):
-        raise _invalid(f"Invalid permissionType {acl.permission}; 2 (deny) and 3 (allow) exist")
+        raise _invalid(f"Invalid permissionType {acl.permission}; use 2 (deny) or 3 (allow)")
     if not acl.name:
         raise _invalid("Resource name should not be empty")
     if acl.resource_type == ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
@@ -111,14 +113,16 @@ def checked(acl: Acl) -> Acl:
             f"Could not parse principal from {acl.principal!r}; write type and name, for example User:ann"
         )
     if not acl.host:
-        raise _invalid("The host should not be empty; * stands for every one")
+        raise _invalid("The host should not be empty; use * for every host")
     if max(len(acl.name), len(acl.principal), len(acl.host)) > NAME_LENGTH_MAX:
         raise _invalid(f"A name is longer than {NAME_LENGTH_MAX} characters")
     return replace(acl, host=address(acl.host))
 
 
 def checked_filter(wanted: AclFilter) -> AclFilter:
-    """The filter, its host as ACLs have it. Raises KafkaError(INVALID_REQUEST) if parts of it are unknown."""
+    """Return the filter, with its host as ACLs have it. Raises KafkaError(INVALID_REQUEST) if parts of it are
+    unknown.
+    """
     if wanted.resource_type != ResourceType.ANY and wanted.resource_type not in _RESOURCE_TYPES:
         raise _invalid(f"The filter's resource type {wanted.resource_type} is unknown")
     if wanted.pattern_type not in _FILTER_PATTERNS:

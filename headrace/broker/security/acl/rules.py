@@ -1,15 +1,15 @@
-"""What a set of ACLs says, by the rules of Kafka's StandardAuthorizer.
+"""Decisions of a set of ACLs, by the rules of Kafka's StandardAuthorizer.
 
-- An ACL is about a resource when its pattern is the resource's name, a prefix of it, or the literal `*`.
-- It is about somebody when its principal is theirs or `User:*`, and its host theirs or `*`.
-- One that denies the operation, or ALL, wins over whatever else there is.
-- One that allows it, or ALL, allows; READ, WRITE, DELETE and ALTER also allow DESCRIBE, ALTER_CONFIGS also
-  DESCRIBE_CONFIGS. What is denied implies nothing.
-- Where ACLs are about the resource, whoever they are for, and none allows, the answer is no. Where there are none at
-  all, they say nothing.
+- An ACL applies to a resource if its pattern is the resource's name, a prefix of it, or the literal `*`.
+- An ACL applies to a client if its principal is the client's or `User:*`, and its host is the client's or `*`.
+- An ACL that denies the operation, or ALL, takes precedence over all others.
+- An ACL that allows it, or ALL, allows it. READ, WRITE, DELETE and ALTER also allow DESCRIBE; ALTER_CONFIGS also allows
+  DESCRIBE_CONFIGS. A denied operation implies nothing.
+- If ACLs of any principal apply to the resource and none allows the operation, it is refused. If no ACL applies to
+  the resource, there is no answer.
 
-A question costs one look-up for the name, one for each length that prefixes of the type have, and one for `*`; then
-only the ACLs of the principal are gone through. Pure; nothing here is remembered between questions.
+A decision costs one look-up for the name, one for each length that prefixes of the type have, and one for `*`; then
+only the ACLs of the principal are compared. Pure; nothing is cached between decisions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _GRANTING: Final[dict[int, frozenset[int]]] = {
 }
 _GRANTING[Operation.DESCRIBE] |= {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER}
 _GRANTING[Operation.DESCRIBE_CONFIGS] |= {Operation.ALTER_CONFIGS}
-"""By operation, those whose permission is enough for it."""
+"""The operations whose permission also allows an operation."""
 
 
 _Entries = dict[str, dict[Acl, None]]  # by principal, in the order they were added
 
 
 class _Patterns:
-    """Those of one resource type."""
+    """Patterns of one resource type."""
 
     __slots__ = ("lengths", "literal", "of_principal", "prefixed")
 
@@ -63,7 +63,7 @@ class _Patterns:
         return self.prefixed if pattern_type == PatternType.PREFIXED else self.literal
 
     def probes(self, principal: str) -> Iterator[str]:
-        """A name that no pattern but `*` is about, then one under each pattern that has to do with the principal."""
+        """Yield a name that no pattern but `*` matches, then one name under each pattern of the principal's ACLs."""
         yield _NOBODYS_NAME
         for whose in (principal, EVERYBODY):
             for acl in self.of_principal.get(whose, ()):
@@ -71,7 +71,7 @@ class _Patterns:
 
 
 class AclRules:
-    """A set of ACLs and what it says. An ACL is in it once, however often it is added."""
+    """A set of ACLs and its decisions. An ACL is in it once, however often it is added."""
 
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
         self._acls: dict[Acl, None] = {}
@@ -100,7 +100,7 @@ class AclRules:
         patterns.of_principal.setdefault(acl.principal, {})[acl] = None
 
     def remove(self, acl: Acl) -> None:
-        """No error if it is not there."""
+        """Remove an ACL; no error if it is not there."""
         if acl not in self._acls:
             return
         del self._acls[acl]
@@ -120,7 +120,7 @@ class AclRules:
         return [acl for acls in entries.values() for acl in acls]
 
     def matching(self, wanted: AclFilter) -> Work[list[Acl]]:
-        """Those that fit a filter, in the order in which they were added."""
+        """Return the ACLs that match a filter, in the order in which they were added."""
         found = []
         for acl in tuple(self._acls):
             yield
@@ -129,7 +129,9 @@ class AclRules:
         return found
 
     def decide(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool | None:
-        """Whether `principal` (`Type:name`) at `host` may; None when no ACL is about the resource."""
+        """Return whether `principal` (`Type:name`) at `host` may do the operation; None when no ACL applies to the
+        resource.
+        """
         patterns = self._types.get(resource_type)
         if patterns is None:
             return None
@@ -148,7 +150,7 @@ class AclRules:
         return allowed if about else None
 
     def denies(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
-        """Whether an ACL denies it."""
+        """Return whether an ACL denies it."""
         patterns = self._types.get(resource_type)
         return patterns is not None and any(
             acl.permission == Permission.DENY
@@ -162,8 +164,8 @@ class AclRules:
     def allowed(
         self, principal: str, host: str, operation: int, resource_type: int
     ) -> Iterable[tuple[str, bool]]:
-        """What ACLs allow it for: names (False), and beginnings of names (True), "" being the one of all. What denies
-        it nevertheless is not looked at. The ACLs of the principal are gone through once.
+        """Return what ACLs allow the principal: names (False), and prefixes of names (True), "" being the prefix of all
+        names. Denials are not taken into account. The ACLs of the principal are read once.
         """
         patterns = self._types.get(resource_type)
         granting = _GRANTING[operation]
@@ -185,9 +187,9 @@ class AclRules:
     def decide_any(
         self, principal: str, host: str, operation: int, resource_type: int, *, without_acl: bool
     ) -> bool:
-        """Whether there may be a resource of the type for which the answer is yes (KIP-679).
+        """Return whether some resource of the type may exist for which the answer is yes (KIP-679).
 
-        `without_acl` is the answer for a resource that no ACL is about.
+        `without_acl` is the answer for a resource that no ACL applies to.
         """
         patterns = self._types.get(resource_type)
         if patterns is None:

@@ -1,10 +1,11 @@
-"""Where ACLs are kept: in the coordination store, under `/security/acls`, a node for each pattern.
+"""Store of the ACLs: in the coordination store, under `/security/acls`, one node for each pattern.
 
-A change that finds another one before it reads what that did and decides again; so does one whose outcome is not known,
-since adding what is there and removing what is gone change nothing. How changes are told apart: `security/followed.py`.
+A change that is overtaken by another one reads its result and decides again. So does a change with an unknown outcome,
+because adding an existing ACL and removing a missing one change nothing. `security/followed.py` describes how changes
+are told apart.
 
-Survives a kill at any time: a change is on disk before it is answered. Before that it counts, too, for every connection
-there is (`changed`).
+Survives a kill at any time: a change is on disk before it is answered. Even before the answer it applies to all
+connections (`changed`).
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ ROOT: Final = "/security/acls"
 ACLS_MAX: Final = 100_000
 """Some 50 MB; Kafka's own advice ends at a tenth of it."""
 CHANGED_TOGETHER_MAX: Final = 10_000
-"""ACLs that one request may create or delete, as in Kafka."""
+"""Maximum number of ACLs that one request may create or delete, as in Kafka."""
 _ATTEMPTS: Final = 10
 
 _Pattern = tuple[int, int, str]
 
 
 class AclStore(Followed):
-    """Keeps `rules` as the store has them. `changed` is called after each change of them."""
+    """Keeps `rules` equal to the store. `changed` is called after each change of them."""
 
     def __init__(
         self, store: CoordinationStore, rules: AclRules, changed: Callable[[], None], slices: Slices
@@ -52,7 +53,7 @@ class AclStore(Followed):
         if len(acls) > CHANGED_TOGETHER_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"{len(acls)} ACLs in one request; at most {CHANGED_TOGETHER_MAX} can be",
+                f"{len(acls)} ACLs in one request; the maximum is {CHANGED_TOGETHER_MAX}",
             )
         async with self._change:
             for _ in range(_ATTEMPTS):
@@ -69,7 +70,7 @@ class AclStore(Followed):
         raise _contended()
 
     async def delete(self, filters: Sequence[AclFilter]) -> list[list[Acl]]:
-        """Remove what fits the filters; gives for each what it fitted. Raises KafkaError."""
+        """Remove the ACLs that match the filters; return the removed ones of each filter. Raises KafkaError."""
         async with self._change:
             for _ in range(_ATTEMPTS):
                 found = await self._slices.run(self._found(filters))
@@ -92,7 +93,7 @@ class AclStore(Followed):
         return found
 
     async def _written(self, new: Sequence[Acl], gone: Sequence[Acl]) -> bool:
-        """Whether the change is in the store and in the rules. If not the rules are what the store has now."""
+        """Return whether the change is in the store and in the rules. If not, the rules are what the store has now."""
         try:
             await self._store.transact(await self._slices.run(self._operations(new, gone)))
         except OVERTAKEN as refusal:
@@ -131,7 +132,7 @@ class AclStore(Followed):
         return operations
 
     async def _apply(self, new: Iterable[Acl], gone: Iterable[Acl]) -> None:
-        """What denies comes first and goes last: on the way nobody may more than before or after."""
+        """Add denials first and remove them last: in between, no client may do more than before or after."""
         pace = self._slices.pace()
         for acl in sorted(new, key=_permission):
             self.rules.add(acl)
@@ -143,7 +144,7 @@ class AclStore(Followed):
             await pace.rest()
 
     async def _read(self) -> None:
-        """Make the rules what the store has. Reads again while somebody changes it meanwhile."""
+        """Make the rules equal to the store. Read again while another broker changes it."""
         pace = self._slices.pace()
         while (root := await self._store.get(ROOT)) is not None and root.version != self._version:
             stored: dict[Acl, None] = {}

@@ -1,4 +1,4 @@
-"""How much users, clients and addresses may have of the broker: limits, what was used of them, where they are kept.
+"""Quotas of users, clients and addresses: their limits, the measured usage, and their store.
 
-Pure but for the store: no clocks, no sockets. `broker/api/throttling.py` measures requests and delays connections.
+Pure except for the store: no clocks, no sockets. `broker/api/throttling.py` measures requests and delays connections.
 """

@@ -1,8 +1,8 @@
-"""Whose limit holds for a request, and how long whoever sent it has to wait.
+"""Find the limit for a request, and the time that its client has to wait.
 
 A limit is looked for in Kafka's order: user and client id, user and any client, user, any user and client id, any user
-and any client, any user, client id, any client. What was used is counted for whom the limit that is found is about:
-with one for a user all its clients share it, with one for any user each user has it for itself.
+and any client, any user, client id, any client. Usage is counted for the entity of the limit that is found. With a
+limit for a user, all its clients share it; with one for any user, each user has its own.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from headrace.broker.runtime.token_bucket import TokenBucket
 from headrace.broker.security.quotas.model import DEFAULT, Entity, Limits, Quota, same_address
 
 _BUCKETS_MAX: Final = 10_000
-"""Beyond so many, those that are full are dropped: they are as good as new ones."""
+"""Number of buckets beyond which full ones are dropped: they are the same as new ones."""
 _SWEEP_SECONDS: Final = 1.0
-"""How often they are looked for at most: who makes up names would have all looked at for each."""
+"""Shortest time between two searches for full buckets. Otherwise a client with invented names would cause one search
+per name.
+"""
 BURST_PART: Final = 5
-"""Two seconds' worth by default: 7 % of half a minute, which leaves room for the request that goes beyond it."""
+"""A burst is this part of the window: two seconds' worth by default. That is 7 % of half a minute, which leaves room
+for the request that exceeds it.
+"""
 
 _Scope = tuple[str | None, str | None]
 _Key = tuple[Quota, str | None, str | None]
 
 
 class Quotas:
-    """All limits, and what was used of them. `is_set` says whether there is any: nothing is counted otherwise."""
+    """All limits, and the usage of them. `is_set` says whether there is any limit; otherwise nothing is counted."""
 
     def __init__(
         self,
@@ -34,10 +38,10 @@ class Quotas:
         controller_window_seconds: float = 11.0,
         wait_seconds_max: float = 1.0,
     ) -> None:
-        """`window_seconds`: Kafka's quota.window.num times quota.window.size.seconds, of which a fifth's worth may pass
-        at once; `controller_window_seconds`: those of controller.quota, whose worth of changes may be made at once.
-        `wait_seconds_max`: who uses too much time, or connects too often, waits no longer at once, as in Kafka. `now`
-        in seconds.
+        """`window_seconds` is Kafka's quota.window.num times quota.window.size.seconds; a fifth of its amount may pass
+        at once. `controller_window_seconds` is that of controller.quota, whose whole amount of changes may be made at
+        once. `wait_seconds_max` bounds each wait of a client that uses too much time, or connects too often, as in
+        Kafka. `now` returns seconds.
         """
         self.is_set = False
         self._now = now
@@ -59,7 +63,7 @@ class Quotas:
         return self._limits
 
     def set(self, entity: Entity, limits: Limits) -> None:
-        """The limits of an entity from now on; none with an empty mapping."""
+        """Set the limits of an entity; an empty mapping removes them."""
         before = self._limits.pop(entity, {})
         if limits:
             self._limits[entity] = dict(limits)
@@ -76,14 +80,14 @@ class Quotas:
         self.is_set = bool(self._limits)
 
     def replace(self, limits: Mapping[Entity, Limits]) -> None:
-        """All limits at once."""
+        """Replace all limits at once."""
         for entity in [entity for entity in self._limits if entity not in limits]:
             self.set(entity, {})
         for entity, values in limits.items():
             self.set(entity, values)
 
     def limit_of(self, quota: Quota, user: str, client_id: str) -> tuple[_Scope, float] | None:
-        """Who shares the limit that holds, and the limit."""
+        """Return the scope that shares the limit that applies, and the limit."""
         limits = self._by_quota[quota]
         if not limits:
             return None
@@ -101,7 +105,7 @@ class Quotas:
     # -- what is used --------------------------------------------------------------------------------------
 
     def used(self, quota: Quota, user: str, client_id: str, amount: float) -> float:
-        """Note it; gives the seconds to wait. Not for MUTATION and CONNECTION."""
+        """Count usage, and return the seconds to wait. Not for MUTATION and CONNECTION."""
         found = self.limit_of(quota, user, client_id)
         if found is None:
             return 0.0
@@ -113,7 +117,9 @@ class Quotas:
         return min(wait, self._wait_seconds_max) if quota is Quota.REQUEST else wait
 
     def connected(self, host: str) -> float:
-        """Somebody connects from there; gives the seconds that it has to wait, when it does not count."""
+        """Count a connection from an address, and return the seconds that it has to wait; a connection that has to wait
+        is not counted.
+        """
         if not self._addresses:
             return 0.0
         address = same_address(host)
@@ -129,8 +135,9 @@ class Quotas:
         return min(wait, self._wait_seconds_max)
 
     def may_mutate(self, user: str, client_id: str, partitions: int, *, strict: bool) -> bool:
-        """Note that so many partitions are made or deleted. `strict`: only if nothing is owed; False if something is,
-        and nothing is noted."""
+        """Count partitions that are created or deleted. With `strict`, count nothing and return False if the entity
+        already has to wait.
+        """
         found = self.limit_of(Quota.MUTATION, user, client_id)
         if found is None:
             return True
@@ -143,7 +150,7 @@ class Quotas:
         return True
 
     def mutation_wait(self, user: str, client_id: str) -> float:
-        """Seconds until nothing is owed for changes of topics."""
+        """Return the seconds to wait because of changes of topics."""
         found = self.limit_of(Quota.MUTATION, user, client_id)
         if found is None:
             return 0.0

@@ -1,7 +1,7 @@
-"""Where limits are kept: in the coordination store, under `/security/quotas`, a node for each entity.
+"""Store of the limits: in the coordination store, under `/security/quotas`, one node for each entity.
 
-A change that finds another before it reads what that did and decides again. How changes are told apart:
-`security/followed.py`.
+A change that is overtaken by another one reads its result and decides again. `security/followed.py` describes how
+changes are told apart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Kept(msgspec.Struct):
 
 
 class QuotaStore(Followed):
-    """Keeps `quotas` as the store has them."""
+    """Keeps `quotas` equal to the store."""
 
     def __init__(self, store: CoordinationStore, quotas: Quotas) -> None:
         super().__init__(store, ROOT)
@@ -40,10 +40,10 @@ class QuotaStore(Followed):
         self._nodes: dict[Entity, int] = {}
 
     async def alter(self, entity: Entity, change: Callable[[Limits], dict[Quota, float]]) -> None:
-        """Give an entity what `change` makes of its limits. Raises KafkaError."""
+        """Replace the limits of an entity by what `change` makes of them. Raises KafkaError."""
         async with self._change:
             for _ in range(_ATTEMPTS):
-                await self._read()  # somebody else may have changed what this change begins with
+                await self._read()  # another broker may have changed the limits that this change begins with
                 before = self.quotas.limits.get(entity, {})
                 after = change(before)
                 if after == before:
@@ -81,7 +81,7 @@ class QuotaStore(Followed):
         return True
 
     async def _read(self) -> None:
-        """Make the quotas what the store has. Reads again while somebody changes it meanwhile."""
+        """Make the quotas equal to the store. Read again while another broker changes it."""
         while (root := await self._store.get(ROOT)) is not None and root.version != self._version:
             found: dict[Entity, Limits] = {}
             nodes: dict[Entity, int] = {}

@@ -1,1 +1,1 @@
-"""How a client shows who it is: mechanisms of SASL, the states of a connection, users and delegation tokens."""
+"""Authentication of clients: SASL mechanisms, the states of a connection, users and delegation tokens."""

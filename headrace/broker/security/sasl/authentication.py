@@ -1,14 +1,14 @@
-"""The states of one connection's authentication: which message may come now, and what is answered.
+"""The states of one connection's authentication: the message that each accepts, and the answer.
 
-| state | waits for | goes on with |
-|---|---|---|
-| START | SaslHandshake | FRAMED (version 1), RAW (version 0), or refused: a mechanism that is not offered |
-| FRAMED | SaslAuthenticate | DONE, or refused |
-| RAW | a message of the mechanism, without any header (KIP-43) | DONE, or refused |
-| DONE | SaslHandshake, to authenticate again (KIP-368) | as from START, for the same principal and mechanism |
+|| state | waits for | next state |
+||---|---|---|
+|| START | SaslHandshake | FRAMED (version 1), RAW (version 0), or refused: a mechanism that is not offered |
+|| FRAMED | SaslAuthenticate | DONE, or refused |
+|| RAW | a message of the mechanism, without any header (KIP-43) | DONE, or refused |
+|| DONE | SaslHandshake, to authenticate again (KIP-368) | as from START, for the same principal and mechanism |
 
-As Kafka's SaslServerAuthenticator. Pure: it is told the time, and its answers leave by `broker.api.sasl`. Who is
-refused gets the answer that says so, if there is a place for it, and is hung up on.
+As Kafka's SaslServerAuthenticator. Pure: the time is a parameter, and `broker.api.sasl` sends its answers. A refused
+client gets the answer that says so, if the protocol has one, and its connection is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.protocol.messages.sasl_authenticate import SaslAuthenticateRespons
 from headrace.protocol.messages.sasl_handshake import SaslHandshakeResponse
 
 REAUTHENTICATION_SECONDS_MIN: Final = 1.0
-"""Between the beginnings of two re-authentications of a connection, as Kafka's KafkaChannel."""
+"""Shortest time between the beginnings of two re-authentications of a connection, as in Kafka's KafkaChannel."""
 
 
 class State(Enum):
@@ -41,13 +41,13 @@ class Mechanism(msgspec.Struct, frozen=True):
     """A mechanism that a listener offers."""
 
     start: Callable[[], Exchange]
-    """A new exchange."""
+    """Return a new exchange."""
     session_ms_max: int = 0
     """`connections.max.reauth.ms`; 0: a session ends only with its credentials."""
 
 
 class Refusal(Exception):  # noqa: N818 - an outcome of the exchange
-    """The connection is over: `answer` goes out, then it is closed. The text is for the log."""
+    """The connection is over: `answer` is sent, then it is closed. The text is for the log."""
 
     def __init__(
         self, reason: str, answer: SaslHandshakeResponse | SaslAuthenticateResponse | None = None
@@ -57,12 +57,12 @@ class Refusal(Exception):  # noqa: N818 - an outcome of the exchange
 
 
 class Authentication:
-    """See the module's contract. After a Refusal nothing more is asked of it."""
+    """The authentication of one connection; see the module. After a Refusal it must not be used any more."""
 
     def __init__(self, listener: str, mechanisms: Mapping[str, Mechanism]) -> None:
         self.state = State.START
         self.session: Session | None = None
-        """The one that was made last; it stays while its connection authenticates again."""
+        """The latest session; it stays while its connection authenticates again."""
         self._listener = listener
         self._mechanisms = mechanisms
         self._mechanism = ""
@@ -72,13 +72,11 @@ class Authentication:
 
     @property
     def is_under_way(self) -> bool:
-        """A handshake was answered and the mechanism's messages are not over."""
+        """Whether a handshake was answered and the exchange is not over."""
         return self.state in (State.FRAMED, State.RAW)
 
     def may_begin(self, now: float) -> bool:
-        """Whether a handshake begins an authentication; otherwise it comes at the wrong time. `now`: seconds, as all
-        times of sessions.
-        """
+        """Return whether a handshake may begin an authentication now. `now` is in seconds, as all times of sessions."""
         if self.state is State.START:
             return True
         if self.state is not State.DONE or self.session is None or self.session.expires is None:
@@ -87,7 +85,7 @@ class Authentication:
         return self._began_again is None or now - self._began_again >= REAUTHENTICATION_SECONDS_MIN
 
     def handshake(self, mechanism: str, version: int, now: float) -> SaslHandshakeResponse:
-        """Raises Refusal."""
+        """Answer a SaslHandshake. Raises Refusal."""
         offered = list(self._mechanisms)
         if not self.may_begin(now):
             self._refuse(
@@ -107,7 +105,7 @@ class Authentication:
         return SaslHandshakeResponse(error_code=ErrorCode.NONE, mechanisms=offered)
 
     def authenticate(self, message: bytes, now: float, now_ms: int) -> SaslAuthenticateResponse:
-        """The answer to a SaslAuthenticate; afterwards `session` may be a new one. Raises Refusal."""
+        """Return the answer to a SaslAuthenticate; afterwards `session` may be a new one. Raises Refusal."""
         if self.state is not State.FRAMED:
             self._refuse(
                 "SaslAuthenticate without a SaslHandshake before it",
@@ -135,7 +133,7 @@ class Authentication:
         )
 
     def raw(self, message: bytes, now: float, now_ms: int) -> bytes:
-        """The challenge that answers a message without headers. Raises Refusal; it has no answer."""
+        """Return the challenge that answers a message without headers. Raises Refusal; it has no answer."""
         try:
             return self._step(message, now, now_ms)[0]
         except AuthenticationError as error:
@@ -156,7 +154,9 @@ class Authentication:
         raise Refusal(reason, answer)
 
     def _step(self, message: bytes, now: float, now_ms: int) -> tuple[bytes, int]:
-        """The challenge, and the lifetime of the session that has begun (0: none has, or it has no end)."""
+        """Return the challenge, and the lifetime of the session that has begun (0: none has begun, or it does not
+        end).
+        """
         exchange = self._exchange
         if exchange is None:
             raise AuthenticationError("no exchange has begun")
@@ -194,7 +194,7 @@ class Authentication:
         return challenge, lifetime_ms or 0
 
     def _lifetime_ms(self, identity: Identity, now_ms: int) -> int | None:
-        """The session's: as long as its credentials hold, and not longer than the listener lets it."""
+        """Return the lifetime of the session: that of its credentials, but not longer than the listener allows."""
         most = self._mechanisms[self._wanted].session_ms_max
         ends = [most] if most > 0 else []
         if identity.expires_ms is not None:

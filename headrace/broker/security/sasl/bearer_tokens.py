@@ -1,7 +1,8 @@
-"""The bearer tokens of this broker, for others of its cluster: of a file, which somebody renews, or of a server of
-OAuth (RFC 6749, 4.4), which gives them for an id and a secret. Both block, so they are asked in a thread.
+"""The bearer tokens of this broker, for other brokers of its cluster. They come from a file, which another program
+renews, or from an OAuth server (RFC 6749, 4.4), which issues them for an id and a secret. Both block, so they are read
+in a thread.
 
-No error shows what was read: whoever may choose the file's name reads no other file by it (CVE-2025-27817).
+No error shows what was read: a user who may choose the file's name must not read other files with it (CVE-2025-27817).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BearerTokens:
-    """See the module's contract. One of a server is used again while it is fresh."""
+    """The source of tokens; see the module. A server's token is used again while it is fresh."""
 
     def __init__(self, login: TokenLogin) -> None:
         self.login = login
@@ -26,7 +27,7 @@ class BearerTokens:
         self._fresh_until = 0.0
 
     def check(self) -> None:
-        """Raises ConfigError for a file or for certificates that cannot be used; a server may be there later."""
+        """Raises ConfigError for a file or certificates that cannot be used. A server need not answer yet."""
         if self._is_file:
             try:
                 self.token(0.0)
@@ -36,8 +37,8 @@ class BearerTokens:
             self.login.tls.context()
 
     def token(self, now: float) -> str:
-        """One that is valid `now`, in seconds of any one clock. Raises OSError, ValueError and ConfigError, without
-        showing anything secret.
+        """Return a token that is valid `now`, in seconds of any one clock. Raises OSError, ValueError and ConfigError,
+        without secrets in their texts.
         """
         if self._is_file:
             try:

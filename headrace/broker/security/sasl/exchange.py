@@ -1,7 +1,8 @@
-"""What a mechanism of SASL (RFC 4422) is here: messages of a client in, challenges out, until it is known or refused.
+"""An exchange of a SASL mechanism (RFC 4422): a client's messages in, challenges out, until the client is authenticated
+or refused.
 
-An exchange is pure: it knows no connection, waits for nothing, and is told the time. It serves one authentication and
-is thrown away then; a refused or finished one answers nothing more.
+An exchange is pure: it knows no connection, waits for nothing, and gets the time as a parameter. It serves one
+authentication and is thrown away then. A refused or finished exchange answers nothing more.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Final, Protocol
 import msgspec
 
 MESSAGE_BYTES_MAX: Final = 16 << 10
-"""Of a message of PLAIN and SCRAM, whose names and passwords are of some hundred bytes; a longer one is refused before
-anything is done with it.
+"""Maximum size of a message of PLAIN and SCRAM, whose names and passwords have some hundred bytes; a longer message is
+refused before it is processed.
 """
 
 
 class AuthenticationError(Exception):
-    """The client is refused. `told`: what it is told, for Kafka's cases with words of their own; otherwise only that
-    its credentials are invalid. The exception's own text is for the log of the broker: it may say that there is no
-    such user, but never holds what a client has sent as a secret.
+    """The client is refused. `told` is the text for the client, in cases where Kafka has one; otherwise the client is
+    only told that its credentials are invalid. The exception's own text is for the broker's log: it may say that a user
+    does not exist, but never has a secret that a client has sent.
     """
 
     def __init__(self, reason: str, *, told: str | None = None) -> None:
@@ -28,14 +29,15 @@ class AuthenticationError(Exception):
 
 
 def refused(told: str) -> AuthenticationError:
-    """The error whose reason the client may know."""
+    """Return an error whose reason the client may know."""
     return AuthenticationError(told, told=told)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who was authenticated. `expires_ms`: when the credentials end (wall clock), None if they do not.
+    """The authenticated principal. `expires_ms` is the end of its credentials (wall clock), None if they do not
+    expire.
 
-    `by_token`: a delegation token stood for the principal.
+    `by_token`: it was authenticated by a delegation token.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Exchange(Protocol):
     """One authentication by one mechanism."""
 
     identity: Identity | None
-    """Set when the client has proved who it is; the challenge that was answered last still goes to it."""
+    """Set when the client has proved its identity; the latest challenge must still be sent to it."""
 
     def answer(self, message: bytes) -> bytes:
-        """The challenge that answers a message of the client. Raises AuthenticationError."""
+        """Return the challenge that answers a message of the client. Raises AuthenticationError."""

@@ -1,8 +1,9 @@
-"""The keys of an issuer, from a file or a URL (`sasl.oauthbearer.jwks.endpoint.url`), read anew from time to time.
+"""The keys of an issuer, from a file or a URL (`sasl.oauthbearer.jwks.endpoint.url`), read again from time to time.
 
-What was read last counts until something better was: an issuer that cannot be reached, or says nonsense for a while,
-locks nobody out. A token of a key that is not there has them read at once, but not more often than the back-off allows:
-strangers make up keys. What is read is in no error (CVE-2025-27817), and from https: a redirection leads nowhere else.
+The keys that were read last count until newer ones are read: an issuer that is unreachable or faulty for a while locks
+no client out. A token with an unknown key makes them be read at once, but not more often than the back-off allows,
+because clients can invent keys. No error contains what was read (CVE-2025-27817), and an https: URL is not redirected
+to another kind of URL.
 """
 
 from __future__ import annotations
@@ -31,18 +32,20 @@ _FETCH_SECONDS_MAX: Final = 10.0
 
 
 class Pauses(msgspec.Struct, frozen=True):
-    """Between two readings, in seconds."""
+    """Pauses between two reads, in seconds."""
 
     refresh: float = 3600.0
     """`sasl.oauthbearer.jwks.endpoint.refresh.ms`."""
     retry: float = 0.1
     """`sasl.oauthbearer.jwks.endpoint.retry.backoff.ms`: after a failure; it doubles."""
     retry_max: float = 10.0
-    """`sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms`; also the least before keys are read for a token."""
+    """`sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms`; also the shortest time before keys are read for a
+    token.
+    """
 
 
 class _SameSchemeAlone(urllib.request.HTTPRedirectHandler):
-    """As Java: nobody is led from https to http, nor to a file."""
+    """Refuses redirections from https to http or to a file, as Java does."""
 
     def redirect_request(
         self,
@@ -64,10 +67,10 @@ def read_document(
     context: Callable[[], ssl.SSLContext] | None = None,
     form: tuple[bytes, Mapping[str, str]] | None = None,
 ) -> bytes:
-    """What is at a file: or http(s): URL. `context` makes the TLS of https; otherwise it is the system's. `form`: what
-    is posted to a server, with headers. Blocks.
+    """Return the contents of a file: or http(s): URL. `context` makes the TLS context of https; the default is the
+    system's. `form` is posted to a server, with headers. Blocks.
 
-    Raises OSError, ValueError, and what `context` does.
+    Raises OSError, ValueError, and the errors of `context`.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -92,12 +95,12 @@ def read_document(
 
 
 class JwksSource:
-    """See the module's contract."""
+    """The keys from one place; see the module."""
 
     def __init__(
         self, url: str, pauses: Pauses, executor: Executor, read: Callable[[str], bytes] = read_document
     ) -> None:
-        """Raises ConfigError for a file that cannot be used; a server may be there later."""
+        """Raises ConfigError for a file that cannot be used. A server need not answer yet."""
         self.keys: Keys | None = None
         self._url = url
         self._pauses = pauses
@@ -121,14 +124,14 @@ class JwksSource:
         return self.keys
 
     def expedite(self) -> None:
-        """A token names a key that is not there."""
+        """Read the keys soon, because a token names an unknown key."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Keep the keys; runs until cancelled."""
+        """Read the keys repeatedly, until cancelled."""
         loop, pause = asyncio.get_running_loop(), self._pauses.retry
         while True:
-            self._wanted.clear()  # a token that comes from here on may name a key that is not in what is read
+            self._wanted.clear()  # a token that comes from here on may name a key that the following read does not find
             try:
                 self.keys = await loop.run_in_executor(self._executor, lambda: Keys(self._read(self._url)))
             except (OSError, ValueError, HTTPException, ConfigError) as error:

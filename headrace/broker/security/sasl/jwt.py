@@ -1,8 +1,8 @@
-"""Which JSON Web Tokens (RFC 7519) are good: signed by a key of the issuer, meant for us, not expired.
+"""Validation of JSON Web Tokens (RFC 7519): signed by a key of the issuer, meant for this broker, not expired.
 
-Signatures are of the algorithms in ALGORITHMS and no others: a token without a signature, or one "signed" with a
-public key as if that were a shared secret, is none. A key is used for what it says it is for. Unsigned tokens are taken
-only by `UnsecuredValidator`, which Kafka has for development and somebody must ask for by name.
+Only the signature algorithms in ALGORITHMS are accepted. A token without a signature, or one that is "signed" with a
+public key as a shared secret, is refused. A key is used only for the purpose that it states. Only `UnsecuredValidator`
+accepts unsigned tokens; Kafka has it for development, and it must be configured by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALGORITHMS: Final = {
     "EdDSA": "OKP",
     "Ed25519": "OKP",
 }
-"""Those that are taken, and the type of their keys."""
+"""The accepted algorithms, and the type of their keys."""
 _HEADER_BYTES_MAX: Final = 8 << 10
 _TIMES: Final = ("exp", "iat", "nbf")
 
@@ -39,32 +39,34 @@ class _Registry(JWSRegistry):
     max_signature_length = 4 << 10
 
     def get_alg(self, name: str) -> Any:
-        """Without a warning for EdDSA: RFC 9864 gives it another name, which issuers do not use yet."""
+        """Return the algorithm, without a warning for EdDSA: RFC 9864 gives it another name, which issuers do not use
+        yet.
+        """
         if name not in ALGORITHMS:
             raise UnsupportedAlgorithmError(name)
         return self.algorithms[name]
 
 
 _REGISTRY: Final = _Registry(algorithms=list(ALGORITHMS), strict_check_header=False)
-"""RFC 7515, 4: header parameters that are not understood are passed over, unless `crit` names them."""
+"""RFC 7515, 4: unknown header parameters are ignored, unless `crit` names them."""
 
 
 class Expectations(msgspec.Struct, frozen=True):
-    """What a token is held to: `sasl.oauthbearer.expected.issuer` and its neighbours."""
+    """Expected claims of a token: `sasl.oauthbearer.expected.issuer` and the related configurations."""
 
     issuer: str | None = None
     audience: tuple[str, ...] = ()
-    """Any of these; empty: not looked at."""
+    """One of these is required; empty: not checked."""
     clock_skew_seconds: float = 30
     subject_claim: str = "sub"
     scope_claim: str = "scope"
 
 
 class Keys:
-    """The keys of an issuer, by what they are for."""
+    """The keys of an issuer, by their purpose."""
 
     def __init__(self, document: bytes) -> None:
-        """A JWK set (RFC 7517). Raises ValueError for what is none, or has no key that can be used here."""
+        """Parse a JWK set (RFC 7517). Raises ValueError for other texts, or without a usable key."""
         try:
             listed = json.loads(document)["keys"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -75,7 +77,7 @@ class Keys:
                 if data.get("kty") in ALGORITHMS.values() and data.get("use", "sig") == "sig":
                     self._keys.append((data, JWKRegistry.import_key(data)))
             except (JoseError, ValueError, TypeError, AttributeError, KeyError):
-                continue  # RFC 7517, 5: others may know what to do with it
+                continue  # RFC 7517, 5: keys of unknown kinds are ignored
         if not self._keys:
             raise ValueError("a JWK set without a key for signatures of RSA, EC or Ed25519")
 
@@ -93,7 +95,7 @@ class Keys:
 
 
 class SignedValidator:
-    """Takes tokens that one of the issuer's keys has signed."""
+    """Accepts tokens that one of the issuer's keys has signed."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class SignedValidator:
         time_ms: Callable[[], int],
         unknown_key: Callable[[], None] = lambda: None,
     ) -> None:
-        """`unknown_key` is called for a token of a key that is not there: the issuer may have a new one."""
+        """`unknown_key` is called for a token with an unknown key: the issuer may have a new one."""
         self._keys = keys
         self._expectations = expectations
         self._time_ms = time_ms
@@ -112,17 +114,17 @@ class SignedValidator:
         header, _ = _parts(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise InvalidTokenError("its algorithm is not one of those that are taken")
+            raise InvalidTokenError("its algorithm is not one of the accepted ones")
         keys = self._keys()
         suitable = [] if keys is None else keys.suitable(algorithm, key_id)
         if not suitable:
             self._unknown_key()
-            raise InvalidTokenError("there is no key of the issuer for it")
+            raise InvalidTokenError("the issuer does not have its key")
         return identity_of(_verified(token, suitable, algorithm), self._expectations, self._time_ms())
 
 
 class UnsecuredValidator:
-    """Takes tokens that nobody has signed (`alg` none), as Kafka's OAuthBearerUnsecuredValidatorCallbackHandler."""
+    """Accepts unsigned tokens (`alg` none), as Kafka's OAuthBearerUnsecuredValidatorCallbackHandler."""
 
     def __init__(
         self,
@@ -137,19 +139,19 @@ class UnsecuredValidator:
     def __call__(self, token: str) -> Identity:
         header, payload = _parts(token)
         if header.get("alg") != "none" or not token.endswith("."):
-            raise InvalidTokenError("it is signed, and only unsigned ones are taken")
+            raise InvalidTokenError("it is signed, and only unsigned tokens are accepted")
         claims = _object(payload)
         scope = claims.get(self._expectations.scope_claim, ())
         scopes = scope.split() if isinstance(scope, str) else scope
         if not isinstance(scopes, list | tuple) or not self._required_scope <= {*map(str, scopes)}:
-            raise InvalidTokenError("it lacks a scope that is required")
+            raise InvalidTokenError("it lacks a required scope")
         return identity_of(claims, self._expectations, self._time_ms(), needs_issue_time=False)
 
 
 def identity_of(
     claims: dict[str, Any], expected: Expectations, now_ms: int, *, needs_issue_time: bool = True
 ) -> Identity:
-    """Whom claims stand for now. Raises InvalidTokenError."""
+    """Return the identity in the claims, valid now. Raises InvalidTokenError."""
     now, skew = now_ms / 1000, expected.clock_skew_seconds
     for name in _TIMES:
         value = claims.get(name)
@@ -157,9 +159,9 @@ def identity_of(
             raise InvalidTokenError(f"its claim {name!r} is not a time")
     expires, issued = claims.get("exp"), claims.get("iat")
     if expires is None or expires > 1 << 53:
-        raise InvalidTokenError("it has no time of expiry")
+        raise InvalidTokenError("it has no expiry time")
     if issued is None and needs_issue_time:
-        raise InvalidTokenError("it has no time of issue")
+        raise InvalidTokenError("it has no issue time")
     if expires + skew <= now:
         raise InvalidTokenError("it has expired")
     if max(claims.get("nbf") or 0, issued or 0) - skew > now:
@@ -167,7 +169,7 @@ def identity_of(
     if issued is not None and expires <= issued:
         raise InvalidTokenError("it expires before it was issued")
     if expected.issuer is not None and claims.get("iss") != expected.issuer:
-        raise InvalidTokenError("it is of another issuer")
+        raise InvalidTokenError("it is from another issuer")
     audience = claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]
     if expected.audience and not any(one in audiences for one in expected.audience):
@@ -189,7 +191,7 @@ def _verified(token: str, keys: list[Any], algorithm: str) -> dict[str, Any]:
 
 
 def _parts(token: str) -> tuple[dict[str, Any], bytes]:
-    """The header, and the payload as JSON, of a token whose signature nobody has looked at."""
+    """Return the header, and the payload as JSON, of a token whose signature is not checked yet."""
     parts = token.split(".")
     if len(parts) != 3 or len(parts[0]) > _HEADER_BYTES_MAX:
         raise InvalidTokenError("it is not a signed JSON Web Token")
@@ -206,7 +208,7 @@ def _object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise InvalidTokenError("it holds something else than a JSON object")
+        raise InvalidTokenError("it is not a JSON object")
     return found
 
 

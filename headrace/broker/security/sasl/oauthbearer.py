@@ -1,7 +1,7 @@
-"""OAUTHBEARER (RFC 7628): a bearer token stands for who has it. What tokens are good is decided by a validator.
+"""OAUTHBEARER (RFC 7628): a bearer token authenticates the client that has it. A validator checks the tokens.
 
-A token that is not good is answered with a JSON object; the client says one byte more and is refused then, as RFC 7628
-(3.2.3) and Kafka (OAuthBearerSaslServer) have it. Extensions of a client are read and passed over.
+An invalid token is answered with a JSON object. The client sends one more byte and is refused then, as in RFC 7628
+(3.2.3) and Kafka (OAuthBearerSaslServer). Extensions of a client are read and ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.broker.security.sasl.exchange import AuthenticationError, Identity
 
 MECHANISM: Final = "OAUTHBEARER"
 TOKEN_MESSAGE_BYTES_MAX: Final = 64 << 10
-"""Web servers take less; what checking a token costs grows with it."""
+"""Web servers accept less; the cost of checking a token grows with its size."""
 INVALID_TOKEN: Final = '{"status":"invalid_token"}'
 _INITIAL: Final = re.compile(
     r"n,(?:a=(?P<authzid>(?:[^=,\x00]|=2C|=3D)+))?,\x01(?P<pairs>(?:[A-Za-z]+=[\x21-\x7e \t\r\n]+\x01)*)\x01"
@@ -23,15 +23,15 @@ _AUTH: Final = re.compile(r"(?P<scheme>\w+) +(?P<token>[-_~+/.a-zA-Z0-9]+=*)")
 
 
 class InvalidTokenError(Exception):
-    """The text says what is wrong with a token, and shows nothing of it."""
+    """A token is invalid. The text names the fault and shows nothing of the token."""
 
 
 Validator = Callable[[str], Identity]
-"""Raises InvalidTokenError."""
+"""Returns the identity. Raises InvalidTokenError."""
 
 
 class OAuthBearerExchange:
-    """See the module's contract."""
+    """An exchange of OAUTHBEARER; see the module."""
 
     def __init__(self, validate: Validator) -> None:
         self.identity: Identity | None = None
@@ -62,7 +62,7 @@ class OAuthBearerExchange:
 
 
 def _initial(message: bytes) -> tuple[str, str]:
-    """The token and the authorization id (empty: none) of the client's first message."""
+    """Return the token and the authorization id (empty: none) of the client's first message."""
     try:
         found = _INITIAL.fullmatch(message.decode())
     except UnicodeDecodeError:

@@ -1,6 +1,7 @@
-"""PLAIN (RFC 4616): a name and a password as they are, so for encrypted connections. Users stand in the configuration.
+"""PLAIN (RFC 4616): a name and a password in the clear, so for encrypted connections. The configuration has the
+users.
 
-Passwords are kept as digests, compared in constant time, and somebody unknown costs the same comparison.
+Passwords are kept as digests and compared in constant time; an unknown user costs the same comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NOBODY: Final = b"\0" * 32
 
 
 class PlainUsers:
-    """Names and the digests of their passwords."""
+    """Names of users and the digests of their passwords."""
 
     def __init__(self, passwords: Mapping[str, str]) -> None:
         self._digests = {name: _digest(password) for name, password in passwords.items()}
@@ -36,7 +37,7 @@ def _digest(password: str) -> bytes:
 
 
 class PlainExchange:
-    """See the module's contract; its errors are Kafka's (PlainSaslServer)."""
+    """An exchange of PLAIN; see the module. Its errors are Kafka's (PlainSaslServer)."""
 
     def __init__(self, users: PlainUsers) -> None:
         self.identity: Identity | None = None

@@ -1,13 +1,13 @@
 """SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677): the server has salted keys and never sees the password.
 
-The order and the errors are Kafka's (ScramSaslServer), and these rules are held beyond it:
+The order of checks and the errors are Kafka's (ScramSaslServer), with these additional rules:
 
-- The nonce of the final message is the one of the exchange, not one that ends so (CVE-2024-56128). One more is taken:
-  librdkafka before 2.6.1 says its own half twice, and Kafka 3.9 lets it in. It holds the server's half, and the proof
-  covers it, so nothing can be replayed by it.
-- What the client says of channel binding in its final message is what it said in its first.
-- Nobody learns who exists: a user who is unknown, or has no credentials for the mechanism, gets a salt that is always
-  the same (made from a secret of the cluster) and fails at the end, after the same work.
+- The nonce of the final message must equal that of the exchange; ending with it is not enough (CVE-2024-56128). One
+  other nonce is accepted: librdkafka before 2.6.1 sends its own half twice, and Kafka 3.9 accepts it. That nonce has
+  the server's half, and the proof covers it, so a replay is not possible.
+- The channel binding in the client's final message must be the one in its first message.
+- Clients cannot learn which users exist. A user who is unknown, or has no credentials for the mechanism, gets a salt
+  that is always the same (made from a secret of the cluster) and is refused at the end, after the same work.
 - Keys are compared in constant time (CVE-2021-38153).
 
 `tokenauth=true` in the first message says that the name is a delegation token's id (KIP-48).
@@ -29,11 +29,13 @@ from headrace.broker.security.sasl.exchange import MESSAGE_BYTES_MAX, Authentica
 
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 16384
-"""Of credentials that are set, as Kafka's controller has it: a client does the work, and a large number stops it."""
+"""Maximum number of iterations of new credentials, as in Kafka's controller: the client does the work, and a large
+number would stall it.
+"""
 
 
 class ScramMechanism(IntEnum):
-    """By the numbers that requests name them with (KIP-554)."""
+    """The mechanisms, by the numbers in requests (KIP-554)."""
 
     SHA_256 = 1
     SHA_512 = 2
@@ -44,12 +46,12 @@ class ScramMechanism(IntEnum):
 
     @property
     def digest(self) -> str:
-        """As hashlib calls it."""
+        """Name of the digest in hashlib."""
         return "sha256" if self is ScramMechanism.SHA_256 else "sha512"
 
     @property
     def key_size(self) -> int:
-        """Of salted passwords, keys and proofs, in bytes."""
+        """Size of salted passwords, keys and proofs, in bytes."""
         return 32 if self is ScramMechanism.SHA_256 else 64
 
 
@@ -57,7 +59,7 @@ BY_NAME: Final = {mechanism.sasl_name: mechanism for mechanism in ScramMechanism
 
 
 class ScramCredential(msgspec.Struct, frozen=True):
-    """What is kept of a password for one mechanism."""
+    """The stored form of a password for one mechanism."""
 
     salt: bytes
     stored_key: bytes
@@ -69,14 +71,14 @@ class ScramCredential(msgspec.Struct, frozen=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """Whom a name in a first message stands for, and how to recognize them."""
+    """The principal of the name in a first message, and its credential."""
 
     identity: Identity
     credential: ScramCredential
 
 
 Lookup = Callable[[ScramMechanism, str, bool], Subject | None]
-"""By mechanism, name, and whether the name is a delegation token's id."""
+"""Finds a subject by mechanism, name, and whether the name is a delegation token's id."""
 
 
 def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
@@ -85,14 +87,14 @@ def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, itera
 
 
 def credential_of(mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
-    """What is kept of a salted password."""
+    """Return the stored form of a salted password."""
     client_key = _mac(mechanism, salted, b"Client Key")
     stored_key = hashlib.new(mechanism.digest, client_key).digest()
     return ScramCredential(salt, stored_key, _mac(mechanism, salted, b"Server Key"), iterations)
 
 
 def salt_text(number: int) -> bytes:
-    """A salt in the form that Kafka's tools make: some 130 bits as a number of base 36."""
+    """Return a salt in the form that Kafka's tools make: some 130 bits as a number of base 36."""
     digits = "0123456789abcdefghijklmnopqrstuvwxyz"
     text = ""
     number &= (1 << 130) - 1
@@ -103,7 +105,7 @@ def salt_text(number: int) -> bytes:
 
 
 class Decoy:
-    """Credentials for names that nobody has: always the same for a name, and met by no password."""
+    """Credentials for names of unknown users: always the same for a name, and matched by no password."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -136,24 +138,24 @@ _FINAL = re.compile(
 
 
 class _Started(msgspec.Struct):
-    """What the first message began."""
+    """The state after the first message."""
 
     gs2: str
     client_first: str
     server_first: str
     nonces: tuple[str, ...]
-    """What the final message may have."""
+    """The nonces that the final message may have."""
     credential: ScramCredential
     identity: Identity | None
 
 
 class ScramExchange:
-    """See the module's contract."""
+    """An exchange of SCRAM; see the module."""
 
     def __init__(
         self, mechanism: ScramMechanism, lookup: Lookup, decoy: Decoy, new_nonce: Callable[[], str]
     ) -> None:
-        """`new_nonce` gives printable text without commas that nobody can guess."""
+        """`new_nonce` returns printable text without commas that cannot be guessed."""
         self.identity: Identity | None = None
         self._mechanism = mechanism
         self._lookup = lookup
@@ -173,7 +175,7 @@ class ScramExchange:
         except UnicodeDecodeError:
             self._is_over = True
             raise AuthenticationError("a message that is not UTF-8") from None
-        self._is_over = True  # unless the first message is answered
+        self._is_over = True  # reset when the first message is answered
         if self._started is None:
             self._started = self._first(text)
             self._is_over = False

@@ -1,6 +1,6 @@
-"""All of SASL that one broker has: users, delegation tokens, and what each listener offers.
+"""SASL of one broker: users, delegation tokens, and the mechanisms of each listener.
 
-Changes of its configuration count for authentications that begin afterwards.
+Changes of its configuration apply to authentications that begin afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SaslService:
-    """See the module's contract."""
+    """SASL of one broker; see the module."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SaslService:
             lambda: int(config["delegation.token.expiry.time.ms"]),
         )
         self.mechanisms: dict[str, dict[str, Mechanism]] = {}
-        """By the names of those listeners that have SASL."""
+        """Mechanisms by the names of the listeners with SASL."""
         self._config = config
         self._clock = clock
         self._background = background
@@ -49,7 +49,7 @@ class SaslService:
         self._running: set[object] = set()
 
     async def start(self, listeners: Iterable[str]) -> None:
-        """`listeners`: those with SASL. Raises ConfigError."""
+        """`listeners` are those with SASL. Raises ConfigError."""
         await self.users.load()
         await self.tokens.load()
         self.mechanisms = {listener: {} for listener in listeners}
@@ -60,7 +60,7 @@ class SaslService:
             self._background.keep(self._sweep_tokens, "removal of delegation tokens")
 
     def refresh(self) -> None:
-        """The configuration has changed. Raises ConfigError, having changed nothing."""
+        """Apply a changed configuration. Raises ConfigError, having changed nothing."""
         self.mechanisms.update(self._offered(self._config))
         for key, source in self.parts.sources.items():
             if key not in self._running:
@@ -68,7 +68,7 @@ class SaslService:
                 self._background.keep(source.run, "keys of bearer tokens")
 
     def check(self, config: BrokerConfig) -> None:
-        """Raises ConfigError if it could not be the configuration."""
+        """Raises ConfigError if this configuration could not be applied."""
         self._offered(config)
 
     def _offered(self, config: BrokerConfig) -> dict[str, dict[str, Mechanism]]:
@@ -78,7 +78,7 @@ class SaslService:
         }
 
     async def _follow_users(self) -> None:
-        """Others of the cluster change them too."""
+        """Follow the changes that other brokers of the cluster make."""
         changed = asyncio.Event()
         unwatch = self.users.watch(changed.set)
         try:

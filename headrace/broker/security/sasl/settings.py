@@ -1,10 +1,10 @@
-"""The SASL of a listener, from Kafka's configurations: which mechanisms it offers, and how each knows its users.
+"""The SASL settings of a listener, from Kafka's configurations: its mechanisms, and how each knows its users.
 
-A configuration counts from the most particular name that is set:
+The most specific name that is set counts, in this order:
 
     listener.name.<listener>.<mechanism>.<name>    listener.name.<listener>.<name>    <mechanism>.<name>    <name>
 
-with listener and mechanism in lower case. JAAS configurations are those with the mechanism in their name, as in Kafka.
+Listener and mechanism are in lower case. JAAS configurations have the mechanism in their name, as in Kafka.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ _UNSECURED: Final = "OAuthBearerUnsecuredValidatorCallbackHandler"
 _USER: Final = "user_"
 
 Texts = Callable[[str], str | None]
-"""What a configuration is set to, None if it is not."""
+"""Returns the text that a configuration is set to, None if it is not set."""
 
 
 class SaslParts(msgspec.Struct):
-    """What mechanisms are made of. `sources` grows by what has to be run, and is looked into before."""
+    """The parts that mechanisms are made of. `sources` collects what has to be run; an existing source is used
+    again.
+    """
 
     users: ScramUsers
     tokens: DelegationTokens
@@ -63,7 +65,7 @@ class SaslParts(msgspec.Struct):
 
 
 class _Settings:
-    """Of one mechanism of one listener."""
+    """The settings of one mechanism of one listener."""
 
     def __init__(self, texts: Texts, listener: str, mechanism: str) -> None:
         self.listener = listener
@@ -86,28 +88,30 @@ class _Settings:
         except ValueError:
             number = -1
         if number < 0:
-            raise ConfigError(f"Invalid value {text} for configuration {name}: not a number from 0")
+            raise ConfigError(
+                f"Invalid value {text} for configuration {name}: it is not a number of at least 0"
+            )
         return number
 
     def listed(self, name: str) -> tuple[str, ...]:
         return tuple(item.strip() for item in (self.text(name) or "").split(",") if item.strip())
 
     def jaas(self, module: str) -> JaasEntry | None:
-        """The login module, which has to be `module`."""
+        """Return the entry of the login module, which must be `module`; None without a JAAS configuration."""
         for prefix in (self._own + self._of_mechanism, self._of_mechanism):
             text = self._texts(prefix + _JAAS)
             if text is not None:
                 entry = _jaas_entry(prefix + _JAAS, text)
                 if entry.module_name != module:
                     raise ConfigError(
-                        f"{prefix}{_JAAS} names the login module {entry.module}; {self.mechanism} takes "
+                        f"{prefix}{_JAAS} names the login module {entry.module}; {self.mechanism} needs "
                         f"org.apache.kafka.common.security....{module}"
                     )
                 return entry
         return None
 
     def example(self) -> str:
-        """The name of the JAAS configuration."""
+        """Return the name of the JAAS configuration."""
         return f"{self._own}{self._of_mechanism}{_JAAS}"
 
 
@@ -119,18 +123,19 @@ def _jaas_entry(name: str, text: str) -> JaasEntry:
 
 
 def sasl_of_listener(listener: str, texts: Texts, parts: SaslParts) -> dict[str, Mechanism]:
-    """The mechanisms of a listener in the order in which they are enabled. Raises ConfigError."""
+    """Return the mechanisms of a listener, in the order in which they are enabled. Raises ConfigError."""
     enabled = _Settings(texts, listener, "").listed(_ENABLED)
     if not enabled:
         raise ConfigError(
-            f"the listener {listener} is one of SASL and offers no mechanism; set {_ENABLED} to some of "
+            f"the listener {listener} uses SASL and offers no mechanism; set {_ENABLED} to some of "
             f"{','.join(OFFERED)}"
         )
     found = {}
     for name in enabled:
         if name not in OFFERED:
             raise ConfigError(
-                f"Invalid value {name} for configuration {_ENABLED}: these are offered: {','.join(OFFERED)}"
+                f"Invalid value {name} for configuration {_ENABLED}: the offered mechanisms are "
+                f"{','.join(OFFERED)}"
             )
         settings = _Settings(texts, listener, name)
         if name in BY_NAME:
@@ -144,7 +149,7 @@ def sasl_of_listener(listener: str, texts: Texts, parts: SaslParts) -> dict[str,
 
 
 class Login(msgspec.Struct, frozen=True):
-    """Of this broker to others."""
+    """Credentials of this broker for other brokers."""
 
     mechanism: str
     user: str
@@ -155,7 +160,9 @@ class Login(msgspec.Struct, frozen=True):
 
 
 class TokenLogin(msgspec.Struct, frozen=True):
-    """Of this broker to others, by bearer tokens: those of a file, or given for an id and a secret by a server."""
+    """The source of this broker's bearer tokens for other brokers: a file, or a server that issues them for an id and a
+    secret.
+    """
 
     url: str
     client_id: str
@@ -170,7 +177,7 @@ class TokenLogin(msgspec.Struct, frozen=True):
 
 
 def login_of(listener: str, texts: Texts) -> Login | TokenLogin:
-    """By the listener that brokers use among themselves. Raises ConfigError."""
+    """Return the credentials for the listener that brokers use among themselves. Raises ConfigError."""
     name = texts(_BETWEEN_BROKERS) or "GSSAPI"
     modules = {
         plain.MECHANISM: "PlainLoginModule",
@@ -179,8 +186,8 @@ def login_of(listener: str, texts: Texts) -> Login | TokenLogin:
     }
     if name not in modules:
         raise ConfigError(
-            f"brokers use the listener {listener} among themselves, which is one of SASL: set {_BETWEEN_BROKERS} (it "
-            f"is {name}) to one of {', '.join(modules)}"
+            f"brokers use the SASL listener {listener} among themselves: set {_BETWEEN_BROKERS} (it is "
+            f"{name}) to one of {', '.join(modules)}"
         )
     settings = _Settings(texts, listener, name)
     entry = settings.jaas(modules[name])
@@ -189,8 +196,8 @@ def login_of(listener: str, texts: Texts) -> Login | TokenLogin:
         return _token_login(settings, options)
     if not options.get("username") or "password" not in options:
         raise ConfigError(
-            f"brokers authenticate themselves by {name} on the listener {listener}: {settings.example()} has to have "
-            "username and password"
+            f"brokers authenticate themselves by {name} on the listener {listener}: {settings.example()} "
+            "must have username and password"
         )
     return Login(name, options["username"], options["password"])
 
@@ -204,8 +211,9 @@ def _token_login(settings: _Settings, options: Mapping[str, str]) -> TokenLogin:
     secret = settings.text(_CLIENT_SECRET) or options.get("clientSecret", "")
     if scheme not in ("file", "http", "https"):
         raise ConfigError(
-            f"brokers authenticate themselves by OAUTHBEARER on the listener {settings.listener}: set {_TOKENS} (it is "
-            f"{url!r}) to where their tokens are: a file: URL, or the https: URL of a server that gives them"
+            f"brokers authenticate themselves by OAUTHBEARER on the listener {settings.listener}: set "
+            f"{_TOKENS} (it is {url!r}) to the URL of their tokens: a file: URL, or the https: URL of a "
+            "server that issues them"
         )
     if scheme != "file" and not (client_id and secret):
         raise ConfigError(
@@ -236,7 +244,7 @@ def _plain(settings: _Settings) -> Mechanism:
 
 def _scram(settings: _Settings, mechanism: ScramMechanism, parts: SaslParts) -> Mechanism:
     _no_handler(settings)
-    settings.jaas("ScramLoginModule")  # its options are the broker's own login to others
+    settings.jaas("ScramLoginModule")  # its options are the broker's own credentials for other brokers
     users, tokens, clock, entropy = parts.users, parts.tokens, parts.clock, parts.entropy
 
     def subject(mechanism: ScramMechanism, name: str, is_token: bool) -> Subject | None:
@@ -263,7 +271,7 @@ def _token_subject(
 
 def _oauthbearer(settings: _Settings, parts: SaslParts) -> Mechanism:
     from headrace.broker.security.sasl.jwt import (
-        Expectations,  # with all of cryptography: only for who needs it
+        Expectations,  # imported here, because it loads all of cryptography
     )
 
     entry = settings.jaas("OAuthBearerLoginModule")
@@ -281,8 +289,8 @@ def _oauthbearer(settings: _Settings, parts: SaslParts) -> Mechanism:
         validate = _signed(settings, {} if entry is None else entry.options, expectations, parts)
     else:
         raise ConfigError(
-            f"{_HANDLER}: {handler} is not offered; these are: {_SIGNED}, {_UNSECURED} (which takes tokens that "
-            "nobody has signed)"
+            f"{_HANDLER}: {handler} is not offered; use {_SIGNED}, or {_UNSECURED} (which accepts unsigned "
+            "tokens)"
         )
     return _made(settings, partial(OAuthBearerExchange, validate))
 
@@ -297,8 +305,8 @@ def _signed(
     url = settings.text(_JWKS)
     if not url:
         raise ConfigError(
-            f"OAUTHBEARER on the listener {settings.listener} knows no keys; set {_JWKS} to a JWK set: a file: or "
-            "https: URL"
+            f"OAUTHBEARER on the listener {settings.listener} has no keys; set {_JWKS} to a JWK set: a "
+            "file: or https: URL"
         )
     pauses = Pauses(
         settings.number("sasl.oauthbearer.jwks.endpoint.refresh.ms", 3_600_000) / 1000,
@@ -309,7 +317,7 @@ def _signed(
     source = parts.sources.get((url, pauses, tls))
     if source is None:
         if url.lower().startswith("https:"):
-            tls.context()  # what cannot be used is said now
+            tls.context()  # a source that cannot be used is reported now
         read = partial(read_document, context=tls.context)
         source = parts.sources[url, pauses, tls] = JwksSource(url, pauses, parts.executor, read)
     return SignedValidator(source.current, expectations, parts.clock.time_ms, source.expedite)
@@ -337,5 +345,6 @@ def _no_handler(settings: _Settings) -> None:
     handler = settings.text(_HANDLER)
     if handler is not None:
         raise ConfigError(
-            f"{_HANDLER}: {handler} cannot be used for {settings.mechanism}: classes of Java cannot be plugged in"
+            f"{_HANDLER}: {handler} cannot be used for {settings.mechanism}: Java classes cannot be plugged "
+            "in"
         )

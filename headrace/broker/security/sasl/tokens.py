@@ -1,9 +1,9 @@
 """Delegation tokens (KIP-48): an id and a secret that stand for a principal for some time, used with SCRAM.
 
-The secret is HMAC-SHA512 of the id under `delegation.token.secret.key`, so it is not kept: a node
-`/security/tokens/<id>` has whose the token is, its times, and SCRAM credentials whose password is the secret in base
-64. One that was made under another key is not known any more. Every change counts at the node above, so all who share
-the store and the key know the same tokens (`security/followed.py`).
+The secret is the HMAC-SHA512 of the id with `delegation.token.secret.key`, so it is not stored. A node
+`/security/tokens/<id>` has the token's owner, its times, and SCRAM credentials whose password is the secret in base 64.
+A token that was made with another key is not valid any more. Every change changes the root node, so all brokers that
+share the store and the key know the same tokens (`security/followed.py`).
 
 Decisions are Kafka's (DelegationTokenControlManager).
 """
@@ -43,7 +43,7 @@ _ATTEMPTS: Final = 10
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """One token. Times are wall clock milliseconds; it is good until the earlier of the last two."""
+    """One token. Times are wall clock milliseconds; it is valid until the earlier of the last two."""
 
     token_id: str
     owner: Principal
@@ -59,7 +59,7 @@ class DelegationToken(msgspec.Struct, frozen=True):
         return min(self.max_ms, self.expires_ms)
 
     def is_of(self, principal: Principal) -> bool:
-        """As its owner, as who asked for it, or as a renewer."""
+        """Return whether the principal is the token's owner, its requester, or a renewer."""
         return principal in (self.owner, self.requester, *self.renewers)
 
     def may_be_renewed_by(self, principal: Principal) -> bool:
@@ -67,7 +67,7 @@ class DelegationToken(msgspec.Struct, frozen=True):
 
 
 class DelegationTokens(Followed):
-    """See the module's contract. `load` before anything else, and `run` to follow others."""
+    """The tokens of a broker; see the module. Call `load` before anything else, and `run` to follow other brokers."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class DelegationTokens(Followed):
         max_lifetime_ms: Callable[[], int],
         expiry_time_ms: Callable[[], int],
     ) -> None:
-        """Without a `secret_key` there are none."""
+        """Without a `secret_key` there are no tokens."""
         super().__init__(store, ROOT)
         self._key = secret_key.encode() if secret_key else None
         self._max_lifetime_ms = max_lifetime_ms
@@ -91,7 +91,7 @@ class DelegationTokens(Followed):
         return self._key is not None
 
     def secret(self, token_id: str) -> bytes:
-        """Its HMAC."""
+        """Return the token's HMAC."""
         if self._key is None:
             raise KafkaError(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
         return hmac.digest(self._key, token_id.encode(), "sha512")
@@ -112,8 +112,8 @@ class DelegationTokens(Followed):
         max_lifetime_ms: int,
         now_ms: int,
     ) -> DelegationToken:
-        """A token to `keep`. Takes some milliseconds, and may be called in a thread. `max_lifetime_ms` above 0 is what
-        is asked for; `salts` are random numbers.
+        """Return a token for `keep`. This takes some milliseconds, and may be called in a thread. A `max_lifetime_ms`
+        above 0 is the requested one; `salts` are random numbers.
         """
         most_ms = self._max_lifetime_ms()
         if max_lifetime_ms > 0:
@@ -136,7 +136,7 @@ class DelegationTokens(Followed):
         raise _contended()
 
     async def renew(self, secret: bytes, period_ms: int, principal: Principal, now_ms: int) -> int:
-        """Until when it is good from now on. Raises KafkaError."""
+        """Extend the validity of a token, and return its new end. Raises KafkaError."""
         period_ms = min(period_ms, self._expiry_time_ms()) if period_ms > 0 else self._expiry_time_ms()
         async with self._change:
             for _ in range(_ATTEMPTS):
@@ -147,7 +147,7 @@ class DelegationTokens(Followed):
         raise _contended()
 
     async def expire(self, secret: bytes, period_ms: int, principal: Principal, now_ms: int) -> int:
-        """Let it end after `period_ms`, at once if that is negative; when that is. Raises KafkaError."""
+        """Let a token expire after `period_ms`, at once if that is negative; return its end. Raises KafkaError."""
         at_once = period_ms < 0
         async with self._change:
             for _ in range(_ATTEMPTS):
@@ -159,12 +159,12 @@ class DelegationTokens(Followed):
         raise _contended()
 
     async def sweep(self, now_ms: int) -> None:
-        """Forget those that have ended."""
+        """Remove expired tokens."""
         for token_id in list(self._tokens):
             async with self._change:
                 token = self._tokens.get(token_id)
                 if token is not None and token.ends_ms < now_ms:
-                    await self._written(token_id, None)  # overtaken: the next time
+                    await self._written(token_id, None)  # overtaken: the next sweep removes it
 
     def _renewable(
         self,
@@ -191,7 +191,9 @@ class DelegationTokens(Followed):
         return token
 
     async def _written(self, token_id: str, token: DelegationToken | None) -> bool:
-        """Whether the change is in the store and here; otherwise others came first, and theirs is here."""
+        """Return whether the change is in the store and here. Otherwise it was overtaken, and the other change is
+        here.
+        """
         path, version = f"{ROOT}/{token_id}", self._nodes.get(token_id, -1)
         node: StoreOperation
         if token is None:
@@ -215,7 +217,7 @@ class DelegationTokens(Followed):
         return True
 
     async def _read(self) -> None:
-        """Hold what the store has. Reads again while somebody changes it meanwhile."""
+        """Make the tokens equal to the store. Read again while another broker changes it."""
         while (
             self.are_enabled
             and (root := await self._store.get(ROOT)) is not None
@@ -240,7 +242,8 @@ class DelegationTokens(Followed):
                 continue
             if foreign and self._version < 0:
                 logger.warning(
-                    "%d delegation tokens are of another delegation.token.secret.key: unknown", foreign
+                    "%d delegation tokens were made with another delegation.token.secret.key and are ignored",
+                    foreign,
                 )
             self._tokens, self._nodes, self._by_secret = tokens, nodes, by_secret
             self._version = root.version
@@ -263,7 +266,7 @@ class DelegationTokens(Followed):
         ).encode()
 
     def _decoded(self, token_id: str, data: bytes) -> DelegationToken | None:
-        """None: of another key."""
+        """Return the token; None if it was made with another key."""
         fields: dict[str, Any] = json.loads(data)
         if not hmac.compare_digest(fields["key"], self._fingerprint(token_id)):
             return None
@@ -282,7 +285,7 @@ class DelegationTokens(Followed):
         )
 
     def _fingerprint(self, token_id: str) -> str:
-        """Tells which key a token was made under, and nothing else."""
+        """Return a text that depends on the key that a token was made with, and reveals nothing else."""
         return hmac.digest(self.secret(token_id), b"fingerprint", "sha256").hex()[:16]
 
 

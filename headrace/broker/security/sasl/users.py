@@ -1,8 +1,8 @@
-"""Users with SCRAM credentials: what the coordination store has of them, and the same in memory.
+"""Users with SCRAM credentials: in the coordination store, with a copy in memory.
 
-A node `/security/users/<name>` for each user, with salted keys by mechanism; passwords are nowhere. Every change sets
-the node above, at the version that was read, in the same transaction: two changes at once are one after the other, and
-whoever watches that node sees all of them.
+Each user has a node `/security/users/<name>` with salted keys by mechanism; passwords are not stored. Every change sets
+the parent node, at the version that was read, in the same transaction. So two changes at once are done one after the
+other, and a watch on that node sees all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROOT: Final = "/security/users"
 _DECOY: Final = "/security/scram-decoy"
 _ATTEMPTS: Final = 5
 _CHANGES_AT_ONCE: Final = 50
-"""Encoded before others have their turn: half a millisecond."""
+"""Number of changes that are encoded before the event loop serves other work: half a millisecond."""
 
 Credentials = Mapping[ScramMechanism, ScramCredential]
 
@@ -45,11 +45,11 @@ Credentials = Mapping[ScramMechanism, ScramCredential]
 class _User(msgspec.Struct, frozen=True):
     credentials: Credentials
     version: int
-    """Of the node."""
+    """Version of the node."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Of a user's credential for one mechanism; `credential` None deletes it."""
+    """A change of a user's credential for one mechanism; `credential` None deletes it."""
 
     name: str
     mechanism: ScramMechanism
@@ -57,7 +57,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class ScramUsers:
-    """See the module's contract. `load` before anything else."""
+    """The users of a cluster; see the module. Call `load` before anything else."""
 
     def __init__(self, store: CoordinationStore, entropy: Entropy) -> None:
         self._store = store
@@ -67,7 +67,7 @@ class ScramUsers:
         self.decoy = Decoy(b"")
 
     async def load(self) -> None:
-        """Read all that is there; also when others may have changed it."""
+        """Read all users; also after other brokers may have changed them."""
         await self._make_root()
         while True:
             version = await self._root_version()
@@ -83,21 +83,21 @@ class ScramUsers:
                 return
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls back when somebody may have changed something, for `load`; returns what ends it."""
+        """Call back when another broker may have changed something, to call `load`; return a function that ends it."""
         return self._store.watch(ROOT, changed)
 
     def names(self) -> list[str]:
         return sorted(self._users)
 
     def credentials(self, name: str) -> Credentials:
-        """Of nobody: none."""
+        """Return the credentials of a user; empty for an unknown one."""
         user = self._users.get(name)
         return {} if user is None else user.credentials
 
     async def alter(self, decide: Callable[[], Sequence[Change]]) -> None:
-        """Make the changes that `decide` finds right for what is there, all or none.
+        """Make the changes that `decide` returns for the present users, all or none.
 
-        It is asked again when somebody else has changed something meanwhile.
+        `decide` is called again when another broker has changed something meanwhile.
         """
         for _ in range(_ATTEMPTS):
             changes = decide()
@@ -116,10 +116,10 @@ class ScramUsers:
                 continue
             self._users, self._version = users, version + 1
             return
-        raise BadVersionError("users are changed by others all the time")
+        raise BadVersionError("other brokers keep changing the users; try again")
 
     def _operation(self, change: Change, users: dict[str, _User]) -> StoreOperation:
-        """What the change does in the store, and, to `users`, in memory."""
+        """Return the store's operation for a change, and make the change in `users`."""
         path = f"{ROOT}/{_node_name(change.name)}"
         old = users.get(change.name)
         new = {} if old is None else dict(old.credentials)
@@ -154,7 +154,7 @@ class ScramUsers:
 
 
 def _node_name(name: str) -> str:
-    """As a part of a path; `.` and `..` are none in ZooKeeper."""
+    """Return a name as a part of a path; ZooKeeper does not allow `.` and `..`."""
     return quote(name, safe="").replace(".", "%2E") if name.strip(".") == "" else quote(name, safe="")
 
 
@@ -169,7 +169,7 @@ def _decoded(data: bytes) -> Credentials:
 
 
 def encode_credential(credential: ScramCredential) -> dict[str, str | int]:
-    """For JSON, in Kafka's names."""
+    """Return a credential for JSON, in Kafka's names."""
     return {
         "salt": base64.b64encode(credential.salt).decode(),
         "storedKey": base64.b64encode(credential.stored_key).decode(),

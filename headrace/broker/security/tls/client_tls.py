@@ -1,8 +1,8 @@
-"""TLS of connections that the broker makes itself, to servers outside its cluster: where an issuer has its keys.
+"""TLS of connections that the broker makes to servers outside its cluster, such as an issuer's server of keys.
 
 The configurations are the names of TLS among the options of a JAAS configuration, as in Kafka (JaasOptionsUtils):
-`ssl.truststore.*` for whom to trust, `ssl.keystore.*` for a certificate of its own. A listener's truststore is not
-taken: that says whose clients are let in. The server's name is always checked.
+`ssl.truststore.*` for the trusted certificates, `ssl.keystore.*` for a certificate of its own. The truststore of a
+listener is not used: it names the clients that are let in. The server's name is always checked.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PREFIX: Final = "ssl."
 
 
 class ClientTls(msgspec.Struct, frozen=True):
-    """Whom to trust, and what to show. Equal ones make equal contexts of equal files."""
+    """The trusted certificates, and the own one. Equal values make equal contexts of equal files."""
 
     trusted: Store
     keys: Store
 
     def context(self) -> ssl.SSLContext:
-        """Reads the files. Raises ConfigError."""
+        """Read the files and make the context. Raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.trusted.is_set:
@@ -47,7 +47,9 @@ class ClientTls(msgspec.Struct, frozen=True):
 
 
 def client_tls(options: Mapping[str, str]) -> ClientTls:
-    """Of the options of a JAAS configuration; without any, what the system trusts. Raises ConfigError."""
+    """Return the TLS settings in the options of a JAAS configuration; by default the system's trusted certificates.
+    Raises ConfigError.
+    """
     known = [key.name for key in TLS_CONFIGS]
     for name in options:
         if name.startswith(_PREFIX) and name not in known:

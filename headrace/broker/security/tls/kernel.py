@@ -1,6 +1,6 @@
-"""Who encrypts: OpenSSL in this process, always, since what it makes goes through the broker's own buffers. Whether
-OpenSSL and the kernel could do it together (kernel TLS) is asked for the log alone, so that whoever looks for the cost
-of TLS finds it there. Nothing requires it.
+"""Report on encryption: OpenSSL in this process always does it, since its output goes through the broker's own buffers.
+Whether OpenSSL and the kernel could do it together (kernel TLS) is checked for the log only, for operators who study
+the cost of TLS. Nothing requires kernel TLS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PROC: Final = Path("/proc")
 
 
 def told(proc: Path = PROC) -> str:
-    """What encrypts, and what is not used, for a person."""
+    """Return which library encrypts, and why kernel TLS is not used, for the log."""
     by_openssl = hasattr(ssl, "OP_ENABLE_KTLS")
     missing = [
         name for name, offers in (("OpenSSL's", by_openssl), ("the kernel's", _is_in(proc))) if not offers

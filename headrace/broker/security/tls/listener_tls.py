@@ -1,7 +1,7 @@
-"""The TLS of one listener: made of its configurations, made anew when they or their files change.
+"""The TLS of one listener: made of its configurations, and made again when they or their files change.
 
-A new one counts for connections from then on; those that are there keep theirs. What cannot be read or does not fit is
-refused, and the last one that could stays (KIP-226, KIP-519).
+A new one applies to later connections; existing connections keep theirs. Files that cannot be read or do not fit are
+refused, and the last valid ones stay (KIP-226, KIP-519).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "r
 
 
 class Configs(Protocol):
-    """Of a broker."""
+    """The configurations of a broker."""
 
     def of_listener(self, listener: str, name: str) -> Any:
-        """The value that counts for a listener."""
+        """Return the value that counts for a listener."""
         ...
 
     def is_set_for(self, listener: str, name: str) -> bool:
-        """Whether it is set for the listener alone."""
+        """Return whether it is set for the listener alone."""
         ...
 
 
 class TlsSettings(msgspec.Struct, frozen=True):
-    """What the configurations of a listener say; equal settings make equal contexts of equal files."""
+    """The TLS configurations of a listener; equal settings make equal contexts of equal files."""
 
     listener: str
     keys: Store
@@ -98,7 +98,7 @@ def settings_of(config: Configs, listener: Listener) -> TlsSettings:
 
 
 class LoadedTls(msgspec.Struct, frozen=True):
-    """Ready for connections. `stamps` says in which state its files were."""
+    """TLS that is ready for connections. `stamps` identifies the state of its files."""
 
     settings: TlsSettings
     context: ssl.SSLContext
@@ -108,7 +108,7 @@ class LoadedTls(msgspec.Struct, frozen=True):
     stamps: tuple[tuple[int, ...], ...]
 
     def principal(self, certificate: bytes | None) -> Principal | None:
-        """Whom a client's certificate (DER) names; None when no rule matches."""
+        """Return the principal of a client's certificate (DER); None when no rule matches."""
         if certificate is None:
             return ANONYMOUS
         name = self.rules.name_of(subject_of(certificate))
@@ -116,7 +116,7 @@ class LoadedTls(msgspec.Struct, frozen=True):
 
 
 def stamps_of(files: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Changes when a file is written or replaced; () for one that is missing."""
+    """Return a stamp per file, which changes when the file is written or replaced; () for a missing one."""
     stamps: list[tuple[int, ...]] = []
     for file in files:
         try:
@@ -129,15 +129,16 @@ def stamps_of(files: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def load_tls(settings: TlsSettings, before: LoadedTls | None = None) -> LoadedTls:
-    """Read the stores, and make the context. Takes milliseconds to a second, by the stores' passwords.
+    """Read the stores, and make the context. This takes milliseconds to a second, depending on the stores'
+    passwords.
 
-    `before`: what it takes the place of. Raises ConfigError.
+    `before` is the TLS that it replaces. Raises ConfigError.
     """
     try:
         stamps = stamps_of(settings.files)
         if not settings.keys.is_set:
             raise ConfigError(
-                "ssl.keystore.location is not set, nor ssl.keystore.key: a listener with TLS needs a key"
+                "neither ssl.keystore.location nor ssl.keystore.key is set: a listener with TLS needs a key"
             )
         pair = read_key_pair(settings.keys)
         if before is not None:
@@ -153,7 +154,7 @@ def load_tls(settings: TlsSettings, before: LoadedTls | None = None) -> LoadedTl
 
 def _context(settings: TlsSettings, pair: KeyPair) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A handshake costs more than the client pays for it: once per connection is enough.
+    # A handshake costs the broker more than the client: once per connection is enough.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     suites = choose_suites(settings.suites)
     versions = [
@@ -184,7 +185,9 @@ def _context(settings: TlsSettings, pair: KeyPair) -> ssl.SSLContext:
 
 
 def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """OpenSSL reads keys from files only, so it gets one for a moment, encrypted for this moment alone."""
+    """Load a key pair. OpenSSL reads keys from files only, so it gets a temporary file, encrypted with a password that
+    is used once.
+    """
     password = secrets.token_hex(16)
     encrypted = pair.key.private_bytes(
         serialization.Encoding.PEM,
@@ -199,17 +202,19 @@ def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
 
 
 def _check_change(settings: TlsSettings, old: x509.Certificate, new: x509.Certificate) -> None:
-    """Clients that have verified one name are not to meet another by an oversight (KIP-978)."""
+    """Refuse a new certificate with another name, which clients that have verified the old name would not expect
+    (KIP-978).
+    """
     if not settings.may_change_name and old.subject != new.subject:
         raise ConfigError(
-            f"the new certificate is of {distinguished_name(new.subject)}, the one in use of "
-            f"{distinguished_name(old.subject)}; set ssl.allow.dn.changes if it shall be so"
+            f"the new certificate is for {distinguished_name(new.subject)}, the one in use for "
+            f"{distinguished_name(old.subject)}; set ssl.allow.dn.changes to allow this"
         )
     missing = _alternatives(old) - _alternatives(new)
     if missing and not settings.may_change_alternatives:
         raise ConfigError(
-            f"the new certificate lacks alternative names of the one in use: {', '.join(sorted(missing))}; set "
-            "ssl.allow.san.changes if it shall be so"
+            f"the new certificate lacks alternative names of the one in use: {', '.join(sorted(missing))}; "
+            "set ssl.allow.san.changes to allow this"
         )
 
 

@@ -1,7 +1,7 @@
-"""Who a certificate speaks of, as Kafka names them: the subject in RFC 2253's form.
+"""The name of a certificate, as Kafka has it: its subject in RFC 2253's form.
 
-`distinguished_name` prints as Java's `X500Principal.getName()` does, since ACLs are written with what that prints: the
-last attribute first, short names for the nine of RFC 2253 and `OID=#DER` for all others.
+`distinguished_name` prints as Java's `X500Principal.getName()` does, since ACLs are written with its output: the last
+attribute first, short names for the nine of RFC 2253 and `OID=#DER` for all others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDS: Final = re.compile(r"\A[ \r]+|[ \r]+\Z")
 
 
 def subject_of(certificate: bytes) -> str:
-    """The subject of a certificate (DER) that was verified already."""
+    """Return the subject of a certificate (DER) that was verified already."""
     return distinguished_name(x509.load_der_x509_certificate(certificate).subject)
 
 
@@ -50,7 +50,7 @@ def _each_escaped(found: re.Match[str]) -> str:
 
 
 def _value_der(attribute: x509.NameAttribute[str | bytes]) -> bytes:
-    """Of SEQUENCE { SET { SEQUENCE { type, value } } }."""
+    """Return the DER of an attribute's value, from SEQUENCE { SET { SEQUENCE { type, value } } }."""
     rest = x509.Name([attribute]).public_bytes()
     for _ in range(3):
         rest = _content(rest)[0]
@@ -58,7 +58,7 @@ def _value_der(attribute: x509.NameAttribute[str | bytes]) -> bytes:
 
 
 def _content(der: bytes) -> tuple[bytes, bytes]:
-    """What the first element holds, and what comes after it (X.690, 8.1.3)."""
+    """Return the contents of the first element, and the bytes after it (X.690, 8.1.3)."""
     length, start = der[1], 2
     if length & 0x80:
         start += length & 0x7F

@@ -1,7 +1,7 @@
-"""Keystores and truststores: from files or texts to keys and certificates, with errors that say what is wrong.
+"""Keystores and truststores: read keys and certificates from files or texts, with errors that name the fault.
 
-PEM (KIP-651), PKCS12 and Java's own JKS, told apart by what a file begins with as Java does. No error has a password or
-a key in it.
+The formats are PEM (KIP-651), PKCS12 and Java's own JKS. PKCS12 and JKS are told apart by how a file begins, as in
+Java. No error contains a password or a key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STORE_BYTES_MAX: Final = 16 << 20
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Where keys or certificates are: what the configurations of one kind of store say.
+    """The configurations of one store of keys or certificates.
 
     `name` is `ssl.keystore` or `ssl.truststore`; `key` and `certificates` are PEM texts instead of a file.
     """
@@ -43,7 +43,7 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """A private key, and its certificates: the broker's own first, then who has signed it."""
+    """A private key, and its certificates: the broker's own first, then those of its signers."""
 
     key: Any
     chain: tuple[x509.Certificate, ...]
@@ -53,7 +53,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 def read_key_pair(store: Store) -> KeyPair:
-    """Raises ConfigError."""
+    """Read a key pair. Raises ConfigError."""
     if store.type == "PEM":
         _check_pem(store)
         if store.location is not None:
@@ -80,7 +80,7 @@ def read_key_pair(store: Store) -> KeyPair:
 
 
 def read_certificates(store: Store) -> list[x509.Certificate]:
-    """Those of a truststore. Raises ConfigError."""
+    """Return the certificates of a truststore. Raises ConfigError."""
     if store.type == "PEM":
         _check_pem(store)
         if store.location is not None:
@@ -132,9 +132,7 @@ def _pkcs12(store: Store) -> pkcs12.PKCS12KeyAndCertificates:
         return pkcs12.load_pkcs12(data, password)
     except (ValueError, TypeError) as error:
         reason = (
-            "its password is wrong"
-            if "password" in str(error).lower()
-            else "it is not a file of PKCS12 or JKS"
+            "its password is wrong" if "password" in str(error).lower() else "it is not a PKCS12 or JKS file"
         )
         raise ConfigError(f"{store.location} ({store.name}.location) cannot be opened: {reason}") from None
 
@@ -175,7 +173,7 @@ def _pair(store: Store, key: Any, chain: list[x509.Certificate]) -> KeyPair:
 
 
 def _in_order(own: x509.Certificate, others: list[x509.Certificate]) -> tuple[x509.Certificate, ...]:
-    """The chain of issuers, as far as it is there."""
+    """Return the chain of issuers, as far as it is complete."""
     chain = [own]
     by_subject = {each.subject: each for each in others}
     while (issuer := by_subject.pop(chain[-1].issuer, None)) is not None:

@@ -104,8 +104,10 @@ def test_a_whole_file_of_kafka_s_is_taken_with_one_report_of_what_is_not_used(tm
         "confluent.support.metrics.enable", "log.retention.hour",
     ]  # fmt: skip
     reasons = "\n".join(config.unused)
-    assert "log.dirs: The data directory: --data of the command line" in reasons
-    assert "log.retention.hour: no configuration of a broker; did you mean 'log.retention.hours'?" in reasons
+    assert "log.dirs: Data directory; set it with --data on the command line" in reasons
+    assert (
+        "log.retention.hour: not a configuration of a broker; did you mean 'log.retention.hours'?" in reasons
+    )
     assert BrokerConfig.load({}, None).unused == ()
     file.write_text("broker.id=7\n")
     assert BrokerConfig.load({}, file)["node.id"] == 7
@@ -137,13 +139,13 @@ def test_what_a_server_must_not_be_without_is_refused_all_at_once(tmp_path) -> N
     [
         ("share.coordinator.state.topic.replication.factor", "3", "there are no share groups. Leave it at 1"),
         ("sasl.kerberos.service.name", "kafka", "Not offered"),
-        ("authorizer.class.name", "com.example.Ranger", "everybody may do"),
+        ("authorizer.class.name", "com.example.Ranger", "allow everything to all users"),
         (
             "listener.security.protocol.map",
             "A:PLAINTEXT,B:TLS",
             "'B:TLS' is not NAME:PROTOCOL; the protocols are",
         ),
-        ("create.topic.policy.class.name", "com.example.Policy", "what it is, not set"),
+        ("create.topic.policy.class.name", "com.example.Policy", "its default (not set)"),
         ("queued.max.request.bytes", "10", "Leave it at -1"),
         ("group.coordinator.rebalance.protocols", "classic", "Leave it at 'classic,consumer'"),
         ("log.dirs", "/var/lib/kafka", "--data"),

@@ -53,16 +53,22 @@ def test_the_file_of_a_broker_that_is_its_own_controller_opens_no_listener_for_c
     ("explicit", "words"),
     [
         ({"listeners": "A://:1"}, "No security protocol defined for listener A"),
-        ({"listeners": "SSL://:1,SSL://:2"}, "must have a different name; SSL is twice"),
+        ({"listeners": "SSL://:1,SSL://:2"}, "must have a different name; SSL is named twice"),
         ({"listeners": "SSL://h:1,PLAINTEXT://h:1"}, "SSL and PLAINTEXT have the same address"),
         ({"listeners": "h:1"}, "write NAME://host:port"),
         ({"listeners": "SSL://h:70000"}, "is not an address"),
-        ({"listeners": "CONTROLLER://h:1", "controller.listener.names": "CONTROLLER"}, "none that clients"),
+        (
+            {"listeners": "CONTROLLER://h:1", "controller.listener.names": "CONTROLLER"},
+            "no listener for clients",
+        ),
         ({"listener.security.protocol.map": "A:TLS"}, "'A:TLS' is not NAME:PROTOCOL"),
-        ({"advertised.listeners": "SSL://h:1"}, "names SSL, and listeners does not; it has PLAINTEXT"),
+        ({"advertised.listeners": "SSL://h:1"}, "names SSL, which is not in listeners; it has PLAINTEXT"),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}, "an address that clients can connect to"),
-        ({"listeners": "SSL://h:1,PLAINTEXT://h:2", "advertised.listeners": "h:1"}, "of which listener"),
-        ({"inter.broker.listener.name": "SSL"}, "listeners does not have it"),
+        (
+            {"listeners": "SSL://h:1,PLAINTEXT://h:2", "advertised.listeners": "h:1"},
+            "the listener of each address",
+        ),
+        ({"inter.broker.listener.name": "SSL"}, "which is not in listeners"),
         (
             {"inter.broker.listener.name": "PLAINTEXT", "security.inter.broker.protocol": "PLAINTEXT"},
             "Only one of inter.broker.listener.name and security.inter.broker.protocol",

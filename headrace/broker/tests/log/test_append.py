@@ -190,7 +190,7 @@ def test_what_is_not_honoured_is_refused(name, value, message):
 )
 def test_what_cannot_matter_here_is_taken_and_says_so(name, value):
     assert LogConfig.parse({name: value}) == LogConfig()
-    assert "; not followed here: " in TOPIC_CONFIGS[name].doc
+    assert ". No effect here: " in TOPIC_CONFIGS[name].doc
 
 
 def test_a_compaction_lag_cannot_be_longer_at_least_than_at_most():

@@ -358,7 +358,7 @@ def test_a_segment_that_did_not_reach_the_disk_as_it_was_written_replaces_nothin
         return open_read_only(path)
 
     monkeypatch.setattr(world.disk, "open_read_only", open_damaged)
-    with pytest.raises(CleaningError, match="is not what was written"):
+    with pytest.raises(CleaningError, match="differs from what was written"):
         clean_log(log, world.clock)
     assert pairs_of(log) == before
 

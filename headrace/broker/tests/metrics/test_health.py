@@ -43,7 +43,7 @@ async def test_a_loop_that_stands_still_is_not_ready() -> None:
     asking = threading.Thread(target=lambda: answers.append(health.trouble(0.05)))
     asking.start()
     asking.join()  # on the loop, which comes round to nothing meanwhile
-    assert answers == ["the event loop has not come round for 0.05 s"]
+    assert answers == ["the event loop has not turned for 0.05 s"]
     assert await asyncio.to_thread(health.trouble, 60.0) is None
 
 

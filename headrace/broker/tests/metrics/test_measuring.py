@@ -290,5 +290,5 @@ def test_settings_of_metrics_that_make_no_sense_are_named() -> None:
     with pytest.raises(ConfigError, match=r"metrics\.basic\.auth\.user\.info: write USER:PASSWORD") as caught:
         BrokerConfig.load({"metrics.basic.auth.user.info": "secret"}, None)
     assert "secret" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location is not set"):
+    with pytest.raises(ConfigError, match=r"neither ssl\.keystore\.location nor ssl\.keystore\.key is set"):
         Access.configured(BrokerConfig.load({"metrics.security.protocol": "SSL"}, None))

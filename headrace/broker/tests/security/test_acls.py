@@ -324,7 +324,7 @@ async def test_there_are_only_so_many(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("headrace.broker.security.acl.store.CHANGED_TOGETHER_MAX", 2)
     store = EmbeddedStore(tmp_path / "store")
     acls, _ = kept_in(store)
-    with pytest.raises(KafkaError, match="at most 2"):
+    with pytest.raises(KafkaError, match="the maximum is 2"):
         await acls.create([acl("a"), acl("b"), acl("c")])
     await acls.create([acl("a"), acl("b")])
     with pytest.raises(KafkaError, match="more than 3"):
@@ -362,7 +362,7 @@ async def test_kafkas_authorizers_are_this_one(tmp_path: Path, name: str) -> Non
     ("name", "value", "words"),
     [
         ("authorizer.class.name", "com.example.Ranger", "this authorizer is not offered"),
-        ("super.users", "ann;User:bob", "'ann' is no principal"),
+        ("super.users", "ann;User:bob", "'ann' is not a principal"),
         ("super.users", "User:", "User:ann;User:bob"),
     ],
 )

@@ -279,7 +279,7 @@ async def test_a_broker_of_another_name_is_not_asked(tmp_path: Path) -> None:
             "to one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER",
         ),
         (BY_TOKEN, r"set sasl\.oauthbearer\.token\.endpoint\.url \(it is ''\)"),
-        (BY_TOKEN | {TOKENS: "ftp://issuer/token"}, r"\(it is 'ftp://issuer/token'\) to where their tokens are"),
+        (BY_TOKEN | {TOKENS: "ftp://issuer/token"}, r"\(it is 'ftp://issuer/token'\) to the URL of their tokens"),
         (
             BY_TOKEN | {TOKENS: "https://issuer/token", f"{CREDENTIALS}.id": "broker"},
             r"set sasl\.oauthbearer\.client\.credentials\.client\.id and .*secret, or clientId and clientSecret in "
@@ -288,7 +288,7 @@ async def test_a_broker_of_another_name_is_not_asked(tmp_path: Path) -> None:
         (BY_TOKEN | {TOKENS: "file:///etc/passwd"}, "no token can be read from file:///etc/passwd$"),
         (
             {f"{OWN}plain.sasl.jaas.config": f'{PLAIN} required user_broker="{PASSWORD}";'},
-            r"listener\.name\.internal\.plain\.sasl\.jaas\.config has to have username and password",
+            r"listener\.name\.internal\.plain\.sasl\.jaas\.config must have username and password",
         ),
         ({"ssl_truststore_location": "/nowhere/ca.pem"}, "ssl.truststore.location: /nowhere/ca.pem cannot be read"),
     ],

@@ -392,7 +392,7 @@ async def test_cve_2024_31141_configurations_are_taken_as_they_are(
         ({"sasl.enabled.mechanisms": ""}, "offers no mechanism"),
         ({"sasl.enabled.mechanisms": "GSSAPI"}, "must be one of"),
         ({JAAS: None}, f"has no users; set {JAAS}"),
-        ({JAAS: "org.apache.ScramLoginModule required;"}, "takes org.apache.kafka"),
+        ({JAAS: "org.apache.ScramLoginModule required;"}, "needs org.apache.kafka"),
         ({"plain.sasl.server.callback.handler.class": "com.example.Ldap"}, "cannot be plugged in"),
         ({"oauthbearer.sasl.server.callback.handler.class": "com.example.Own"}, "Own is not offered"),
         (

@@ -145,7 +145,7 @@ def test_keys_and_certificates_of_every_kind_are_read(stores, explicit) -> None:
     [
         ({}, "a listener with TLS needs a key"),
         ({"ssl_keystore_location": "missing.p12"}, "missing.p12 cannot be read: No such file"),
-        ({"ssl_keystore_location": "noise"}, "it is not a file of PKCS12"),
+        ({"ssl_keystore_location": "noise"}, "it is not a PKCS12"),
         (
             {"ssl_keystore_location": "server.p12", "ssl_keystore_password": "hunter2"},
             "its password is wrong",
@@ -170,7 +170,7 @@ def test_keys_and_certificates_of_every_kind_are_read(stores, explicit) -> None:
                 "ssl_truststore_location": "noise",
                 "ssl_client_auth": "required",
             },
-            "it is not a file of PKCS12 or JKS",
+            "it is not a PKCS12 or JKS file",
         ),
         ({"ssl_keystore_type": "PEM", "ssl_keystore_location": "ca.pem"}, "no private key in PEM"),
         ({"ssl_keystore_type": "PEM", "ssl_keystore_location": "server.pem"}, "set ssl.key.password"),
@@ -355,8 +355,12 @@ def test_suites_go_by_the_names_of_iana() -> None:
     ("name", "value", "words"),
     [
         ("ssl.enabled.protocols", "TLSv1.1,TLSv1.2", "TLSv1.1 is not offered; TLSv1.2 and TLSv1.3 are"),
-        ("ssl.cipher.suites", "TLS_WHAT_WITH_EVER", "TLS_WHAT_WITH_EVER is not known here"),
-        ("ssl.cipher.suites", "TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384 must be among them"),
+        ("ssl.cipher.suites", "TLS_WHAT_WITH_EVER", "TLS_WHAT_WITH_EVER is not known"),
+        (
+            "ssl.cipher.suites",
+            "TLS_AES_128_GCM_SHA256",
+            "TLS_AES_256_GCM_SHA384 must be among the suites of TLS 1.3",
+        ),
         ("ssl.cipher.suites", "TLS_FOO", "TLS_FOO is not offered"),
         ("ssl.client.auth", "yes", "none, requested, required"),
         ("ssl.keystore.type", "BKS", "JKS, PKCS12, PEM"),
@@ -513,7 +517,7 @@ async def test_files_are_looked_at_by_themselves(tmp_path, monkeypatch, caplog) 
         (
             identity("other", AUTHORITY),
             "ssl.allow.dn.changes",
-            "is of CN=other, the one in use of CN=localhost",
+            "is for CN=other, the one in use for CN=localhost",
         ),
         (
             identity("localhost", AUTHORITY, names=(x509.DNSName("localhost"),)),
@@ -541,7 +545,9 @@ async def test_another_name_takes_the_place_only_if_it_may(tmp_path, new, settin
 
 async def test_a_listener_without_a_key_does_not_start(tmp_path) -> None:
     broker = Broker(BrokerConfig({"listeners": "SSL://127.0.0.1:0"}), data_dir=tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"listener SSL: ssl.keystore.location is not set"):
+    with pytest.raises(
+        ConfigError, match=r"listener SSL: neither ssl.keystore.location nor ssl.keystore.key is set"
+    ):
         await broker.start()
 
 

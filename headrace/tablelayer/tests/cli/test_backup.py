@@ -169,9 +169,11 @@ def test_a_second_backup_writes_what_is_new_and_old_ones_go(serve, tmp_path: Pat
     for path in (tmp_path / "data" / "clicks-0").glob("*.log"):
         assert (tmp_path / "again" / "clicks-0" / path.name).read_bytes() == path.read_bytes()
     assert "is not empty" in run(*words, str(tmp_path / "data"), code=1).stderr
-    assert "there is none before" in run(*words, str(tmp_path / "x"), "--as-of", "2001-01-01", code=1).stderr
+    assert (
+        "there is no earlier one" in run(*words, str(tmp_path / "x"), "--as-of", "2001-01-01", code=1).stderr
+    )
     files.put(files.names("chunks")[0], b"damaged")
-    assert "is not what was written" in run(*words, str(tmp_path / "x"), code=1).stderr
+    assert "differs from what was written" in run(*words, str(tmp_path / "x"), code=1).stderr
     assert not (tmp_path / "x").exists()
     assert not (tmp_path / "x.restoring").exists()
 

@@ -132,7 +132,7 @@ async def test_a_configuration_of_a_later_version_says_where_it_is_set(
     store(tmp_path, "/broker-configs/0", json.dumps(config))
     (name,) = config
     with pytest.raises(
-        ConfigError, match=rf"(?s){name}.*set while a broker ran.*a newer version, start that"
+        ConfigError, match=rf"(?s){name}.*set while a broker ran.*a newer version has set it, start that"
     ):
         async with tables(tmp_path, FOREVER):
             pass

@@ -310,7 +310,7 @@ async def test_r3_2_a_gap_is_out_of_order_and_an_unknown_writer_starts_at_0(tmp_
             table,
             table.put(("+", row(2)), base_sequence=2, **who),
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            "the last one was 0",
+            "the last sequence was 0",
         )
 
 
