@@ -73,7 +73,7 @@ class ClusterSimulation(Simulation):
         self._doubtful: set[str] = set()
         """Topics whose creation was not answered: the request may still arrive at any time."""
 
-    # -- whom to ask ---------------------------------------------------------------------------------------
+    # -- brokers to ask ------------------------------------------------------------------------------------
 
     async def anybody(self, name: str) -> Link:
         return self.link(name, self.random.randrange(BROKERS))

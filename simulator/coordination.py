@@ -96,7 +96,7 @@ class SimulatedEnsemble:
         self._end(store.session)
         store.reconnected()
 
-    # -- what stores ask ------------------------------------------------------------------------------------
+    # -- requests of stores ---------------------------------------------------------------------------------
 
     def delay(self) -> float:
         return self.random.uniform(*self._delays)
@@ -300,7 +300,7 @@ class SimulatedStore:
         if self.connected:
             self._ensemble.end(self._session)
 
-    # -- what the ensemble does to it ------------------------------------------------------------------------
+    # -- events of the ensemble ------------------------------------------------------------------------------
 
     def disconnected(self) -> None:
         """Fail all waiting requests; requests under way may still be carried out."""

@@ -17,9 +17,9 @@ Contents, names and directories are separate, and the disk keeps only the promis
 - Creating, renaming or removing a file or directory changes an entry of its parent directory, and is durable once that
   very directory is synced. A directory whose entry is lost is lost with its contents, even if they were synced. A file
   is durable only if its whole path up to the root is.
-- Until then a power cut (except LOST) leaves a part of each directory's unsynced changes: either all up to some point,
-  as a journal does, or any of them, as POSIX allows and ext4's fast commits, XFS and Btrfs nearly do. Different
-  directories, and directories and contents, are independent.
+- Until then a power cut (except LOST) leaves a part of each directory's unsynced changes. These are either all changes
+  up to some point, as a journal leaves, or any of them, as POSIX allows and ext4's fast commits, XFS and Btrfs nearly
+  do. Different directories, and directories and contents, are independent.
 - The changes of one name keep their order: the name has the value of one of them, never another one.
 - A rename never loses the file: it is under the new name whenever the old name is gone. Both may be there.
 
