@@ -10,9 +10,9 @@ files are on a real disk, under the folder of the same name.
 Each broker has a store of its own, or all are sessions of one ensemble (`shared`). In an ensemble the nodes of a dead
 process stay until its session is over, and a broker can be cut off from it (`Member.lose_store`).
 
-Faults of a broker: `kill` (written data is there, no more work runs), `cut_power` (unsynced data is lost, torn, or
-there in part), `crash_soon` (either of them, in the middle of a change of its disk), `suspend` and `resume` (a stopped
-process, whose timers fire late), `restart`. Its files are taken over at that moment, and the next start has a folder of
+Faults of a broker: `kill` leaves the written data and ends all work. `cut_power` loses or tears unsynced data.
+`crash_soon` does either in the middle of a change of the disk. `suspend` and `resume` stop a process, whose timers
+fire late then. `restart` starts it again. Its files are taken over at that moment, and the next start has a folder of
 its own, so that leftovers of the dead process cannot touch them.
 
 `network.py` describes faults of the network; `cut` takes members and names of clients. A client hears nothing from a

@@ -1,4 +1,4 @@
-"""What keytool of Java 17 has made: a key with its certificate (P-256, CN=localhost, for localhost and 127.0.0.1, until
+"""Stores that keytool of Java 17 made: a key with its certificate (P-256, CN=localhost, for localhost and 127.0.0.1, until
 2126), and the same certificate to trust.
 
     keytool -genkeypair -storetype JKS -keyalg EC -groupname secp256r1 -dname CN=localhost -validity 36500 \\
