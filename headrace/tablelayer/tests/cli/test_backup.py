@@ -85,7 +85,7 @@ def replayed(records: Records) -> list[tuple[int, str]]:
 
 
 def compare(address: str, clicks: Records, fruit: Records) -> int:
-    """What a server that was restored has, with what the other one had; how many rows it was given."""
+    """Compare the data of a restored server with the original's; return the number of its rows."""
     with connect(address) as connection:
         for topic, before in (("clicks", clicks), ("default.fruit", fruit)):
             found, ends = records_of(connection, topic)

@@ -148,7 +148,7 @@ def test_what_the_stateful_set_refers_to_is_there() -> None:
 
 
 def test_every_user_of_the_image_finds_its_kernels() -> None:
-    """They are compiled for any CPU, in a folder that is not somebody's home, where numba looks for a user's."""
+    """They are compiled for any CPU, in a shared folder where numba looks for a user's kernels."""
     image = (ROOT / "docker/Dockerfile").read_text()
     place = re.search(r"XDG_CACHE_HOME=(\S+)", image)
     assert place

@@ -60,7 +60,7 @@ def shop(server):
 
 @pytest.fixture
 def typed(shop, server, capsys, tmp_path, monkeypatch):
-    """What is said to lines that are typed, as (stdout, stderr)."""
+    """Return the output for typed lines, as (stdout, stderr)."""
     connection, database = shop
     monkeypatch.setattr(module, "HISTORY", tmp_path / "history")
 

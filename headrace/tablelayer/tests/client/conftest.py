@@ -132,7 +132,7 @@ class FakeServer:
 
 
 class _Waits(selectors.DefaultSelector):
-    """How long nothing was to be done."""
+    """The time without work."""
 
     SLICE_SECONDS = 0.01
 
@@ -153,8 +153,9 @@ class _Waits(selectors.DefaultSelector):
 
 
 class PatientLoop(asyncio.SelectorEventLoop):
-    """Its time passes while it waits, and not while it works or is kept from working: a client and a server that share
-    it are late for each other only if one of them means to be, however busy the machine is.
+    """A loop whose time passes only while it waits, and not while it works or is kept from working.
+
+    So a client and a server that share it are late for each other only on purpose, however busy the machine is.
     """
 
     def __init__(self) -> None:
@@ -241,7 +242,7 @@ class BrokerThread:
         return self._broker.port
 
     def open_scans(self) -> int:
-        """Scans of states that the server keeps for somebody."""
+        """Return the scans of states that the server keeps open."""
         scans = self._extension._scans
         return 0 if scans is None else len(scans._open)
 

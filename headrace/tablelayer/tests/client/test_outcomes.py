@@ -1,4 +1,4 @@
-"""What a failed call says of its outcome: done, not done, or nobody knows; and why it took so long."""
+"""The outcome of a failed call (done, not done or unknown), and the reason why it took long."""
 
 import asyncio
 import logging

@@ -37,7 +37,7 @@ def array(values, type_text):
 
 
 def alone(value, type_text):
-    """What one value becomes, as (valid, the bits), or REFUSED."""
+    """Return the conversion of one value, as (valid, the bits), or REFUSED."""
     try:
         return bits(array([value], type_text))[0]
     except DataError:

@@ -1,5 +1,8 @@
-"""How a client is let in: mechanisms against their RFCs' examples and against a server that lies, properties in Java's
-and librdkafka's names, files of TLS, and sessions that end."""
+"""A client's authentication: mechanisms, properties, TLS files, and sessions that end.
+
+Mechanisms are compared with their RFCs' examples and with a server that lies; properties have Java's and librdkafka's
+names.
+"""
 
 import asyncio
 import base64
@@ -240,7 +243,7 @@ def test_the_environment_gives_what_is_not_given(tmp_path: Path, monkeypatch: py
 
 
 class SaslServer:
-    """The server's half of PLAIN, which lets in who knows SECRET, for sessions of `lifetime_ms`."""
+    """The server's half of PLAIN, which accepts clients with SECRET, for sessions of `lifetime_ms`."""
 
     def __init__(self, server: Any, lifetime_ms: int = 0) -> None:
         self.server = server
@@ -390,7 +393,7 @@ def test_a_password_that_is_changed_ends_a_session_that_is_renewed(
 
 
 def test_a_client_over_its_quota_waits_before_it_asks_again(fake: Any, tools: Any, impatient: Any) -> None:
-    """Or its requests would time out while nobody reads them (KIP-219)."""
+    """Otherwise its requests would time out while the server does not read them (KIP-219)."""
 
     async def scenario() -> None:
         async with fake() as server:

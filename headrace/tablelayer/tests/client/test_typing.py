@@ -16,7 +16,7 @@ from headrace.tablelayer.client.blocking.table import StagedWriter
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = Path(__file__).with_name("user_program.py")
 _INNER = {"adopt", "call"}
-"""Of the layers above, not of users."""
+"""Methods for the layers above, not for users."""
 
 
 def names_in(tree):

@@ -367,7 +367,7 @@ def damaged(data: bytes, chance: Chance) -> bytes:
 
 
 def damaged_frame(frame: bytes, chance: Chance) -> bytes:
-    """What says which API it is stays, so that the frame reaches the decoder it was made for."""
+    """Damage a frame, but not its API key, so that it reaches its decoder."""
     return frame[:8] + damaged(frame[8:], chance)
 
 
@@ -514,7 +514,7 @@ def _value(value: bytes, chance: Chance) -> bytes:
         return damaged(value, chance)
     if rng.random() < 0.12:
         return damaged(value, chance)
-    if rng.random() < 0.08:  # bytes that are no text, inside of one
+    if rng.random() < 0.08:  # invalid UTF-8 inside of a text
         at = value.find(b'"')
         return (
             value[: at + 1]

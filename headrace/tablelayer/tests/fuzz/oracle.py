@@ -1,10 +1,10 @@
-"""What was acknowledged can be read: the rows of all acknowledged writes, and what every reader gives of them.
+"""Acknowledged rows can be read: the rows of all acknowledged writes are compared with every reader's.
 
-`Oracle.seen` is told of each frame and its answer, and reads from the bytes themselves what was acknowledged: rows of
-log tables by offset, rows of primary-key tables without a merge engine by key. What it cannot compute (merge engines,
-Kafka's values that were mutated, staged rows) it takes from the log, once. `check_tail` reads what a write has put into
-a bucket through every door, `check` a whole bucket: log scans whole, of every column alone and filtered, Kafka's
-fetch, the snapshot scan, lookups of all keys with and without projection, the count. All agree, or it is a
+`Oracle.seen` gets each frame and its answer, and reads the acknowledged rows from the bytes themselves: rows of log
+tables by offset, rows of primary-key tables without a merge engine by key. It reads from the log, once, the rows that
+it cannot compute (merge engines, mutated values of Kafka producers, staged rows). `check_tail` reads new rows of a
+bucket through every API, `check` a whole bucket: log scans of all, of every column alone and filtered, Kafka's fetch,
+the snapshot scan, lookups of all keys with and without projection, the count. All must agree, or it is a
 `DisagreementError`.
 """
 
@@ -52,22 +52,24 @@ class Oracle:
     def __init__(self, world: World) -> None:
         self.world = world
         self.logged: dict[Place, dict[int, str]] = {}
-        """Of log tables, by offset."""
+        """Rows of log tables, by offset."""
         self.states: dict[Place, dict[str, dict[str, str]] | None] = {}
-        """Of tables with a key and no engine: by key, the row, value by column. None: to be taken from the log."""
+        """Rows of tables with a key and no engine: by key, the values by column. None: to be read from the log."""
         self.acknowledged = 0
 
     # -- writes ---------------------------------------------------------------------------------------------
 
     def seen(self, request: Any, answer: Any) -> list[tuple[Standing, int, int]]:
-        """(table, bucket, offset) of what `request` has written; `answer` None: nobody knows."""
+        """Return (table, bucket, offset) of the rows that `request` has written; without an `answer` that is
+        unknown.
+        """
         if isinstance(request, (m.AppendRowsRequest, m.PutRowsRequest)):
             return self._rows_seen(request, answer)
         self.forget()
         return []
 
     def forget(self) -> None:
-        """Somebody wrote what cannot be computed here."""
+        """Forget a bucket: rows that cannot be computed here were written to it."""
         for place in self.states:
             self.states[place] = None
 

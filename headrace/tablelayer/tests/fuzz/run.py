@@ -45,15 +45,15 @@ from headrace.tablelayer.tests.fuzz.world import (
 REQUESTS = {**TABLE_REQUESTS, **KAFKA_REQUESTS}
 BY_KEY = {kind.API_KEY: kind for kind in REQUESTS}
 HONEST = 0.12
-"""Of all requests so many are sent as they are."""
+"""Share of requests that are sent unchanged."""
 WRITES = (
     m.AppendRowsRequest, m.PutRowsRequest, m.LookupRequest, m.CommitStagedRequest, m.StageRowsRequest, ProduceRequest,
 )  # fmt: skip
 CHECK_EVERY = 300
-"""After so many requests every table is read whole."""
+"""Number of requests after which every table is read completely."""
 
 KNOWN_OPEN: dict[str, Callable[[Any, int], bool]] = {}
-"""What is known not to hold yet, by name: requests that are not sent."""
+"""Known open faults, by name: requests that are not sent."""
 
 
 class Finding(msgspec.Struct):
@@ -67,7 +67,7 @@ class Finding(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What a run did."""
+    """The results of a run."""
 
     requests: int = 0
     answered: int = 0
@@ -234,7 +234,7 @@ KINDS = [
     *REQUESTS, *[m.AppendRowsRequest, m.PutRowsRequest, ProduceRequest] * 5, *[m.CreateTableRequest] * 3,
     m.ScanLogRequest, m.ScanSnapshotRequest, CreateTopicsRequest,
 ]  # fmt: skip
-"""What is drawn from: where there is much to change inside, more often."""
+"""The kinds to draw from; those with much to change inside come more often."""
 
 
 def fuzz(seed: int, seconds: float, folder: Path, requests_max: int = sys.maxsize) -> Report:
@@ -281,7 +281,7 @@ def _world(seed: int, ends: float, folder: Path, report: Report, requests_max: i
 
 
 def replay(frames: bytes | Sequence[bytes], *, restart: bool = False) -> str | None:
-    """What a server does wrong with these frames (each without its length), sent to a new world; None: nothing."""
+    """Send these frames (each without its length) to a new world; return the server's fault, or None."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "world")
         try:
@@ -348,7 +348,7 @@ def _told(found: Finding, seed: int) -> str:
 
 
 def seed_and_seconds(seconds: float, seed: int | None = None) -> tuple[int, float]:
-    """As the environment says: HEADRACE_FUZZ_SEED and HEADRACE_FUZZ_SECONDS. `seed` None: another one each time."""
+    """Return HEADRACE_FUZZ_SEED and HEADRACE_FUZZ_SECONDS. `seed` None: another one each time."""
     usual = random.SystemRandom().getrandbits(32) if seed is None else seed
     seed = int(os.environ.get("HEADRACE_FUZZ_SEED", usual))
     return seed, float(os.environ.get("HEADRACE_FUZZ_SECONDS", seconds))

@@ -1,4 +1,4 @@
-"""What the fuzzer has found, each by itself."""
+"""The findings of the fuzzer, each with a test of its own."""
 
 from __future__ import annotations
 

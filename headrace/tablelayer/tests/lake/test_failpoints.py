@@ -123,7 +123,7 @@ class Tierer:
             monkeypatch.undo()
 
     def retain(self) -> None:
-        """What the server does: the log may go up to what it was told."""
+        """Remove records as the server does: up to the reported offsets."""
         if self.world.coordinator.told:
             self.world.log.cut = dict(self.world.coordinator.told[-1][1])
 

@@ -314,7 +314,7 @@ def test_a_history_that_forgot_the_offsets_stops_tiering(spark: Any, warehouse: 
     commit.commit(1, writer.prepareCommit(True, 1))
     commit.close()
     writer.close()
-    # Somebody else's compaction has no offsets, but the snapshot that has them cannot expire.
+    # Another engine's compaction has no offsets, but the snapshot that has them cannot expire.
     world.expire_at_once()
     table = world.lake._load()
     assert table.newExpireSnapshots().config(table.coreOptions().expireConfig()).expire() == 0

@@ -74,7 +74,7 @@ class RestWorld(World):
 
 
 def at_once(steps: Sequence[Callable[[], None]], *, one_by_one: bool) -> list[LakeError | None]:
-    """How each step ended, of those that are done at the same moment, in threads of their own, or after each other."""
+    """Run steps at the same moment in threads of their own, or one after the other; return their outcomes."""
     ended: list[LakeError | None] = [None] * len(steps)
 
     def carry_out(which: int) -> None:
@@ -258,7 +258,7 @@ def tierer(address: str) -> subprocess.Popen[str]:
 
 
 def tier(address: str, tierers: int) -> list[str]:
-    """What each of the tierers said, that ran at the same time."""
+    """Run tierers at the same time; return their outputs."""
     running = [tierer(address) for _ in range(tierers)]
     said = [each.communicate(timeout=300)[0] for each in running]
     assert all(each.returncode == 0 for each in running), said

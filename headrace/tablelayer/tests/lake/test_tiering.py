@@ -135,7 +135,7 @@ class FakeLog:
 
 @dataclass
 class FakeCoordinator:
-    """Gives out rounds to whoever asks (no lease: the lake must do), and remembers what it was told."""
+    """Give out a round to every worker that asks (there is no lease: the lake must fence), and record the reports."""
 
     epoch: int = 0
     told: list[tuple[int, dict[int, int]]] = field(default_factory=list)
@@ -192,7 +192,7 @@ class World:
         return found
 
     def reader(self) -> LakeReader:
-        """The lake as it is now, for who has no Spark."""
+        """The present lake, for a reader without Spark."""
         return IcebergReader(self.table, self.properties)
 
     def rows_without_spark(self, snapshot: int | None = None) -> list[dict[str, Any]]:

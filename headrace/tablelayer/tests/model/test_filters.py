@@ -124,7 +124,7 @@ def test_filters_want_what_pyarrow_wants_and_statistics_never_hide_it(
 
 @pytest.mark.parametrize("lie", ["lowest", "highest", "null_count"])
 def test_a_wrong_statistic_would_be_noticed(lie: str) -> None:
-    """What the property above asserts fails when a bound is too narrow or nulls are not counted."""
+    """The assertion of the property above fails when a bound is too narrow or nulls are not counted."""
     schema = Schema.of([Column(0, "a", types.INT)], schema_id=0)
     batch = pa.RecordBatch.from_arrays([pa.array([None, 1, 2, 3], pa.int32())], schema=schema.arrow())
     right = statistics.decode(statistics.compute(batch, schema, ["a"]), schema, 4)[0]
@@ -571,7 +571,7 @@ def test_an_in_of_very_many_values_is_one_set(count: int) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_an_in_wants_what_many_comparisons_want(data: st.DataObject) -> None:
-    """Of every type; few rows are looked up one by one, of many rows the values are hashed."""
+    """This holds for every type; few values are looked up one by one, many are hashed."""
     kind = data.draw(st.sampled_from([each for each in COMPARED if not each.is_nested]))
     schema = Schema.of([Column(0, "c", kind)], schema_id=0)
     drawn = data.draw(st.lists(value_of(kind), min_size=1, max_size=40))
@@ -675,7 +675,7 @@ def test_what_a_filter_may_be_is_bounded() -> None:
 
 
 def test_few_rows_at_once_are_computed_of_a_filter_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the parts of a filter give for the rows is in memory at the same time."""
+    """The results of all parts of a filter are in memory at the same time."""
     monkeypatch.setattr(filters, "_COMPUTED_BYTES", 1 << 20)
     sizes: list[int] = []
     evaluate = substrait.Call.evaluate

@@ -33,7 +33,7 @@ class Oracle:
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     next_number: int = 1
     numbers: list[int] | None = None
-    """What the server has given to the rows it inserted, where it is not known beforehand."""
+    """The numbers that the server has given to inserted rows, where they are not known beforehand."""
 
     def __post_init__(self) -> None:
         schema, settings = self.definition.schema, self.definition.settings

@@ -32,7 +32,7 @@ from simulator.files import copy_as_killed as copy_as_killed
 Row = dict[str, Any]
 Change = tuple[str, Row]
 TIMEOUT_MS = 60_000
-"""Of requests that no test wants to time out."""
+"""The timeout of requests that must not time out."""
 DEADLINE_SECONDS = 60.0
 
 

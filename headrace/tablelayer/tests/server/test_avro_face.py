@@ -69,7 +69,7 @@ def decode(definition: TableDefinition, schema: Any, *rows: Any) -> pa.RecordBat
 
 
 def plain(scalar: pa.Scalar, data_type: DataType) -> Any:
-    """What another implementation reads and writes, without logical types, for an Arrow value."""
+    """Return the value that another implementation reads and writes, without logical types, for an Arrow value."""
     kind = data_type.kind
     if not scalar.is_valid:
         return None
@@ -152,7 +152,7 @@ EVERYTHING = table(
 
 
 def test_r17_2_a_writer_with_another_schema() -> None:
-    """Fields in another order, of other types that fit, unions either way round, and fields that nobody wants."""
+    """Fields are in another order, of other compatible types, in unions of either order, and some are not needed."""
     schema = of(
         skipped={
             "type": "array",

@@ -573,13 +573,13 @@ async def test_dead_letters_go_to_their_topic_whoever_leads_it(tmp_path) -> None
 
 
 def may(broker: DirectBroker, name: str) -> bool:
-    """Whether the broker has heard that somebody may write to the table."""
+    """Return whether the broker knows that the user may write to the table."""
     session = client(broker, name).peer.session
     return broker.context.authorizer.may(session, HOST, Operation.WRITE, ResourceType.TOPIC, "default.t")
 
 
 async def test_dead_letters_go_to_another_brokers_topic_by_the_right_of_who_named_it(tmp_path) -> None:
-    """Brokers have CLUSTER_ACTION, and no right to anybody's topics."""
+    """Brokers have CLUSTER_ACTION, and no right to users' topics."""
     async with direct_cluster(tmp_path, 2, extensions, config=SECURED) as cluster:
         cluster.brokers = {number: client(broker, "admin") for number, broker in cluster.brokers.items()}
         cluster_action = creation(

@@ -138,7 +138,7 @@ async def test_what_consumers_hold_is_counted_and_beyond_the_bound_they_get_a_pi
 
 
 def lying(table: Table) -> list[bytes]:
-    """Batches that are none of the table's: another column too many, metadata of nothing, texts that are none."""
+    """Return batches that do not fit the table: one column too many, metadata of nothing, invalid text."""
     honest = table.batch([{"id": 8, "text": "eight"}, {"id": 9, "text": "nine"}])
     message = Message(ArrowBatch.parse(honest).message)
     message.nodes = [*message.nodes, [2, 0]]

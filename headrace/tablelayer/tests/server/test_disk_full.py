@@ -165,7 +165,7 @@ def test_what_is_not_durable_is_due_whatever_a_flush_and_a_write_do_beside_each_
 def interrupt(
     where: Callable[..., None], step: int, between: Callable[[], None], work: Callable[[], None]
 ) -> bool:
-    """`work`, and `between` once at so many steps into the function `where`. Whether it came to that."""
+    """Run `work`, and call `between` once, that many steps into the function `where`. Return whether it was called."""
     steps, came = 0, False
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -215,7 +215,7 @@ def test_a_store_that_finds_no_room_at_its_start_is_not_taken_for_damaged(
 async def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is logged already is not stored yet; what comes then is refused without an effect."""
+    """Records in the log are not stored yet; later ones are refused without an effect."""
     monkeypatch.setattr("headrace.tablelayer.server.bucket.key_bucket._DISK_FULL_RETRY_SECONDS", 0.05)
 
     def full(*_: object) -> None:

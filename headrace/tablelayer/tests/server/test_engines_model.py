@@ -164,7 +164,7 @@ def test_r1_to_r14_a_random_table_of_any_kind_equals_the_rules_over_restarts(
 
 @pytest.mark.parametrize("seed", [8, 9, 34])
 def test_r1_5_random_tables_that_refuse_batches_equal_the_rules(tmp_path: Path, seed: int) -> None:
-    """What an aggregation has no room for, and deletes that are disabled."""
+    """The refused batches overflow an aggregation, or have deletes that are disabled."""
     assert live(seed, tmp_path / "tables", restarts=1, batches=16).refused > 0
 
 

@@ -1,5 +1,8 @@
-"""What is written through one face of a table is read through every other, for every type: the table client's Arrow
-batches and each value format of the Kafka face (R17), with nulls, extremes, empty and odd values, nested ones too."""
+"""Rows that are written through one view of a table are read through every other one, for every type.
+
+The views are the table client's Arrow batches and each value format of the Kafka view (R17), with nulls, extremes,
+empty and odd values, also nested.
+"""
 
 from __future__ import annotations
 

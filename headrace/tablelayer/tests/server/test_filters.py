@@ -308,7 +308,7 @@ async def test_a_writer_cannot_hide_rows_by_wrong_statistics(tmp_path: Path) -> 
 async def test_filters_projections_and_counts_are_the_same_after_a_kill(
     tmp_path: Path, compression: ArrowCompression
 ) -> None:
-    """Of a log table and of a changelog, whatever their buffers are compressed with."""
+    """The source is a log table or a changelog, with any compression of the buffers."""
     rng = random.Random(compression.value)
     conditions = [random_condition(rng) for _ in range(6)]
 
@@ -376,7 +376,7 @@ async def test_readers_of_few_rows_get_on(tmp_path: Path, monkeypatch: pytest.Mo
                 answers(table, 0, pc.field("id") == pa.scalar(50, pa.int32()), None, max_wait_ms=TIMEOUT_MS)
             )
         )
-        for n in (6, 7, 50):  # what does not match is no reason to answer
+        for n in (6, 7, 50):  # rows that do not match cause no answer
             await asyncio.sleep(0.05)
             await table.append([{"id": n}])
         result = await waiting

@@ -246,7 +246,7 @@ async def test_who_may_look_up_at_the_leader_may_at_a_follower_and_nobody_else(t
             return int(followed.error_code)
 
         async def are_told(code: int, columns: list[int] | None) -> None:
-            """As soon as both have heard of it."""
+            """Wait until both have heard of it."""
             for kind in ("lookup", "prefix lookup"):
                 await until(lambda kind=kind: is_told(kind, code, columns), f"{kind}: not {code}")
 

@@ -41,7 +41,7 @@ def test_reading_a_type_ends_where_it_has_too_many_fields() -> None:
 
 
 def test_blanks_and_comments_are_read_once() -> None:
-    """One way only leads through them: with two for each, forty took longer than anybody waits."""
+    """There is one way to parse them: with two for each, forty took longer than any client waits."""
     blank = " \n" * 2000 + "/* a */ -- b\n" * 100
     assert parse_type(f"INT{blank}") == parse_type("INT")
     assert parse_type(f"ROW<{blank}a{blank}INT{blank}>{blank}") == parse_type("ROW<a INT>")

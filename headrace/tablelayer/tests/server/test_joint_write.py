@@ -85,7 +85,7 @@ class Hits:
         return found
 
     async def ends(self) -> list[int]:
-        """Where every log ends, the whole table's own too."""
+        """Return the end of every log, the whole table's own too."""
         found = []
         for part in {str(each.definition.path): each for each in [self.table, *await self.parts()]}.values():
             for bucket in range(part.definition.bucket_count):
@@ -209,7 +209,7 @@ async def test_r17_3_any_error_between_two_appends_is_one_that_clients_repeat(
 async def test_r17_3_a_sequence_is_fsynced_after_the_rows_it_stands_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
 ) -> None:
-    """Where an acknowledgement means the disk: else a power cut could keep the sequence and lose rows."""
+    """An acknowledgement means the disk here: otherwise a power cut could keep the sequence and lose rows."""
     async with tables(tmp_path, {"log.flush.interval.messages": "1"}) as all_tables:
         hits = await Hits.of(all_tables, sql)
         real = Partition.append

@@ -123,7 +123,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(table=tables)
     def restart(self, table: Candidate) -> None:
-        """What is durable comes back; who had a round is fenced by the next one."""
+        """Restart with the durable state; the next round fences the owner of the present one."""
         states = {table_id: self.machine.state(table_id) for table_id in self.machine.tables()}
         self.machine = LakeMachine(TIMING)
         for table_id, state in states.items():
@@ -136,7 +136,7 @@ class Lives(RuleBasedStateMachine):
         for known in (self.offsets, self.committed_at, self.put_off, self.epochs):
             known.pop(table.table_id, None)  # type: ignore[attr-defined]
         self.holder.pop(table.table_id, None)
-        # Its epochs begin anew, but a table that is created again has another id: nobody has these.
+        # Its epochs begin anew, but a table that is created again has another id, which no worker has.
         self.grants = [grant for grant in self.grants if grant[1] != table.table_id]
 
     @invariant()

@@ -1,4 +1,4 @@
-"""What is tiered as one: partitioned tables and plain topics; and what retention waits for."""
+"""The subjects of tiering: partitioned tables and plain topics; and the reasons for which retention waits."""
 
 from __future__ import annotations
 

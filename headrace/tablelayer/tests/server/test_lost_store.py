@@ -1,4 +1,4 @@
-"""What a client of tables is told while the coordination store cannot be asked, and what it finds afterwards."""
+"""The answers to a client of tables while the coordination store is unreachable, and the state afterwards."""
 
 from __future__ import annotations
 

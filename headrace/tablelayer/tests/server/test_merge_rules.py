@@ -27,7 +27,7 @@ from headrace.tablelayer.tests.server.random_tables import random_batch, random_
 
 
 class Store:
-    """What a tablet does with `merge`, around a dict."""
+    """The part of a tablet around `merge`, with a dict as its store."""
 
     def __init__(self, definition: TableDefinition) -> None:
         self.definition = definition

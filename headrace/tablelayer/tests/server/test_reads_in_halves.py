@@ -23,7 +23,7 @@ def wide() -> Room:
 
 
 class WatchedStore(KeyValueStore):
-    """Knows who reads how much, and fails for one key. `meeting`: whoever reads first waits there."""
+    """A store that records each thread's reads, and fails for one key. At `meeting` the first reader waits."""
 
     bad: bytes | None = None
     meeting: Barrier | None = None

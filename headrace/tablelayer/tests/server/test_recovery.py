@@ -1,4 +1,4 @@
-"""Which store a bucket goes on with: its own if the log continues it, else a snapshot's, else a new one, else none."""
+"""The choice of a bucket's store: its own if the log continues it, else a snapshot's, else a new one, else none."""
 
 from __future__ import annotations
 

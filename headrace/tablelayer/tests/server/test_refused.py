@@ -1,4 +1,4 @@
-"""What tables refuse of what Kafka producers send: told, counted, kept to be asked for, and put aside."""
+"""Records of Kafka producers that tables refuse: answered, counted, kept for questions, and set aside."""
 
 from __future__ import annotations
 

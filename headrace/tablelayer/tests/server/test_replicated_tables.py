@@ -1,4 +1,4 @@
-"""Tables with a replica at each of three brokers: whoever leads a bucket has its rows, its writers and its state."""
+"""Tables with a replica on each of three brokers: the leader of a bucket has its rows, its writers and its state."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ THREE = {"table.replication.factor": "3"}
 
 @pytest.fixture(autouse=True)
 def impatience() -> Iterator[Callable[[], None]]:
-    """Requests wait for a bucket that is about to be led, however slow the machine is; not if they are asked after a
-    call of this, when nobody can answer them yet."""
+    """Let requests wait for a bucket that gets a leader soon, however slow the machine is.
+
+    After a call of this, new requests do not wait, as no broker can answer them yet.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_bucket, "_STARTING_SECONDS", DEADLINE_SECONDS)
         yield lambda: patch.setattr(key_bucket, "_STARTING_SECONDS", 0.1)
@@ -82,7 +84,7 @@ async def created(cluster: DirectCluster, columns: str, **options: Any) -> Table
 
 
 def state_of(cluster: DirectCluster, topic: str = TOPIC) -> Any:
-    """As every broker that is up has it; None while they differ."""
+    """Return the state that every running broker has; None while they differ."""
     found = {broker.context.metadata.state(topic, 0) for broker in cluster.brokers.values()}
     return found.pop() if len(found) == 1 else None
 
@@ -149,7 +151,7 @@ def applied_at(cluster: DirectCluster, node_id: int) -> int:
 
 
 def applied_by_leader(table: Table) -> int:
-    """Looks also for what nobody has told yet."""
+    """Return what the leader has applied, also what it has not told yet."""
     table.partition.advance()
     store = bucket_at(table).store
     return -1 if store is None else store.applied_offset
@@ -559,7 +561,7 @@ async def test_what_was_staged_is_committed_by_whoever_leads_then(tmp_path: Path
 
 
 def joins_without_staged_rows(monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
-    """As replicas did that came into the ISR before."""
+    """Let replicas join the ISR without staged rows, as they did before."""
 
     async def nothing(partition: Any, broker: int) -> None:
         """It is not given."""
@@ -657,7 +659,7 @@ async def test_a_table_that_a_broker_does_not_know_yet_keeps_what_is_staged_for_
 ) -> None:
     monkeypatch.setattr(
         "headrace.tablelayer.server.extension._STAGED_CHECK_SECONDS", float("inf")
-    )  # nobody else looks
+    )  # no other process looks
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "n BIGINT")
         table = await led(cluster, made, {1, 2, 3})

@@ -1,4 +1,4 @@
-"""What a producer's record may become as a row is counted before it is made."""
+"""The size of a producer's record as a row is computed before the row is built."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """What Python and numpy allocate meanwhile; Arrow's own memory is that of the arrays counted."""
+    """Return the memory that Python and numpy allocate meanwhile; Arrow's own memory is that of the arrays counted."""
     tracemalloc.start()
     try:
         yield

@@ -70,7 +70,7 @@ def value_of(rng: random.Random, data_type: DataType) -> Any:
 
 
 def text_value(column: Column, text: str | None) -> Any:
-    """What a default stands for, worked out without the code under test."""
+    """Return the value of a default, computed without the code under test."""
     if text is None:
         return None
     kind = column.type.kind
@@ -268,7 +268,7 @@ async def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(
                 model.rows[row[key]] = model.written(row, writer.definition, latest)
 
     async def check_old_reader(old: Table, table: Table) -> None:
-        """Of the columns that are still there, what everybody sees."""
+        """Check that all readers see the same values in the remaining columns."""
         (key,) = old.definition.schema.primary_key
         there = {column.id for column in table.definition.schema.columns}
         names = [column.name for column in old.definition.schema.columns if column.id in there]
@@ -328,7 +328,7 @@ async def test_r4_2_log_tables_give_every_batch_in_the_schema_that_the_reader_wa
 
 
 async def projected(table: Table, names: list[str]) -> list[Row]:
-    """By a scan of these columns: of each batch the server sends those that it has, by byte ranges."""
+    """Scan these columns: the server sends those that a batch has, by byte ranges."""
     import pyarrow as pa
 
     versions = (await table.latest()).versions
@@ -409,7 +409,7 @@ async def test_r9_8_a_function_stays_with_its_column_whatever_becomes_of_its_nam
             "RENAME total TO x, RENAME top TO total, RENAME x TO top, ADD low INT FIRST, "
             "SET ('fields.low.agg' = 'min')"
         )
-        # `top` is what was `total`: it is added up, whoever writes it under whichever name.
+        # `top` is the former `total`: it is added up, under whichever name it is written.
         await second.put(("+", {"k": 1, "low": 4, "top": 2, "total": 2}))
         await first.put(("+", {"k": 1, "total": 1, "top": 9}))
         await second.put(("+", {"k": 1, "low": 6, "top": None, "total": None}))

@@ -403,7 +403,7 @@ def test_a_registry_that_drips_is_given_up_and_its_socket_closed() -> None:
 
     async def work(url: str) -> None:
         asked = registries(request_timeout_ms=1000)
-        # A machine that stands still for so long may give the socket no time either.
+        # A machine that stands still for that long may give the socket no time either.
         with pytest.raises(KafkaError, match=r"did not answer within 1 s|timed out"):
             await asked.schemas(url, [7])
         (it,) = asked._registries.values()

@@ -1,4 +1,4 @@
-"""What buckets share: the budget of writes and the cache of transcoded batches keep their bounds."""
+"""Services that buckets share: the budget of writes and the cache of transcoded batches keep their bounds."""
 
 from __future__ import annotations
 

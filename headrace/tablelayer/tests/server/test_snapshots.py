@@ -173,7 +173,7 @@ def test_an_upload_that_fails_anywhere_leaves_the_snapshots_as_they_were(tmp_pat
         except OSError:
             failed += 1
         files.left = -1
-        # Whatever happened: who comes now finds a snapshot that is whole.
+        # In any case a new process finds a snapshot that is whole.
         found = BucketSnapshots(files, "table", 0, 1)
         newest = found.load()[0]
         found.download(newest, tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""R3.5: rows are staged by attempts and committed once per batch, whoever repeats what, and whoever dies when."""
+"""R3.5: rows are staged by attempts and committed once per batch, through every kind of retry and crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from headrace.tablelayer.tests.server.test_row_ttl import StandingClock
 
 UPSERT = ChangeType.UPDATE_AFTER
 Chunks = dict[int, list[list[Row]]]
-"""By bucket, the rows of each chunk."""
+"""The rows of each chunk, by bucket."""
 
 
 async def stage(
@@ -62,7 +62,7 @@ async def stage(
 
 
 async def comes_to(table: Table, row: Row) -> None:
-    """Wait until the row of this key is this one: rows that nobody waited for become visible a little later."""
+    """Wait until the row of this key is this one: rows without a waiting writer become visible a little later."""
 
     async def is_it() -> bool:
         return await table.lookup({"k": row["k"]}) == [row]
@@ -358,7 +358,7 @@ THREE: Chunks = {0: [chunk_of(1), chunk_of(2), chunk_of(3)]}
 
 
 async def ledger_of(all_tables: Any, table: Table) -> Ledger:
-    """As it is in the store."""
+    """Return the ledger in the store."""
     store = all_tables.broker.context.store
     (name,) = await store.children(f"/staged/{table.table_id}")
     return Ledger.from_json((await store.get(f"/staged/{table.table_id}/{name}")).data)
@@ -404,7 +404,7 @@ async def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(t
         )
         (staged,) = tmp_path.rglob("a.0")
         for path in (staged, staged.parent):
-            os.utime(path, (0, 0))  # nobody has added to it for long
+            os.utime(path, (0, 0))  # no attempt has added to it for long
         await all_tables.extension._staged.expire(lambda _: True)
         assert staged.exists()
         assert (await commit(table, 0, {"a": THREE})).error_code == 0
@@ -559,7 +559,7 @@ def test_r3_5_a_chunk_that_comes_while_its_writers_folder_goes_stays(tmp_path: P
 
 
 class Names:
-    """What of a folder's tree a power cut leaves: the names that were in a folder when it was last synced."""
+    """The names of a folder's tree that a power cut leaves: those in a folder at its last sync."""
 
     def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.base = base
@@ -575,7 +575,7 @@ class Names:
         self.remove = remove = shutil.rmtree
 
         def rmtree(path: Path, *options: Any, **named: Any) -> None:
-            """What is made again under a name that was removed is something else."""
+            """Note a removal: a later entry under the same name is another one."""
             remove(path, *options, **named)
             self.kept.get(path.parent, set()).discard(path.name)
             for folder in [each for each in self.kept if each == path or path in each.parents]:
@@ -676,7 +676,7 @@ def _quick_background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10 MiB, with 1 MiB left whatever is staged; each file counts as 64 KiB."""
+    """A disk of 10 MiB, with 1 MiB left whatever is staged; each file counts as 64 KiB."""
     monkeypatch.setattr(SystemDisk, "usage", lambda self, path: DiskUsage(10 << 20, 1 << 20))
     monkeypatch.setattr(staged_space, "_LOOK_AGAIN_SECONDS", 0.0)
 
@@ -721,7 +721,7 @@ async def test_r3_5_what_is_staged_and_not_committed_has_a_bound_for_a_client_an
             assert answer.error_code == TableErrorCode.BUFFER_EXHAUSTED
             assert "commit or abort other batches" in answer.error_message
         assert by_host == {"192.0.2.1": 6, "192.0.2.2": 8, "192.0.2.3": 2}
-        # What is committed makes room.
+        # A commit makes room.
         for batch_id in range(by_host["192.0.2.1"]):
             answer = await commit(table, batch_id, {"a": {0: [[]]}}, writer="192.0.2.1")
             assert answer.error_code == 0

@@ -66,7 +66,7 @@ class Watched(SystemDisk):
 
 
 class LaterClock(SystemClock):
-    """Whose day is `days` ahead of the files'."""
+    """A clock whose day is `days` ahead of the files'."""
 
     days = 0
 

@@ -1,6 +1,4 @@
-"""What belongs to tables and is not in their rows, when another broker leads: nothing of it is lost, doubled or begun
-again.
-"""
+"""The state of tables beside their rows after a change of leader: nothing is lost, doubled or begun again."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ async def numbered(table: Table, *keys: int) -> list[int]:
 
 
 async def moved(cluster: DirectCluster, table: Table, replicas: list[int]) -> Table:
-    """The table where its first bucket is, when these brokers hold it and nobody else does."""
+    """Return the table after a move of its buckets to these brokers only."""
     wanted = ReassignableTopic(
         name=TOPIC, partitions=[ReassignablePartition(partition_index=0, replicas=replicas)]
     )

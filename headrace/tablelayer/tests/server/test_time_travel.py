@@ -108,8 +108,10 @@ def loosely(changes: list[Any]) -> dict[tuple[Any, ...], Row]:
 
 
 def life(seed: int, tmp_path: Path, batches: int) -> tuple[int, int]:
-    """A random table of any engine: killed and restored at random, its past states read. How many restores, and how
-    many batches were refused."""
+    """Run a random table of any engine that is killed and restored at random, and read its past states.
+
+    Return the number of restores and of refused batches.
+    """
     rng = random.Random(seed)
     print(f"seed {seed}")
     definition = random_definition(rng)

@@ -455,7 +455,7 @@ async def test_r6_4_an_absent_row_gets_the_defaults_of_columns_outside_of_the_ta
         first, second = ({"k": 1, "a": 7, "b": b, "n": "x"} for b in (1, 2))
         assert await table.changelog() == [("+I", first), ("-U", first), ("+U", second)]
         await table.put(("+", {"k": 1, "a": None}), columns=["k", "a"])
-        # What is there stays null, also behind a row that is made.
+        # A null that exists stays, also behind a row that is created.
         await table.put(("+", {"k": 0, "b": 9}), ("+", {"k": 1, "b": 3}), columns=["k", "b"])
         await table.put(("+", {"k": 2}), columns=["k"])
         assert await table.state() == [

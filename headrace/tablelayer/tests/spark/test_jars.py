@@ -181,7 +181,7 @@ def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_not_wanted_is_not_fetched_with_the_rest(resolver: Any, tmp_path: Path) -> None:
-    """A slow line is not kept busy with what nobody uses."""
+    """Artifacts that are not needed would take long on a slow connection."""
     fake = resolver([])
     wanted, unwanted = ("org", "tools", "4.3"), ("org", 'a&"b')
     ivy.retrieve(

@@ -71,7 +71,7 @@ def secured(
 
 
 def shown(frame: Any) -> str:
-    """What Spark says of a frame."""
+    """Return Spark's text of a frame."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         frame.explain(True)

@@ -1,4 +1,4 @@
-"""What executors do with Arrow batches, without Spark and without a server."""
+"""The executors' work on Arrow batches, without Spark and without a server."""
 
 from __future__ import annotations
 

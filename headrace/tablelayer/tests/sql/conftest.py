@@ -42,7 +42,7 @@ class Sql:
         return last
 
     def ways(self, text):
-        """What EXPLAIN says, as tuples."""
+        """Return the output of EXPLAIN, as tuples."""
         return [tuple(row.values()) for row in self(f"EXPLAIN {text}")]
 
 

@@ -114,8 +114,11 @@ _ORDERS = ("", "nosort", "rowsort", "valuesort")
 
 
 def run(records: list[Record], carry_out: Callable[[str], Any], places: Mapping[str, str]) -> list[str]:
-    """What is wrong, of all records. `carry_out` gives the last answer of a statement (`Answer`), or raises; `places`:
-    what stands for {TEST_DIR} and {DB}."""
+    """Run all records; return the differences.
+
+    `carry_out` returns the last answer of a statement (`Answer`), or raises. `places` has the values of {TEST_DIR} and
+    {DB}.
+    """
     complaints = []
     for record in records:
         sql = record.sql

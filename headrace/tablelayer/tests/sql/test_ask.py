@@ -1,4 +1,4 @@
-"""What can be asked: plans, topics, views, names, and what is said of names that there are not."""
+"""Queries: plans, topics, views, names, and the errors of unknown names."""
 
 import json
 
@@ -193,7 +193,7 @@ def test_a_wrong_name_is_answered_with_those_of_the_table_before_anything_is_rea
 
 
 def test_the_rows_of_a_large_query_come_while_it_is_read(shop, monkeypatch):
-    """Of what comes after the first rows only as much is read as DuckDB reads ahead."""
+    """After the first rows only as much is read as DuckDB reads ahead."""
     given = 0
 
     def batches(self, columns=None, filter=None):  # noqa: A002

@@ -62,7 +62,7 @@ def some_of(data_type):
     if not data_type.is_nested:
         edges = edges_of(data_type)
         if data_type.kind in types.TIMESTAMP_KINDS:
-            # What is beyond 64 bits of microseconds DuckDB refuses to read, or to write into Parquet.
+            # DuckDB refuses to read values beyond 64 bits of microseconds, or to write them into Parquet.
             edges = [each for each in edges if abs(each) * NANOS[data_type.unit] // 1000 < 1 << 63]
             values = st.one_of(values, in_unit(data_type))
         if data_type.kind in types.FLOAT_KINDS:
@@ -83,7 +83,7 @@ def columns(draw):
 
 
 def shown(rows):
-    """What tells -0.0 from 0.0, and NaN from nothing."""
+    """Return a text that tells -0.0 from 0.0, and shows NaN."""
     return [repr(python_values(column)) for column in rows.columns]
 
 
@@ -145,7 +145,7 @@ MOMENT_TYPES = [types.DATE, *map(types.timestamp, range(10)), *map(types.timesta
 @example(types.timestamp(6), types.timestamp(9), 253_402_214_400 * 10**9)
 @example(types.timestamp(3), types.timestamp(0), -500_000_000)
 def test_a_moment_is_cut_downwards_or_refused(given, wanted, nanos):
-    """By any of DuckDB's types of moments, and as a text."""
+    """This holds for each of DuckDB's types of moments, and for text."""
 
     def step(data_type):
         return DAY if data_type.kind is TypeKind.DATE else 10 ** (9 - data_type.precision)

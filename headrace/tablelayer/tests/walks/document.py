@@ -1,6 +1,6 @@
-"""What `docs/internals/walks.md` says, in a form that can be compared with what is called.
+"""Parse `docs/internals/walks.md` into a form that can be compared with the traced calls.
 
-A heading `## <request>` with numbered steps ``1. `path.py` `function`: ...`` is a walk. The section of numbers has a
+A heading `## <request>` with numbered steps (a path and a function in backticks, then a text) is a walk. The section of numbers has a
 row `| <request> | files | changes |` for each; that of helpers names files in backticks. The picture is mermaid: nodes
 `name["path.py"]`, arrows `one --> other` a line each.
 """
@@ -35,7 +35,9 @@ class Length:
 
 @dataclass
 class Document:
-    """``arrows``: pairs of files. ``named``: files named anywhere. ``unread``: lines like steps that are none."""
+    """The document. `arrows` are pairs of files, `named` all named files, `unread` lines that look like steps and
+    are not.
+    """
 
     walks: dict[str, list[Step]] = field(default_factory=dict)
     lengths: dict[str, Length] = field(default_factory=dict)
@@ -75,7 +77,7 @@ def length(calls: Sequence[Call]) -> Length:
 
 
 def first_false_step(steps: Sequence[Step], calls: Sequence[Call]) -> Step | None:
-    """The first that is not called after all that stand before it. Going on in a function is no call of it."""
+    """Return the first step that is not called after all earlier ones. Resuming a function does not count as a call."""
     called = iter([(call.path, call.function) for call in calls if not call.resumed])
     return next((step for step in steps if step not in called), None)
 

@@ -21,7 +21,7 @@ TIMES = 10
 async def requests(
     broker: DirectBroker, extension: TableExtension
 ) -> dict[str, Callable[[], Awaitable[None]]]:
-    """By the headings of the document. Each may be sent again and again, and checks its answer."""
+    """Return requests by the headings of the document. Each may be sent again and again, and checks its answer."""
     await broker.create_topic("plain")
     table = await Tables(broker, extension).create(COLUMNS)
     row = {"id": 1, "name": "one"}
@@ -57,7 +57,7 @@ async def requests(
 
 
 def trace_requests(directory: Path) -> dict[str, list[Call]]:
-    """What is called for each, once the same request has been served before."""
+    """Return the calls of each request, after the same request has been served once."""
     run_server(_send_each_once(directory / "first"))
     return run_server(_traced(directory / "traced"))
 

@@ -305,7 +305,7 @@ _TAKEN = {
 
 
 def _moment(rng: random.Random, column: Column, table: RandomTable) -> Literal:
-    """Of TIMESTAMP and TIMESTAMP_LTZ; typed ones have microseconds at most, as DuckDB's."""
+    """Return a literal of TIMESTAMP or TIMESTAMP_LTZ; typed ones have at most microseconds, as in DuckDB."""
     step = NANOS[column.type.unit]
     ticks = table.rows.column(column.name).cast("int64").to_pylist()
     known = [each * step for each in ticks if each is not None]

@@ -39,7 +39,7 @@ class Doors:
         return lines_of(last)
 
     def written(self, text: str) -> int:
-        """How many rows a statement says that it has written; 0 if it says nothing of rows."""
+        """Return the number of rows that a statement reports as written; 0 if it reports none."""
         for answer in self.session.run(text):
             count = answer.row_count
         return count or 0
@@ -79,7 +79,7 @@ def open_doors(connection: Connection, database: str) -> Iterator[Doors]:
 
 
 def filter_is_taken(ask: Callable[[], Any]) -> Any:
-    """What the client answers; None if it says that a filter cannot say this."""
+    """Return the client's answer; None if it says that a filter cannot express the condition."""
     try:
         return ask()
     except TableError as error:

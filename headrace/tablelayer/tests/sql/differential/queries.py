@@ -18,7 +18,7 @@ from headrace.tablelayer.tests.sql.differential.tables import RandomTable, quote
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`lines`: of the answer, in any order. `at_most`: so many of them, any."""
+    """A query. `lines` are those of the answer, in any order. `at_most`: any of them, at most that many."""
 
     sql: str
     lines: list[str]

@@ -79,7 +79,9 @@ def true_rows(truth: Truth) -> list[int]:
 
 
 def difference(found: Sequence[str], wanted: Sequence[str], *, at_most: int | None = None) -> str | None:
-    """What two answers differ in, whatever their order. `at_most`: that many of the wanted ones, any of them."""
+    """Return the difference of two answers, whatever their order. `at_most`: any of the wanted rows, at most that
+    many.
+    """
     has, needs = Counter(found), Counter(wanted)
     more, less = has - needs, needs - has
     if at_most is not None:

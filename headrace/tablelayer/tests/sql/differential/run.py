@@ -37,7 +37,7 @@ from headrace.tablelayer.tests.sql.differential.tables import NESTED, PLAIN, Ran
 from headrace.tablelayer.tests.sql.differential.translation import translation_fault
 
 CONDITIONS = 8
-"""Of a round."""
+"""Number of conditions in a round."""
 FAULTS_MAX = 20
 ALIKE_MAX = 3
 """Faults of one kind of question that are told."""
@@ -47,7 +47,7 @@ Check = Callable[[Condition, Condition], str | None]
 
 @dataclass
 class Report:
-    """How much was asked and what was found."""
+    """The number of questions and the findings."""
 
     seed: int
     rounds: int = 0
@@ -66,8 +66,7 @@ class Report:
 
 
 def seed_and_seconds(seconds: float, seed: int | None = None) -> tuple[int, float]:
-    """As the environment says: HEADRACE_DIFFERENTIAL_SEED and HEADRACE_DIFFERENTIAL_SECONDS. `seed` None: another one
-    each time."""
+    """Return HEADRACE_DIFFERENTIAL_SEED and HEADRACE_DIFFERENTIAL_SECONDS. `seed` None: another one each time."""
     usual = random.randrange(1 << 30) if seed is None else seed
     return (
         int(os.environ.get("HEADRACE_DIFFERENTIAL_SEED", usual)),

@@ -47,7 +47,7 @@ PARTITIONS = ("STRING", "INT", "DATE", "BOOLEAN", "BIGINT")
 YEARS = (1, 1500, 1582, 1677, 1678, 1899, 1969, 1970, 2000, 2024, 2261, 2262, 2263, 9999)
 NANOS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 NS_MIN, NS_MAX = -(2**63) + 2, 2**63 - 2
-"""Of a TIMESTAMP(9); DuckDB takes the least and the greatest number of all for infinity."""
+"""Nanoseconds of a TIMESTAMP(9); for DuckDB the lowest and the highest number of all mean infinity."""
 _EPOCH = datetime.datetime(1970, 1, 1)
 TEXTS = (
     "", "a", "A", "apple", "apples", "Apple", "avocado", "banana", "100%", "100", "1_0", "a\\b", "'", '"', "it's", "ü",
@@ -169,7 +169,7 @@ def random_moment(rng: random.Random) -> int:
 
 
 def moment_text(nanos: int, digits: int | None = None) -> str:
-    """As SQL writes it, with so many digits of a second (None: as many as it takes)."""
+    """Return a moment as SQL writes it, with that many digits of a second (None: as many as it needs)."""
     seconds, fraction = divmod(nanos, 1_000_000_000)
     text = (_EPOCH + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S").rjust(19, "0")
     parts = f"{fraction:09}"[:digits] if digits is not None else f"{fraction:09}".rstrip("0")

@@ -1,4 +1,4 @@
-"""What travels of conditions drawn at random keeps the rows that DuckDB finds in a copy."""
+"""The part of a random condition that is sent to the server keeps the rows that DuckDB finds in a copy."""
 
 from __future__ import annotations
 
