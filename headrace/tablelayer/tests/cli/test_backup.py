@@ -1,5 +1,6 @@
-"""`headrace backup` of a server that is written to, `headrace restore` after a kill: what there was up to the cut is
-there again."""
+"""`headrace backup` of a server that is written to, and `headrace restore` after a kill: the state at the cut is
+back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that look: help, topics, tables, groups, top."""
+"""The commands that only read: help, topics, tables, groups, top."""
 
 import csv
 import io
@@ -315,7 +315,7 @@ def test_every_module_with_kernels_is_warmed_up(headrace):
 
 
 def test_what_every_table_needs_is_warmed_up_before_formats():
-    """A server that is killed again and again while it compiles has what lookups need each time it is back."""
+    """A server that is killed again and again while it compiles has the kernels of lookups each time it is back."""
     from headrace.tablelayer.cli.warm import KERNEL_MODULES
 
     formats = [

@@ -1,4 +1,4 @@
-"""`--config`, HEADRACE_CONFIG and what a person reads who is not let in."""
+"""`--config`, HEADRACE_CONFIG, and the error of a user who is refused."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Commands that are made when they are asked for are typer's own."""
+"""Commands that are built on demand equal typer's own."""
 
 from __future__ import annotations
 

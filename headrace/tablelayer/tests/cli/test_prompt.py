@@ -1,4 +1,4 @@
-"""The prompt of `headrace sql`: where statements end, what is typed anywhere, the history, and what is shown."""
+"""The prompt of `headrace sql`: ends of statements, any input, the history, and the output."""
 
 import itertools
 import os

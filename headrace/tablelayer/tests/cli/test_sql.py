@@ -1,4 +1,4 @@
-"""`headrace sql`: what statements do, which way a SELECT goes, and what mistakes look like."""
+"""`headrace sql`: the effect of statements, the way of a SELECT, and the errors of mistakes."""
 
 import itertools
 import json

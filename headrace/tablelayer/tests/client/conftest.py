@@ -38,7 +38,9 @@ class Silence(Exception):  # noqa: N818
 
 
 class FakeServer:
-    """Answers each request class with a function of the request; what every client asks first, by itself."""
+    """A server that answers each request class with a function of the request, and a client's first requests by
+    itself.
+    """
 
     def __init__(self, partitions: int = 2, port: int = 0) -> None:
         self.handlers: dict[type, Callable[[Any], Any]] = {
@@ -179,7 +181,7 @@ def run(coroutine: Any, loop: Callable[[], asyncio.AbstractEventLoop] = PatientL
 
 @pytest.fixture
 def impatient() -> ClientConfig:
-    """Settings with which failures are found out quickly."""
+    """Return settings with which failures are noticed quickly."""
     return ClientConfig(
         connect_timeout_ms=1_000,
         request_timeout_ms=300,

@@ -1,4 +1,4 @@
-"""Data in: what fits is taken without loss, what does not is refused with the column's name."""
+"""Data in: fitting values are accepted without loss, others are refused with the column's name."""
 
 import datetime as dt
 import decimal

@@ -1,4 +1,4 @@
-"""The lane against a model of the server: whatever fails, each batch is applied once, in its order."""
+"""The lane against a model of the server: after any failures each batch is applied once, in its order."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ class ModelServer:
 
 
 def drive(*scenario):
-    """Send batches through a lane. A fault is what happens to the next attempt; later attempts go well."""
+    """Send batches through a lane. A fault is the fate of the next attempt; later attempts succeed."""
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         return _drive(loop, *scenario)
 

@@ -1,4 +1,4 @@
-"""Plans of where partitions are to go."""
+"""Plans of the future places of partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python values in: what a value becomes does not depend on those beside it, and it is exact or refused."""
+"""Python values in: a value's conversion does not depend on its neighbours, and is exact or refused."""
 
 import datetime as dt
 import decimal

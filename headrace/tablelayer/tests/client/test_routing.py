@@ -1,4 +1,4 @@
-"""Addresses, leaders that move, and what is told when patience ends."""
+"""Addresses, leaders that move, and the errors after a deadline."""
 
 import asyncio
 

@@ -77,7 +77,7 @@ def test_scram_is_that_of_rfc_7677() -> None:
     ],
 )
 def test_scram_takes_no_first_answer_that_is_wrong(challenge: bytes, complaint: str) -> None:
-    """Nor one that would keep the client at work for hours (CVE-2026-10143)."""
+    """It refuses one that would keep it at work for hours, too (CVE-2026-10143)."""
     with pytest.raises(SaslError, match=complaint):
         scram().answer(challenge)
 
@@ -649,7 +649,7 @@ def test_cve_2025_27817_a_file_is_sent_to_no_broker_unless_it_is_a_token(tmp_pat
 
 
 def test_cve_2024_31141_properties_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No providers of configurations: nothing that stands in one reads files or the environment."""
+    """There are no configuration providers: a value that names one reads no file and no environment."""
     monkeypatch.setenv("PLANTED", SECRET)
     given = {
         "config.providers": "env",
@@ -691,7 +691,7 @@ def test_cve_2026_33558_nothing_secret_is_logged_however_much_is(
 
 @pytest.mark.parametrize("trusts", [True, False])
 def test_a_server_of_tokens_is_trusted_by_properties_of_its_own(tools: Any, pki: Path, trusts: bool) -> None:
-    """`ssl.*` in the JAAS configuration, as in Kafka: the broker's authority says nothing of it."""
+    """`ssl.*` in the JAAS configuration apply, as in Kafka: the broker's authority does not."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

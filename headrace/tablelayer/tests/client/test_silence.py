@@ -34,7 +34,7 @@ CONFIG = ClientConfig(request_timeout_ms=30_000, delivery_timeout_ms=50_000)
 
 
 class Two:
-    """A leader that answers nothing but what a test lets it, and another that takes over when it is missed."""
+    """A leader that answers only what the test allows, and another broker that takes over."""
 
     def __init__(self, stopped, other) -> None:
         self.stopped, self.other = stopped, other
@@ -81,7 +81,7 @@ class Two:
         await asyncio.sleep(1_000)
 
     def stop(self) -> None:
-        """It answers nothing any more."""
+        """Stop answering."""
         self.stopped.handlers = dict.fromkeys(self.stopped.handlers, self.silence)
 
 

@@ -1,4 +1,4 @@
-"""A user's program under `mypy --strict`: it has every public method, with the types that their answers have."""
+"""A user's program under `mypy --strict`: it uses every public method and the types of the results."""
 
 import ast
 import os

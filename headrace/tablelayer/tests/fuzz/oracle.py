@@ -35,7 +35,7 @@ Logged = tuple[int, int, str]
 
 
 class DisagreementError(AssertionError):
-    """A reader gives something else than what was acknowledged, or than another reader."""
+    """A reader's rows differ from the acknowledged ones, or from another reader's."""
 
 
 def agree(what: str, found: Any, wanted: Any) -> None:
@@ -209,7 +209,7 @@ class Oracle:
         return printed(rows.select(list(table.definition.schema.primary_key)))
 
     def _log_agrees(self, table: Standing, bucket: int, offset: int) -> list[tuple[int, int, str, str]]:
-        """(offset, change, row, key) of the log, if all readers of logs see it alike."""
+        """Return (offset, change, row, key) of the log, if all readers of logs agree."""
         self.world.server.until_published(table.topic, bucket)
         place, schema = f"{table.topic}-{bucket}", table.definition.schema
         whole = self._scan(table, bucket, offset, None)
@@ -338,7 +338,7 @@ class Oracle:
         )
 
     def _keys_agree(self, table: Standing, bucket: int, keys: set[str]) -> None:
-        """Lookups of these keys, of whole rows and of one column, give what the state scan gives."""
+        """Check that lookups of these keys, of whole rows and of one column, agree with the state scan."""
         rows = self._state(table, bucket)
         texts, names = printed(rows), table.definition.schema.names
         state = dict(zip(self._keys_of(table, rows), texts, strict=True))

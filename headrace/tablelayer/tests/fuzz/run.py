@@ -1,6 +1,6 @@
-"""Runs of the fuzzer: requests drawn from a seed, sent one after the other, everything checked after each.
+"""Runs of the fuzzer: random requests from a seed, sent one after the other, with checks after each.
 
-A run that finds something is made smaller, to one request if one is enough, and says how to `replay` it.
+A run that finds a fault is made smaller, to one request if one is enough, and prints how to `replay` it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Finding(msgspec.Struct):
 
     @property
     def is_measured(self) -> bool:
-        """Time or memory and nothing else: a machine that takes the processor away adds to what is measured."""
+        """Return whether the fault is only time or memory: a busy machine adds to these measurements."""
         return self.complaint.startswith(("the event loop worked for", "the process grew by"))
 
 
@@ -77,7 +77,7 @@ class Report(msgspec.Struct):
 
 
 def opened(frame: bytes) -> tuple[ApiMessage, int] | None:
-    """(the request, its version), or None if a server cannot make it out either."""
+    """Return (the request, its version), or None if a server cannot decode it either."""
     try:
         key, version = (
             int.from_bytes(frame[:2], "big", signed=True),
@@ -93,7 +93,7 @@ def opened(frame: bytes) -> tuple[ApiMessage, int] | None:
 
 
 def spoils(world: World, request: ApiMessage, version: int) -> bool:
-    """Whether it would lawfully take away, or change, what the tables that stand are for."""
+    """Return whether it would lawfully delete, or change, the purpose of the existing tables."""
     standing = {each.topic for each in world.tables.values()} - {"default.altered"}
     match request:
         case m.DropDatabaseRequest() | m.AlterDatabaseRequest():
@@ -141,7 +141,7 @@ class Run:
         self.server.stop()
 
     def restart(self) -> None:
-        """Stopped cleanly and started again on the same folder."""
+        """Stop cleanly and start again on the same folder."""
         self.world.wire.close()
         self.server.stop()
         self.server.start()
@@ -170,7 +170,7 @@ class Run:
                 return frame
 
     def send(self, frame: bytes) -> str | None:
-        """Send a frame and look at everything; what is wrong, or None."""
+        """Send a frame and check everything; return the fault, or None."""
         self.frames.append(frame)
         self._journal.write(len(frame).to_bytes(4, "big") + frame)
         self._journal.flush()
@@ -238,8 +238,10 @@ KINDS = [
 
 
 def fuzz(seed: int, seconds: float, folder: Path, requests_max: int = sys.maxsize) -> Report:
-    """Worlds of up to a minute, one after the other. AssertionError with what was found, made small; what was measured
-    is found if it is the same again."""
+    """Run worlds of up to a minute, one after the other. Raise AssertionError with a small finding.
+
+    A measured fault counts only if it comes again.
+    """
     report, ends, number = Report(), time.monotonic() + seconds, 0
     kept = settled()
     sys.setswitchinterval(0.0005)  # client and server take turns in one process
@@ -300,7 +302,7 @@ def replay(frames: bytes | Sequence[bytes], *, restart: bool = False) -> str | N
 
 
 def journal(path: Path) -> list[bytes]:
-    """The frames of a world, as they are kept beside its folder: for when the process itself is gone."""
+    """Return the frames of a world, as kept beside its folder in case the process itself ends."""
     data, frames = path.read_bytes(), []
     while data:
         size = int.from_bytes(data[:4], "big")
@@ -310,7 +312,7 @@ def journal(path: Path) -> list[bytes]:
 
 
 def smallest(frames: list[bytes], seconds: float = 60.0) -> list[bytes]:
-    """Frames that still make a server do something wrong, fewer and shorter than these."""
+    """Return fewer and shorter frames that still cause a fault of a server."""
     ends = time.monotonic() + seconds
     for count in (1, 2, 5, 20, 100, len(frames)):
         if replay(frames[-count:]) is not None:

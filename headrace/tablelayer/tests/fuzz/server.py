@@ -36,7 +36,7 @@ KEPT_BYTES_MAX = 300 << 20
 """Limit of the process's growth at the end."""
 ANSWER_SECONDS = 60.0
 PATIENCE_SECONDS = 0.15
-"""For answers that the server may hold back as long as it was asked to."""
+"""The wait for answers that the server may hold back as long as the request says."""
 
 LIMITS = Limits(
     buffered_bytes_max=64 << 20, memtables_bytes_max=32 << 20, memtable_bytes=4 << 20,
@@ -49,7 +49,7 @@ CONFIG = {
     "kv.block.cache.bytes": str(16 << 20),
 }
 ALLOWED_ERRORS: tuple[str, ...] = ()
-"""Regular expressions of lines at ERROR that are right."""
+"""Regular expressions of lines at ERROR that are expected."""
 
 _PEAK = re.compile(rb"VmHWM:\s+(\d+)")
 _NEXT = struct.pack(">hhih", 18, 0, -7, -1)
@@ -76,7 +76,7 @@ class Memory:
 
 
 def settled() -> int:
-    """Resident bytes when everything that is free was given back."""
+    """Return the resident bytes after all free memory was given back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     memory = Memory()
@@ -153,7 +153,7 @@ class WatchedServer:
             logging.getLogger("headrace").setLevel(self._level)
 
     def until_published(self, topic: str, index: int) -> None:
-        """Rows written with acks 0 or 1 are seen a little later, and by no reader in the middle of the others."""
+        """Wait: rows written with acks 0 or 1 become visible a little later."""
         ends = time.monotonic() + ANSWER_SECONDS
         partition = self.broker.context.partition(topic, index)
         while partition.high_watermark < partition.log.log_end_offset:
@@ -164,7 +164,7 @@ class WatchedServer:
             time.sleep(0.001)
 
     def quiet(self) -> None:
-        """Forget what was seen so far, and begin now."""
+        """Forget all faults so far, and begin now."""
         self._complaints.found.clear()
         asyncio.run_coroutine_threadsafe(self._forget(), self._loop).result(ANSWER_SECONDS)
         self._memory.begin()
@@ -212,7 +212,7 @@ class Wire:
         self._socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
 
     def ask(self, frame: bytes, *, answered: bool = True, may_wait: bool = False) -> bytes | None:
-        """The answer; None when the server hung up, or may wait and does, or there is none to this request."""
+        """Return the answer; None if the server closed the connection, may wait and does, or owes no answer."""
         try:
             if not answered:
                 self.send(frame, _NEXT)

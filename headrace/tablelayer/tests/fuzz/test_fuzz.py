@@ -63,7 +63,9 @@ def test_every_request_of_the_table_layer_is_fuzzed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mutated_requests_harm_nobody(tmp_path: Path) -> None:
-    """The same ones each time, unless the environment asks for others; ten minutes of others are for `make soak`."""
+    """The requests are the same each time, unless the environment asks for others; `make soak` sends others for ten
+    minutes.
+    """
     seed, seconds = seed_and_seconds(0, seed=1)
     print(f"HEADRACE_FUZZ_SEED={seed} HEADRACE_FUZZ_SECONDS={seconds}")
     report = fuzz(seed, seconds or 500, tmp_path, requests_max=sys.maxsize if seconds else REQUESTS)

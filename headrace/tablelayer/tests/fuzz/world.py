@@ -1,6 +1,6 @@
-"""The tables that stand while a server is fuzzed, and honest requests of every kind about them.
+"""The existing tables of a server that is fuzzed, and honest requests of every kind about them.
 
-Ids are drawn from one seed by the server, so a frame that was sent to one world means the same in another one.
+The server draws ids from one seed, so a frame for one world means the same in another one.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ TABLES: list[tuple[str, str, int, tuple[str, ...], dict[str, str]]] = [
 
 
 class World:
-    """The standing tables of a server that was just started on an empty folder."""
+    """The tables of a server that was just started on an empty folder."""
 
     def __init__(self, server: WatchedServer) -> None:
         self.server = server
@@ -167,7 +167,7 @@ class World:
         self._correlation = 0
 
     def frame(self, request: ApiMessage, version: int | None = None, client_id: str | None = "fuzz") -> bytes:
-        """Raises EncodeError for what cannot be said."""
+        """Encode a frame. Raise EncodeError for values that cannot be encoded."""
         version = type(request).MAX_VERSION if version is None else version
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         header = RequestHeader(request.API_KEY, version, self._correlation, client_id)
@@ -576,7 +576,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
         timeout_ms=100,
     ),
 }  # fmt: skip
-"""An honest request for each API of the table layer."""
+"""Honest requests for each API of the table layer."""
 
 
 # -- the Kafka face -------------------------------------------------------------------------------------------

@@ -121,7 +121,9 @@ def _field_ids(kind: Any) -> Iterator[int]:
 
 
 def check(metadata: Json | None, requirements: list[Json]) -> None:
-    """Raises CatalogError (409) for the first requirement that does not hold; `metadata` None: there is no table."""
+    """Raise CatalogError (409) for the first requirement that does not hold; `metadata` None: the table does not
+    exist.
+    """
     for each in requirements:
         kind = each["type"]
         if kind == "assert-create":
@@ -163,7 +165,7 @@ class _Change:
         step(update)
 
     def _added(self, listed: str, number: str, thing: Json, what: str) -> None:
-        """Add one of a numbered kind, or find the same one that is there."""
+        """Add an item of a numbered kind, or find the same existing one."""
         there: list[Json] = self.metadata[listed]
         same = [each for each in there if each["fields"] == thing["fields"]]
         if same:
@@ -364,7 +366,7 @@ class RestCatalog:
             case ["POST", "v1", "namespaces", _, "tables", _, "metrics"]:
                 return 204, None
             case [_, "v1", "namespaces", name, "tables", table]:
-                # In a namespace that is not there a table is not there: Spark's catalog looks so for branches.
+                # An unknown namespace is answered as an unknown table: Spark's catalog looks for branches this way.
                 return self._of_table(method, (_levels(name), table), body)
         raise CatalogError(404, "NoSuchViewException", f"nothing is at {'/'.join(parts)}")
 

@@ -1,8 +1,8 @@
-"""Twelve places where a tierer may die, fail, or lose an answer; afterwards the lake is the log, all the same.
+"""Twelve places where a tierer may be killed, fail, or lose an answer; afterwards the lake equals the log all the same.
 
-`kill`: the tierer is gone at once and does nothing more, not even tidy up. `error`: the step fails and was not
-done. `unknown`: the step was done, but its answer is lost. A new tierer then goes on. At every moment the lake must
-be the log up to the offsets inside its snapshot, as Spark reads it and as another reader does: pyiceberg here.
+`kill`: the tierer is gone at once, without a clean-up. `error`: the step fails and was not done. `unknown`: the step
+was done, but its answer is lost. A new tierer then goes on. At every moment the lake must equal the log up to the
+offsets inside its snapshot, as Spark reads it and as another reader does: pyiceberg here.
 
 All cells run with `-m soak`; HEADRACE_SOAK_ROWS and HEADRACE_SOAK_SEED change length and keys.
 """

@@ -1,5 +1,7 @@
-"""Tiering rounds without Spark: a lake, a log and a coordinator in memory, against what the log says at the lake's
-offsets. `test_tiering.py` and `test_paimon.py` have real lakes."""
+"""Tiering rounds without Spark: a lake, a log and a coordinator in memory, compared with the log at the lake's offsets.
+
+`test_tiering.py` and `test_paimon.py` have real lakes.
+"""
 
 from __future__ import annotations
 

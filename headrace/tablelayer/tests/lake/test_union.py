@@ -1,4 +1,4 @@
-"""Union reads without Spark or a server: a lake and a log in memory, against what the log says of everything.
+"""Union reads without Spark or a server: a lake and a log in memory, compared with the complete log.
 
 `tests/spark/test_union_scan.py` has a server, `tests/spark/test_union_read.py` a lake too.
 """
@@ -279,7 +279,7 @@ def test_rows_that_are_in_neither_are_missed_by_nobody() -> None:
 
 
 def test_a_look_at_the_lake_that_was_too_early_is_repeated() -> None:
-    """A round ended, and the log was cut, between the look at the lake and the one at the log."""
+    """A round ended, and the log was cut, between the read of the lake and that of the log."""
     world = World(KEYED)
     world.write(0, (PUT, row(1)), (PUT, row(2)))
     early = LakeOfWorld(world)

@@ -24,7 +24,7 @@ VERSION_AT, TYPE_AT, BODY_SIZE_AT = 40, 42, 32
 METHOD_AT = 8 + 80 + 5
 
 SURPLUS_ROWS_MAX = 1 << 16
-"""A message that was mutated before may say that it has 2^62 rows."""
+"""A message that was mutated before may state 2^62 rows."""
 
 Pieces = list[bytes]
 
@@ -51,7 +51,7 @@ class Message:
     def encoded(
         self, places: list[list[int]] | None = None, body: bytes | None = None, body_size: int | None = None
     ) -> bytearray:
-        """The message; with these places of its buffers, this body and a body that is said to be so large."""
+        """Return the message, with these places of its buffers, this body and this stated size of the body."""
         honest_places, honest_body = self.placed()
         places = honest_places if places is None else places
         body = honest_body if body is None else body
@@ -87,7 +87,7 @@ def with_field(batch: bytes | bytearray, position: int, form: str, *values: int)
 
 
 def mutated(message: bytes | memoryview, rng: np.random.Generator) -> tuple[str, bytes]:
-    """(what was done, the message with that one thing changed)."""
+    """Return (the name of the mutation, the message with that one change)."""
     mutation = MUTATIONS[int(rng.integers(len(MUTATIONS)))]
     name, result = mutation(bytes(message), rng)
     return f"{mutation.__name__.strip('_')}: {name}", bytes(result)

@@ -1,4 +1,4 @@
-"""Filters against DuckDB, and statistics against the filters: what is skipped has no wanted row."""
+"""Filters against DuckDB, and statistics against the filters: a skipped batch has no wanted row."""
 
 from __future__ import annotations
 
@@ -552,7 +552,7 @@ def test_functions_that_are_not_listed_are_refused_by_name(expression: pc.Expres
 
 @pytest.mark.parametrize("count", [20_000, 200_000])
 def test_an_in_of_very_many_values_is_one_set(count: int) -> None:
-    """One of 20,000 overflowed the stack of the thread that read it when each became an OR."""
+    """An IN of 20,000 values overflowed the stack of the reading thread when each became an OR."""
     values = pa.array(range(0, 3 * count, 3), pa.int32())
     rows = pa.record_batch({"a": pa.array([None, 0, 1, 3 * count - 3, 3 * count, 9], pa.int32())})
     for expression, expected in ((A.isin(values), [1, 3, 5]), (~A.isin(values), [0, 2, 4])):
@@ -750,7 +750,7 @@ def combined(atoms: list[pc.Expression]) -> Iterator[pc.Expression]:
 def test_the_verdict_on_each_small_batch_is_true(
     kind: Any, values: list[Any], atoms: list[pc.Expression]
 ) -> None:
-    """NONE and ALL are said of no other batch, and what one comparison excludes is not read."""
+    """NONE and ALL are right for every batch, and a batch that one comparison excludes is not read."""
     schema = Schema.of([Column(0, "a", kind)], schema_id=0)
     found: list[tuple[pa.RecordBatch, Any]] = []
     for count in (1, 2):

@@ -181,7 +181,7 @@ BLANKS = "".join(map(chr, range(33)))
 
 
 class MisfitError(Exception):
-    """The oracle says that the value does not fit the column."""
+    """The value does not fit the column, says the oracle."""
 
 
 def expected(data_type, value, source):
@@ -370,7 +370,7 @@ def parse_with_python(text):
 
 
 def check_against_oracle(data):
-    """json_to_rows does what the oracle does: the same row, or a RowError where that finds no fit."""
+    """Compare json_to_rows with the oracle: the same row, or a RowError where the oracle finds no fit."""
     batch = pa.array([b"{}", data], pa.binary())
     try:
         value, sources = parse_with_python(data.decode())

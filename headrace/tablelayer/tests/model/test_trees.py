@@ -40,7 +40,7 @@ SCHEMA = Schema.of(
 
 
 def arguments() -> dict[str, list[str]]:
-    """The arguments of each class of nodes that our readers name."""
+    """Return the arguments of each class of nodes that our readers name."""
     texts = [(_ROOT / name).read_text() for name in _READERS]
     named = {name for text in texts for name in re.findall(r"\b(?:exp|sql)\.([A-Z]\w*)", text)}
     classes = {name: getattr(exp, name) for name in sorted(named)}

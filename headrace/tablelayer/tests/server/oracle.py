@@ -1,7 +1,7 @@
-"""The rules of primary-key tables in plain Python, a row at a time: what the merge engines are checked against.
+"""The rules of primary-key tables in plain Python, a row at a time, to compare the merge engines with.
 
-Knows nothing of Arrow, batches or stores. A table is a dict from key to row; `apply` takes the operations of one batch
-and gives the changelog that they must emit, or raises `Refused` and leaves everything as it was.
+They know nothing of Arrow, batches or stores. A table is a dict from key to row. `apply` takes the operations of one
+batch and returns the changelog that they must emit, or raises `Refused` and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Change data capture: what Debezium's connectors write for rows of a database, and what becomes of it (R17.5, R17.10).
+"""Change data capture: Debezium's records for rows of a database, and their effect on tables (R17.5, R17.10).
 
-The records are those of Debezium's PostgreSQL connector 3.x and Connect's JSON converter, with schemas and without.
+The records are those of Debezium's PostgreSQL connector 3.x and Connect's JSON converter, with and without schemas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kafka consumers get a table's batches piece by piece, and readers get past what cannot be read."""
+"""Kafka consumers get a table's batches piece by piece, and readers pass over unreadable batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def fetched(table: Table, offset: int, **options: Any) -> list[tuple[Batch
 
 
 def smuggled(table: Table, batch: bytes) -> None:
-    """Into the log as it is, as it might have been taken in before there were checks."""
+    """Append a batch to the log unchecked, as a version without checks might have accepted it."""
     table.partition.append(bytearray(batch), AppendOrigin.EXTENSION)
 
 

@@ -42,7 +42,7 @@ FACES = {
 
 
 def through(face: str, schema: Schema, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows that a table client wrote, as a Kafka client reads them and writes them into a table again."""
+    """Pass rows that a table client wrote through a Kafka client, which writes them into a table again."""
     definition = TableDefinition(TablePath("db", "t"), schema, options=FACES[face])
     sent = encode_arrow_batch(rows, schema_id=schema.schema_id, change_types=None, timestamp_ms=1234)
     batch, _, _ = decode_append(memoryview(sent), definition)

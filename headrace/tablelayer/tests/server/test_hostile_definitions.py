@@ -1,4 +1,4 @@
-"""Definitions that no honest client sends: what they cost, and what their sender is told."""
+"""Definitions that no honest client sends: their cost, and the errors that their sender gets."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def alter_topic(all_tables: Tables, name: str, value: str, topic: str = "d
 async def test_no_definition_is_read_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through every door: the extension's and Kafka's, to create and to alter."""
+    """This holds for every API: the extension's and Kafka's, to create and to alter."""
     threads: list[str] = []
     begin = type_text._Reader.__init__
 

@@ -1,4 +1,6 @@
-"""Rounds under random lives: workers that beat, commit, fail, fall silent, begin twice, come back too late."""
+"""Rounds under random lives: workers that send heartbeats, commit, fail, fall silent, begin twice, come back too
+late.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ workers = st.sampled_from(["a", "b", "c"])
 
 
 class Lives(RuleBasedStateMachine):
-    """`grants` is what each worker believes it has: it may be wrong about that, the machine may not."""
+    """The workers. `grants` are the rounds that each worker believes it has, perhaps wrongly."""
 
     def __init__(self) -> None:
         super().__init__()

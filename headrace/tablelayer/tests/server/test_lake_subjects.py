@@ -55,7 +55,7 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
         assert await subjects.is_all_tiered(table.definition, "a")
         (listed,) = (await send(all_tables, m.ListLakeRequest())).entries
         assert (listed.behind, listed.behind_ms, listed.commits) == (0, 0, 1)
-        # A partition that is dropped is forgotten with the next commit, which may still speak of it.
+        # A dropped partition is forgotten with the next commit, which may still name it.
         await send(all_tables, m.DropPartitionRequest(table_id=table.table_id, name="a"))
         await send(all_tables, commit)
         described = await send(all_tables, m.DescribeLakeRequest(table_id=table.table_id))

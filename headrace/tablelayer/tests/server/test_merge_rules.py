@@ -1,4 +1,4 @@
-"""R2, R5 to R10 without a server: `merge` against the rules in plain Python, over tables of every kind."""
+"""R2, R5 to R10 without a server: `merge` compared with the rules in plain Python, over tables of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A projected batch is the full batch, decoded, with the other columns left out."""
+"""A projected batch equals the full batch, decoded, without the other columns."""
 
 from __future__ import annotations
 

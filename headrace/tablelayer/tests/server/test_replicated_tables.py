@@ -90,7 +90,7 @@ def state_of(cluster: DirectCluster, topic: str = TOPIC) -> Any:
 
 
 async def in_sync(cluster: DirectCluster, isr: set[int], topic: str = TOPIC) -> int:
-    """Wait until this is the ISR and one of it leads, by all accounts: who that is."""
+    """Wait until this is the ISR and one of it leads, as all brokers say; return the leader."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             state = state_of(cluster, topic)
@@ -100,7 +100,7 @@ async def in_sync(cluster: DirectCluster, isr: set[int], topic: str = TOPIC) -> 
 
 
 async def led(cluster: DirectCluster, table: Table, isr: set[int]) -> Table:
-    """The table at the leader of its first bucket, which serves it."""
+    """Return the table at the leader of its first bucket, once that serves it."""
     leader = await in_sync(cluster, isr, table.definition.path.topic)
     found = Table(cluster.brokers[leader], table.definition)
     await until(lambda: serves(found), f"broker {leader} does not serve what it leads")
@@ -108,14 +108,14 @@ async def led(cluster: DirectCluster, table: Table, isr: set[int]) -> Table:
 
 
 def serves(table: Table) -> bool:
-    """Whether its broker has begun to lead its first bucket."""
+    """Return whether its broker has begun to lead its first bucket."""
     listed = table.broker.context.metadata.partitions(table.definition.path.topic)
     hooks = next((each.hooks for each in listed if each.index == 0 and not each.closed), None)
     return hooks is not None and (not isinstance(hooks, KeyBucket) or hooks.store is not None)
 
 
 async def patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """The answer, when the broker knows that it leads, and has what the leader before had."""
+    """Return the answer, once the broker knows that it leads and has all records of the leader before."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             answer = await ask()
@@ -483,7 +483,7 @@ async def test_a_table_that_was_dropped_while_a_broker_was_down_leaves_nothing_t
 async def test_a_standby_whose_log_is_cut_leaves_its_files_to_who_opens_the_next_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told on the event loop, which renames the store and removes no file."""
+    """This runs on the event loop, which renames the store and removes no file."""
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
         for number in range(5):
@@ -564,14 +564,14 @@ def joins_without_staged_rows(monkeypatch: pytest.MonkeyPatch, table: Table) -> 
     """Let replicas join the ISR without staged rows, as they did before."""
 
     async def nothing(partition: Any, broker: int) -> None:
-        """It is not given."""
+        """Pretend that there is none."""
 
     bucket = table.partition.hooks
     monkeypatch.setattr(bucket.services, "give_staged", nothing)
 
 
 async def test_a_replica_is_in_sync_when_it_has_what_is_staged(tmp_path: Path) -> None:
-    """It was away, comes back, and then leads and is alone."""
+    """The replica was away, comes back, and then leads and is alone."""
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "n BIGINT")
         table = await led(cluster, made, {1, 2, 3})
@@ -752,7 +752,7 @@ async def test_rows_are_staged_with_as_many_as_a_write_needs(tmp_path: Path) -> 
 async def test_what_the_leader_before_has_ended_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """It is still at it when the next leader reads what is decided."""
+    """It still writes when the next leader reads the decision."""
     ended = []
 
     async def end(self: StagedCommits, definition: TableDefinition, ledger: Ledger) -> None:
@@ -802,7 +802,7 @@ async def not_now(*_: Any) -> None:
 async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_store_and_can_lead(
     tmp_path: Path,
 ) -> None:
-    """It comes back with nothing on its disk, when the changes that it lacks have left those of the others."""
+    """It comes back with an empty disk, when the others' logs no longer have the changes that it lacks."""
     remote_log = {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.directory": str(tmp_path / "remote"),

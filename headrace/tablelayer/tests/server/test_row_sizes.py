@@ -152,7 +152,7 @@ def test_r17_9_levels_count_for_the_record_that_they_are_of() -> None:
 async def test_rows_that_stand_under_the_keys_of_one_write_are_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A delete of a few bytes takes up, and logs, all that stands."""
+    """A delete of a few bytes removes, and logs, the whole row."""
     monkeypatch.setattr(tablet, "STANDING_BYTES_MAX", MIB)
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("k INT, v BYTES, PRIMARY KEY (k) NOT ENFORCED")

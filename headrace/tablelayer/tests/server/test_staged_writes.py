@@ -115,7 +115,7 @@ async def test_r3_5_staged_rows_are_seen_when_they_are_committed_and_once(tmp_pa
         assert (await commit(table, 1, {"b": second})).error_code == 0
         assert (await commit(table, 0, {"a": first})).error_code == 0
         assert await logged(table, 2) == [1, 2, 3, 5, 4]
-        # Another writer, and an attempt that is given up.
+        # Another writer, and an attempt that is abandoned.
         await stage(table, 0, "c", {0: [chunk_of(6)]}, writer="other")
         await table.broker.send(
             m.AbortStagedRequest(table_id=table.table_id, writer="other", batch_id=0, attempts=["c"])
@@ -193,7 +193,7 @@ async def test_r6_10_what_only_the_merge_engine_changes_and_logs_take_no_staged_
 
 
 class Killed(Exception):  # noqa: N818 - states what happened
-    """The process died here: nothing after it happens."""
+    """The process ended here: no later step happens."""
 
 
 attempts = st.lists(
@@ -208,9 +208,9 @@ attempts = st.lists(
 def test_r3_5_a_commit_that_is_interrupted_anywhere_is_completed_exactly(
     batches: list[tuple[list[dict[int, list[int]]], int, bool]],
 ) -> None:
-    """Every batch is tried with other rows and other attempts until it is committed; the first decision counts.
+    """Try every batch with other rows and attempts until it is committed; the first decision counts.
 
-    `crash_after` chunks of a commit the process dies, and the next one begins with what is on the disk.
+    After `crash_after` chunks of a commit the process ends, and the next one begins with the files on the disk.
     """
 
     async def scenario(folder: Path) -> None:
@@ -532,7 +532,7 @@ def test_r3_5_a_torn_chunk_is_cut_off_and_stored_again(tmp_path: Path) -> None:
 
 
 def test_r3_5_a_chunk_that_comes_while_its_writers_folder_goes_stays(tmp_path: Path) -> None:
-    """A commit that is repeated clears away what was staged before, beside the first chunk of the next batch."""
+    """A repeated commit removes earlier staged files beside the first chunk of the next batch."""
     table, chunk = UUID(int=1), Chunk(None, memoryview(b"rows"))
     staging: list[threading.Thread] = []
 
@@ -694,7 +694,7 @@ def test_a_share_of_a_small_disk_and_a_segment_of_a_large_one_are_the_logs(
 async def test_r3_5_rows_are_staged_on_a_large_disk_that_is_well_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build machine's disk: 4 % of 250 GiB are ten of them."""
+    """The case of a build machine's disk: 4 % of 250 GiB are ten GiB."""
     monkeypatch.setattr(SystemDisk, "usage", lambda self, path: DiskUsage(250 << 30, 10 << 30))
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT")

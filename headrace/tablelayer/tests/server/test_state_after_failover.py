@@ -51,7 +51,7 @@ async def numbered(table: Table, *keys: int) -> list[int]:
 
 
 async def moved(cluster: DirectCluster, table: Table, replicas: list[int]) -> Table:
-    """Return the table after a move of its buckets to these brokers only."""
+    """Move the first bucket to exactly these brokers, and return the table at its leader."""
     wanted = ReassignableTopic(
         name=TOPIC, partitions=[ReassignablePartition(partition_index=0, replicas=replicas)]
     )
@@ -128,7 +128,7 @@ async def send(table: Table, request: Any) -> Any:
 async def test_a_partition_that_is_too_old_stays_while_a_new_leader_does_not_know_what_the_lake_lacks(
     tmp_path: Path,
 ) -> None:
-    """All brokers were stopped; who leads now shows nothing before another replica is back. The lake has one row."""
+    """All brokers were stopped; the new leader shows nothing before another replica is back. The lake has one row."""
     columns, given = "dt STRING, id INT", {**TIERED, "min.insync.replicas": "2"}
     definition = TableDefinition(
         TablePath("default", "t"),

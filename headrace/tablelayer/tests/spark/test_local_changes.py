@@ -1,4 +1,4 @@
-"""Changes that are few are read by the driver."""
+"""The driver reads small numbers of changes itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Union read without Spark: lake and tail are the table, against DuckDB over everything that was ever written.
+"""Union reads without Spark: lake and tail equal the table, compared with DuckDB over all written rows.
 
-The lake here is what a round would have left, made from the log; `test_union_read.py` has a real one.
+The lake here is built from the log as a round would; `test_union_read.py` has a real one.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def connection(server):
 
 
 class Sql:
-    """`sql("...")`: the rows of the last statement as dicts, or what it says."""
+    """`sql("...")` returns the rows of the last statement as dicts, or its message."""
 
     def __init__(self, connection, database):
         self.connection = connection

@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A statement, what is expected of it, and where it stands."""
+    """A statement with its expected answer and its line."""
 
     place: str
     expected: str
@@ -157,7 +157,7 @@ def _complaint(record: Record, sql: str, carry_out: Callable[[str], Any]) -> str
 
 
 def rows_of(rows: pa.Table, order: str) -> list[str]:
-    """The rows as the files have them."""
+    """Return the rows in the form of the files."""
     columns = [values_of(column.combine_chunks()) for column in rows.columns]
     lines = ["\t".join(row) for row in zip(*columns, strict=True)]
     if order == "valuesort":
@@ -166,7 +166,7 @@ def rows_of(rows: pa.Table, order: str) -> list[str]:
 
 
 def values_of(array: Any) -> list[str]:
-    """Each value of an array as the files have it."""
+    """Return each value of an array in the form of the files."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     kind = array.type
@@ -182,7 +182,7 @@ def values_of(array: Any) -> list[str]:
 
 
 def _moment(text: str) -> str:
-    """Without zeros at the end of the fraction."""
+    """Return a moment without zeros at the end of the fraction."""
     text = text.removesuffix("Z")
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -95,7 +95,7 @@ def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
         ]
         with pytest.raises(SqlError, match=r"no column 'valu' in .*; did you mean value"):
             shop(f'SELECT valu FROM "{topic}"')
-        # Bounds are where reading begins: nothing before them is fetched.
+        # Bounds set where reading begins: no earlier record is fetched.
         with connect(server) as other:
             assert len(other.sql(f'SELECT key FROM "{topic}" WHERE offset >= 100')) == 0
             assert "Fetch" not in other.metrics().requests

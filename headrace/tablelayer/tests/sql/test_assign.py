@@ -1,6 +1,6 @@
-"""Values keep their meaning on their way through queries and files into columns, whatever the type.
+"""Values keep their meaning on their way through queries and files into columns of every type.
 
-Python's whole numbers are the oracle for dates and times, and what was written is the oracle for what is read.
+Python's integers are the oracle for dates and times, and the written values are the oracle for the read ones.
 """
 
 import datetime
@@ -45,7 +45,7 @@ MOMENTS = (
     )
     .filter(lambda nanos: SECONDS[0] <= nanos // 10**9 < SECONDS[-1] + 365 * 86_400)
 )
-"""Nanoseconds since 1970, near to where something changes."""
+"""Nanoseconds since 1970, near to edges."""
 
 
 def in_unit(data_type):
@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_named(sql, wanted, complaint):
 
 
 def test_duckdb_has_the_same_texts_for_the_years_that_it_has():
-    """So that files written before and elsewhere are read."""
+    """So files that were written earlier or elsewhere can be read."""
     with (
         duckdb.connect() as database,
         Assignment([Column(0, "v", types.timestamp_ltz(6))] * 2, "d.t") as assignment,

@@ -1,4 +1,4 @@
-"""UPDATE and DELETE of rows that any condition is true for, and TRUNCATE."""
+"""UPDATE and DELETE of the rows that any condition is true for, and TRUNCATE."""
 
 import pytest
 

@@ -1,8 +1,8 @@
 """Parse `docs/internals/walks.md` into a form that can be compared with the traced calls.
 
-A heading `## <request>` with numbered steps (a path and a function in backticks, then a text) is a walk. The section of numbers has a
-row `| <request> | files | changes |` for each; that of helpers names files in backticks. The picture is mermaid: nodes
-`name["path.py"]`, arrows `one --> other` a line each.
+A heading `## <request>` with numbered steps (a path and a function in backticks, then a text) is a walk. The section
+of numbers has a row `| <request> | files | changes |` for each; that of helpers names files in backticks. The picture
+is mermaid: nodes `name["path.py"]`, arrows `one --> other` a line each.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def first_false_step(steps: Sequence[Step], calls: Sequence[Call]) -> Step | Non
 
 
 def not_told(document: Document, name: str, calls: Sequence[Call]) -> list[str]:
-    """Files that are passed and are neither in a step of this walk nor among the helpers."""
+    """Return files in the trace that are neither in a step of this walk nor among the helpers."""
     told = {path for path, _ in document.walks[name]} | set(document.helpers)
     return sorted({call.path for call in calls} - told)
 

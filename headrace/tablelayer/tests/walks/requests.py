@@ -1,4 +1,4 @@
-"""The five requests that `docs/internals/walks.md` follows, and what a broker calls for each."""
+"""The five requests that `docs/internals/walks.md` follows, and a broker's calls for each."""
 
 from __future__ import annotations
 
@@ -81,8 +81,9 @@ async def _traced(directory: Path) -> dict[str, list[Call]]:
 
 
 async def _undisturbed(broker: TracedBroker, request: Callable[[], Awaitable[None]]) -> list[Call]:
-    """The shortest of many, after a few that find no row or nothing remembered: timers, and slices of work that end
-    early because the machine is busy, only add calls.
+    """Return the shortest of many traces, after a few that find no row or nothing cached.
+
+    Timers, and slices of work that end early because the machine is busy, only add calls.
     """
     for _ in range(BEFORE):
         await request()

@@ -115,7 +115,7 @@ class Tracer:
 
 @functools.cache
 def project_path(filename: str) -> str | None:
-    """From the project's root, or None of what is not the project's or only tests it."""
+    """Return the path from the project's root, or None outside of the project and in its tests."""
     if not filename.startswith(FOLDERS) or any(part in filename for part in NOT_SERVED):
         return None
     return Path(filename).relative_to(ROOT).as_posix()
@@ -123,7 +123,7 @@ def project_path(filename: str) -> str | None:
 
 @functools.cache
 def first_instruction(code: CodeType) -> int:
-    """Up to which position an instruction belongs to entering the function, and not to going on in it."""
+    """Return the position up to which an instruction belongs to entering the function, not to resuming it."""
     if not code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return sys.maxsize
     entering = (
@@ -147,7 +147,7 @@ def without_waiting(calls: list[Call]) -> list[Call]:
 
 
 class TracedBroker(DirectBroker):
-    """Each frame goes over a socket of its own; `calls` are those of the last one."""
+    """A broker that gets each frame over a socket of its own; `calls` are those of the last one."""
 
     def __init__(self, broker: Broker, tracer: Tracer) -> None:
         super().__init__(broker)

@@ -1,4 +1,4 @@
-"""The doors that a query goes through: a session of SQL, the client's filter, REST, Flight SQL."""
+"""The APIs for a query: a session of SQL, the client's filter, REST, Flight SQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.tablelayer.tests.sql.differential.reference import lines_of
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """A connection, a session with its database, and what answers a query with its rows."""
+    """A connection, a session with its database, and the functions that return a query's rows."""
 
     connection: Connection
     session: Session
@@ -33,7 +33,7 @@ class Doors:
     rest: Callable[[str], list[list[Any]]]
 
     def sql(self, text: str) -> list[str]:
-        """The lines of the last statement's answer."""
+        """Return the lines of the last statement's answer."""
         for answer in self.session.run(text):
             last = answer.rows
         return lines_of(last)

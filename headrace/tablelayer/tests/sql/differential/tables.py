@@ -1,4 +1,4 @@
-"""Tables drawn at random: every type with its edges, odd names, keys and partitions of every kind."""
+"""Random tables: every type with its edges, odd names, keys and partitions of every kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.tablelayer.model.types.column_types import (
 from headrace.tablelayer.tests.model.random_rows import array_of
 
 KEY = "k"
-"""The column of every table that tells its rows apart: their numbers from 0 on."""
+"""The column of every table that tells its rows apart: it has their numbers from 0 on."""
 NAMES = (
     "a", "b", "Mixed", "order", "select", "offset", "from", "two words", 'qu"ote', "größe", "timestamp", "1st", "x.y",
     "k'", "group", "count", "value", "_x", "a-b", "$x", "end", "?", "%s", "t", "x", "date", "not", "null", "{b}",
@@ -40,7 +40,7 @@ NESTED = (
 SPARK_TYPES = tuple(
     each for each in (*PLAIN, *NESTED) if not each.startswith("TIME(") and not each.endswith("(9)")
 )
-"""Those that Spark has: no time of day, and microseconds at most."""
+"""Types that Spark has: no time of day, and at most microseconds."""
 KEYS = ("STRING", "BIGINT", "DATE", "TIMESTAMP(3)", "DECIMAL(10, 2)", "BOOLEAN", "BYTES", "TIMESTAMP_LTZ(6)")
 PARTITIONS = ("STRING", "INT", "DATE", "BOOLEAN", "BIGINT")
 
@@ -82,7 +82,7 @@ class RandomTable:
 
     @property
     def plain(self) -> tuple[Column, ...]:
-        """Those that are not nested."""
+        """The columns that are not nested."""
         return tuple(column for column in self.columns if not column.type.is_nested)
 
     def column(self, name: str) -> Column:
@@ -101,7 +101,7 @@ def random_table(
     types: tuple[str, ...] = (*PLAIN, *NESTED),
     keyed: bool | None = None,
 ) -> RandomTable:
-    """A table of 3 to 8 columns beside `k`, not made yet."""
+    """Draw a table of 3 to 8 columns beside `k`, not created yet."""
     names = rng.sample(NAMES, rng.randint(3, 8))
     words = {KEY: "INT", **{name: rng.choice(types) for name in names}}
     keyed = rng.random() < 0.6 if keyed is None else keyed
