@@ -149,7 +149,7 @@ class Cluster:
             subprocess.run(["umount", "-l", str(self.small)], check=True)
             self.small = None
 
-    # -- what can be done to it ----------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------
 
     def start(self, *numbers: int) -> None:
         """Start brokers together: a single one might wait for another."""
@@ -194,7 +194,7 @@ class Cluster:
     def heal(self, *, lose: bool = False) -> None:
         self.relays.heal(lose=lose)
 
-    # -- what it says of itself ----------------------------------------------------------------------------
+    # -- its own description -------------------------------------------------------------------------------
 
     def described(self):
         """Return the metadata of the first broker that answers."""

@@ -414,7 +414,7 @@ def test_certificates_are_replaced_at_sighup(secured) -> None:
         time.sleep(0.05)
 
 
-# -- what must fail ----------------------------------------------------------------------------------------
+# -- connections that must fail ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Client:
         self.generation, self.assignment, self.leads, self.everybody = -1, None, False, ()
         self.must_join = True
 
-    # -- what it may do --------------------------------------------------------------------------------------
+    # -- its actions -----------------------------------------------------------------------------------------
 
     def join(self):
         if self.waiting is None:
@@ -123,7 +123,7 @@ class Client:
         else:
             self.heartbeat()
 
-    # -- what it hears ---------------------------------------------------------------------------------------
+    # -- its answers -----------------------------------------------------------------------------------------
 
     def request(self, send):
         """Send a request. Its answer may come before its token is known: check for both."""
@@ -283,7 +283,7 @@ class World:
         kept = {member.member_id for member in self.stored.members} if self.stored is not None else set()
         assert set(self.group.group.members) == kept, "a restart lost members"
 
-    # -- what must hold --------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     def follow_journal(self):
         """Read new records of the journal, the only state that a restart would have."""

@@ -181,7 +181,7 @@ def test_deleting_the_log_leaves_only_what_is_not_its_own(world):
     assert world.disk.names(world.directory) == ["partition.metadata"]
 
 
-# -- what it costs -------------------------------------------------------------------------------------------
+# -- costs ---------------------------------------------------------------------------------------------------
 
 
 def test_opening_a_cleanly_closed_log_reads_two_small_files_and_nothing_of_the_log(world):

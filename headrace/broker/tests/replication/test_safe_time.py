@@ -41,7 +41,7 @@ OFTEN = {"replica.fetch.wait.max.ms": "20"}
 STATE = PartitionState((LEADER, SELF), LEADER, 9, (LEADER, SELF))
 
 
-# -- what follows from what was told -----------------------------------------------------------------------
+# -- conclusions from answers ------------------------------------------------------------------------------
 
 
 def test_a_state_is_as_of_the_latest_time_whose_high_watermark_it_has() -> None:
@@ -110,7 +110,7 @@ def test_it_is_never_as_of_a_time_by_which_more_was_acknowledged() -> None:
                 assert not missing, f"seed {seed}: as of {at} without {missing}"
 
 
-# -- what a follower makes of answers ----------------------------------------------------------------------
+# -- a follower's conclusions from answers -----------------------------------------------------------------
 
 
 class Scripted:
@@ -286,7 +286,7 @@ async def test_what_was_taken_back_is_forgotten() -> None:
     assert follower.safe_time.at(3) is None
 
 
-# -- what a leader vouches for -----------------------------------------------------------------------------
+# -- a leader's vouching -----------------------------------------------------------------------------------
 
 
 def follower_at(cluster: DirectCluster, node_id: int) -> Follower:

@@ -57,7 +57,7 @@ class Time:
         return self.now
 
 
-# -- whose limit holds -------------------------------------------------------------------------------------
+# -- the limit that holds ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", range(8))
@@ -110,7 +110,7 @@ def test_without_a_limit_nothing_is_counted_and_a_removed_one_holds_no_more() ->
     assert not quotas.is_set
 
 
-# -- how exactly -------------------------------------------------------------------------------------------
+# -- precision ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -197,7 +197,7 @@ def test_names_that_are_made_up_cost_no_search_each(monkeypatch: pytest.MonkeyPa
     assert 8 <= len(searches) <= 11
 
 
-# -- what may be set ---------------------------------------------------------------------------------------
+# -- permitted settings ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ async def test_who_is_not_authenticated_has_no_quota(tmp_path: Path) -> None:
     assert peer.throttle_seconds == 0.0
 
 
-# -- what threads do ---------------------------------------------------------------------------------------
+# -- work in threads ---------------------------------------------------------------------------------------
 
 
 async def test_what_a_request_has_threads_do_counts_as_its_time() -> None:

@@ -368,7 +368,7 @@ def test_settings_that_mean_nothing_here_are_refused(name, value, words) -> None
     assert words in str(refused.value)
 
 
-# -- whom clients are let in as ----------------------------------------------------------------------------
+# -- the principals of clients -----------------------------------------------------------------------------
 
 OTHER_AUTHORITY = identity("authority")
 

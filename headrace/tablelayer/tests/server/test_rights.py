@@ -480,7 +480,7 @@ async def test_grants_of_columns_are_for_administrators_and_of_columns_that_exis
         assert told(await made.broker.send(wanted))[0] == ErrorCode.SECURITY_DISABLED
 
 
-# -- what outlives a check -----------------------------------------------------------------------------------
+# -- changes of rights after a check -------------------------------------------------------------------------
 
 
 async def test_a_scan_that_waits_ends_with_the_right_to_read(tmp_path: Path) -> None:
