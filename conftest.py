@@ -1,4 +1,4 @@
-"""What holds for every test of the project."""
+"""Settings for every test of the project."""
 
 import asyncio
 import inspect
@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, settings
 from headrace.broker.runtime.disk_errors import DISK_LOG
 from headrace.protocol.loading.kernel_cache import one_writer
 
-one_writer()  # workers compile the same kernels at a time
+one_writer()  # several workers may compile the same kernels
 
-# No deadline for a single example of a property: the first one of a kernel compiles it, and a machine may be busy.
-# Where a change is judged (CI is set), the examples are the same ones each time; `make test` at home looks for others.
-# What the health checks go by is the speed of the machine too, and chance.
+# A single example of a property has no deadline: the first one of a kernel compiles it, and the machine may be busy.
+# Where a change is judged (CI is set), the examples are the same each time; `make test` elsewhere draws others. The
+# health checks depend on the speed of the machine and on chance, too.
 settings.register_profile(
     "headrace",
     deadline=None,
@@ -27,7 +27,7 @@ settings.load_profile("headrace")
 
 @pytest.fixture(autouse=True)
 def _nothing_told_of_the_disk() -> None:
-    """A cause is told once a minute in a process: each test hears its own."""
+    """A cause is logged once a minute in a process: each test gets its own count."""
     DISK_LOG.forget()
 
 
@@ -36,7 +36,7 @@ _not_to_be_had: set[Callable[[], object]] = set()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """What a test needs is fetched, or waited for, before its time begins. If it cannot be had, the test says so."""
+    """Fetch the requirements of a test before its time begins. If one is not available, the test says so."""
     for fetch in [each for mark in item.iter_markers("needs") for each in mark.args]:
         if fetch not in _not_to_be_had:
             try:
@@ -48,7 +48,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine has an event loop of its own."""
+    """Run a coroutine test in an event loop of its own."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = inspect.signature(pyfuncitem.obj).parameters

@@ -1,1 +1,1 @@
-"""Benchmarks: Headrace beside Apache Kafka, same client, same machine, one run, and what tables do."""
+"""Benchmarks: Headrace beside Apache Kafka with the same client, machine and run, and the speed of tables."""

@@ -1,9 +1,9 @@
 """`python -m bench [kafka] [cluster] [fluss] [tables] [transcode] [remote] [spark] [lake] [--rounds N] [--quick]
 [--only G]`, `python -m bench against --tree FOLDER`
 
-Kafka, or Fluss, and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs
-both alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
-something to reach, it says whether it was.
+Kafka or Fluss and Headrace run at the same time and take turns figure by figure, so that a noisy machine disturbs both
+alike. Every figure is the median over the rounds, with the lowest and the highest beside it, and whether it meets its
+goal if it has one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVERYTHING = ("kafka", "cluster", "fluss", "tables", "transcode", "remote", *IN_
 def compare(
     peers: list[Peer], samples: Samples, only: list[str], rounds: int, scale: float, *, quick: bool
 ) -> None:
-    """All rounds of a group before the next group, the peers in turn at each figure."""
+    """Run all rounds of a group before the next group, with the peers in turn at each figure."""
     for name, group in chosen(only).items():
         for round_ in range(rounds):
             runs = []
@@ -50,7 +50,9 @@ def compare(
 def measure_in_spark(
     console: Console, sections: list[str], arguments: argparse.Namespace
 ) -> dict[str, dict[str, object]]:
-    """The sections that need Spark, each shown when it is done, in one server and one session; their figures."""
+    """Run the sections that need Spark in one server and session, show each when it is done, and return their
+    figures.
+    """
     rounds = arguments.rounds or (3 if arguments.quick else 5)
     scale = arguments.scale or 1.0
     found: dict[str, dict[str, object]] = {}
@@ -75,7 +77,7 @@ def measure_in_spark(
                     quick=arguments.quick,
                     report=Console(stderr=True).print,
                 )
-            finally:  # what was measured before something failed took minutes too
+            finally:  # measurements before a failure took minutes, too
                 show_beside(console, f"Headrace, {section}", samples)
             found[section] = samples.as_json()
     return found
@@ -115,7 +117,7 @@ def main() -> None:
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
     console = Console(width=170)
     WORK.mkdir(exist_ok=True)
-    # Servers and workers are measured as they are installed: compiling their modules anew costs every start a second.
+    # Servers and workers are measured as installed: compiling their modules anew adds a second to every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     samples, of_clusters, beside_fluss, of_trees = (
         Samples(),

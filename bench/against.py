@@ -1,8 +1,8 @@
-"""Two trees of Headrace, the same load by turns: what a change, or a hundred, cost or gained a single process.
+"""Compare two trees of Headrace under the same load in turns: the effect of changes on a single process.
 
-The other tree is a checkout of another commit (`git worktree add`). Its server is run by this one's interpreter, with
-the libraries that are installed here; clients and loads are this tree's for both. Both servers are up at the same time
-and take turns figure by figure; who begins changes with the round.
+The other tree is a checkout of another commit (`git worktree add`). This tree's interpreter runs its server, with the
+libraries that are installed here; clients and loads are this tree's for both. Both servers run at the same time and
+take turns figure by figure; the first one alternates with the round.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from bench.report import Goal, Samples
 
 OTHER = "before"
 LEAST = 0.97
-"""Of the other tree's rate, and the inverse of it for times, processor time and memory."""
+"""Minimum ratio to the other tree's rate, and the inverse of the maximum for times, processor time and memory."""
 REST_SECONDS, REST_SECONDS_MAX = 3.0, 600.0
 RESTING = 0.03
-"""Of a core, at most."""
+"""Maximum use of a core by a resting server."""
 KAFKA_GROUPS = ("start", "warm-up", "latency", "requests", "raw", "throughput", "partitions", "connections")
 TABLE_GROUPS = ("warm-up", "log", "pk", "engines", "lookups")
 GROUPS = tuple(dict.fromkeys((*KAFKA_GROUPS, *TABLE_GROUPS)))
 
 
 def goal(figure: str) -> Goal:
-    """Rates shall not be lower, anything else not higher."""
+    """Return the goal of a figure: rates must not be lower, anything else not higher."""
     return Goal(ratio_min=LEAST) if figure.endswith("/s") else Goal(ratio_max=1 / LEAST)
 
 
 def by_turns(
     samples: Samples, runs: list[tuple[str, Iterable[tuple[str, float, Goal | None]]]], round_: int
 ) -> None:
-    """One figure of each in turn, the other of the two first in every second round."""
+    """Measure one figure of each in turn, the other tree first in every second round."""
     turn = runs if round_ % 2 == 0 else runs[::-1]
     for found in zip(*(run for _, run in turn), strict=True):
         for (name, _), (figure, value, _) in zip(turn, found, strict=True):
@@ -46,8 +46,10 @@ def by_turns(
 
 
 def rest(*spent: Callable[[], float]) -> None:
-    """Until the servers, by their processor time so far, do nothing but wait: the first start of a tree compiles its
-    kernels, which is work beside every request. Raises TimeoutError."""
+    """Wait until the servers rest, by their processor time. Raise TimeoutError.
+
+    The first start of a tree compiles its kernels, which is work beside every request.
+    """
     deadline = time.monotonic() + REST_SECONDS_MAX
     while True:
         before = [each() for each in spent]
@@ -72,7 +74,7 @@ def measure(
     *,
     quick: bool,
 ) -> None:
-    """All rounds of a group before the next group; topics first, then tables."""
+    """Run all rounds of a group before the next group; topics first, then tables."""
     if not (tree / "headrace").is_dir():
         raise SystemExit(f"{tree} is not a working tree of Headrace")
     console = Console(stderr=True)

@@ -1,7 +1,7 @@
-"""Every figure of the comparison of clusters: one function for each kind, run against one cluster at a time.
+"""The figures of the comparison of clusters: one function for each kind, run against one cluster at a time.
 
-Three brokers of each, both clusters up at the same time on one machine; they take turns group by group. CPU time is
-that of all processes of a cluster. `ALONE` are the groups that only Headrace has.
+Each cluster has three brokers; both run at the same time on one machine and take turns group by group. CPU time is that
+of all processes of a cluster. `ALONE` are the groups that only Headrace has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.tablelayer.client import ClientConfig, connect
 
 SESSION_SECONDS: Final = 6
 TOPIC_PARTITIONS: Final = 500
-"""Of each topic of those with many partitions."""
+"""Partitions of each topic in the group with many partitions."""
 SAMPLE: Final = 1_000
 
 Figures = Iterator[tuple[str, float, Goal | None]]
@@ -45,7 +45,7 @@ def _topic(name: str, size: Size) -> str:
 
 
 def start(cluster: Cluster, size: Size) -> Figures:
-    """Three on empty folders, and memory when nothing has happened."""
+    """Start three brokers on empty folders, and measure the idle memory."""
     yield "start of three until each knows all, s", cluster.start_fresh(), Goal(ratio_max=0.4)
     time.sleep(2)
     yield "idle memory of a broker, MB", _memory(cluster), Goal(ratio_max=0.25)
@@ -55,12 +55,12 @@ def start(cluster: Cluster, size: Size) -> Figures:
 
 
 def _memory(cluster: Cluster) -> float:
-    """Of a broker, the average; ZooKeeper's is divided among them."""
+    """Return the average memory of a broker; ZooKeeper's is divided among them."""
     return sum(server.resident_mb() for server in cluster.servers) / len(cluster.nodes)
 
 
 def warm_up(cluster: Cluster, size: Size) -> Figures:
-    """Not counted."""
+    """Warm up; not counted."""
     if size.round == 0:
         cluster.create("warm-up", 9)
         for partitions in (1, 9):
@@ -71,7 +71,7 @@ def warm_up(cluster: Cluster, size: Size) -> Figures:
 
 
 def throughput(cluster: Cluster, size: Size) -> Figures:
-    """1 KB with acks=all and three replicas."""
+    """Produce 1 KB records with acks=all and three replicas."""
     for partitions, label in ((1, "1 partition"), (9, "9 partitions")):
         topic = _topic(f"throughput-{partitions}", size)
         cluster.create(topic, partitions)
@@ -83,7 +83,7 @@ def throughput(cluster: Cluster, size: Size) -> Figures:
 
 
 def latency(cluster: Cluster, size: Size) -> Figures:
-    """A record of 1 KB each millisecond, idempotent, from produce() to the acknowledgement."""
+    """Measure a 1 KB record each millisecond, idempotent, from produce() to the acknowledgement."""
     topic = _topic("latency", size)
     cluster.create(topic, 1)
     cpu, seconds = cluster.cpu_seconds(), 2 * size.seconds
@@ -98,7 +98,7 @@ def latency(cluster: Cluster, size: Size) -> Figures:
 
 
 def failover(cluster: Cluster, size: Size) -> Figures:
-    """`kill -9` of the leader of a partition, again and again; the controller is another broker, or the same."""
+    """Kill a partition's leader with -9 again and again; the controller is another broker, or the same."""
     kills = 3 if size.quick else 20
     for is_controller, who in ((False, "a leader"), (True, "a leader that is the controller")):
         producer, consumer = [], []
@@ -123,7 +123,7 @@ def failover(cluster: Cluster, size: Size) -> Figures:
 
 
 def clean_stop(cluster: Cluster, size: Size) -> Figures:
-    """SIGTERM to a leader, and to one broker after the other, each started again."""
+    """Send SIGTERM to a leader, and to one broker after the other, each started again."""
     topic = _topic("stopped", size)
     cluster.create_led_by(topic, cluster.other_nodes([cluster.controller()])[0])
     leader = cluster.leader(topic)
@@ -155,7 +155,7 @@ def clean_stop(cluster: Cluster, size: Size) -> Figures:
 
 
 def silence(cluster: Cluster, size: Size) -> Figures:
-    """SIGSTOP of a leader in a cluster whose sessions last 6 s; its clients wait a second for an answer."""
+    """Stop a leader with SIGSTOP in a cluster with sessions of 6 s; its clients wait a second for an answer."""
     milliseconds = str(SESSION_SECONDS * 1000)
     key = (
         "zookeeper.session.timeout.ms"
@@ -178,7 +178,7 @@ def silence(cluster: Cluster, size: Size) -> Figures:
 
 
 def many_partitions(cluster: Cluster, size: Size) -> Figures:
-    """From `kill -9` of a broker until other brokers answer for all partitions that it led."""
+    """Measure from `kill -9` of a broker until others answer for all partitions that it led."""
     count = 1_000 if size.quick else 10_000
     cluster.start_fresh()
     topics = {f"many-{number}": TOPIC_PARTITIONS for number in range(count // TOPIC_PARTITIONS)}
@@ -202,7 +202,7 @@ def many_partitions(cluster: Cluster, size: Size) -> Figures:
 
 
 def _is_led(cluster: Cluster, missing: set[tuple[str, int]]) -> bool:
-    """Takes those out of `missing` whose leader answers ListOffsets; whether none is left."""
+    """Remove those from `missing` whose leader answers ListOffsets; return whether none is left."""
     by_leader: dict[int, dict[str, list[int]]] = {}
     for (topic, index), found in cluster.partitions(*{topic for topic, _ in missing}).items():
         if (topic, index) in missing and found.leader_id in cluster.nodes:
@@ -227,7 +227,9 @@ def _is_led(cluster: Cluster, missing: set[tuple[str, int]]) -> bool:
 
 
 def tables(cluster: Cluster, size: Size) -> Figures:
-    """A PK table of one bucket and three replicas: what standbys cost, and a lookup when the leader is killed."""
+    """Measure a PK table of one bucket and three replicas: the cost of standbys, and a lookup when the leader is
+    killed.
+    """
     rows = 200_000 if size.quick else 2_000_000
     name = f"bench.pk{size.round}"
     order = np.random.default_rng(7 + size.round).permutation(rows).astype(np.int64)
@@ -241,7 +243,7 @@ def tables(cluster: Cluster, size: Size) -> Figures:
         for what, keys in (("fresh", order), ("existing", order[::-1].copy())):
             before = {node: server.cpu_seconds() for node, server in cluster.nodes.items()}
             rate = upsert_all(connection, name, keys, 1 + (what == "existing"))
-            time.sleep(2)  # standbys apply what they have
+            time.sleep(2)  # standbys apply the rest
             spent = {node: server.cpu_seconds() - before[node] for node, server in cluster.nodes.items()}
             standby = sum(cpu for node, cpu in spent.items() if node != leader) / (NODES - 1)
             yield f"upsert of {what} keys, PK table of three replicas, 1,000 rows/s", rate / 1e3, None
@@ -272,7 +274,9 @@ def tables(cluster: Cluster, size: Size) -> Figures:
 
 
 def scaling(cluster: Cluster, size: Size) -> Figures:
-    """Eight partitions on one broker and on two, prepared requests; the load takes a part of the two cores too."""
+    """Write to eight partitions on one broker and on two, with prepared requests; the load uses a part of the two
+    cores too.
+    """
     rates, costs = [], []
     for brokers in (1, 2):
         cluster.start_fresh(brokers)
@@ -281,7 +285,7 @@ def scaling(cluster: Cluster, size: Size) -> Figures:
         data = raw.batch(SMALL_BATCH, KB)
         targets = [cluster.nodes[leader] for leader in leaders.values()]
         requests = [raw.again(raw.produce_frame("spread", [index], data)) for index in leaders]
-        for _ in range(2):  # not counted: the first loads the kernels, in a thread that may still be at it
+        for _ in range(2):  # not counted: the first loads the kernels, in a thread that may still work
             raw.drive(targets, list(requests), 5, size.seconds)
         load = raw.drive(targets, list(requests), 5, 2 * size.seconds)
         rates.append(load.per_second)
@@ -308,15 +312,15 @@ GROUPS: Final[dict[str, Group]] = {
 ALONE: Final = {"cluster-tables", "scaling"}
 WARM: Final = {"cluster-throughput", "cluster-latency", "failover", "clean-stop"}
 FRESH: Final = {"cluster-start", "silence", "cluster-partitions", "scaling"}
-"""They start clusters of their own."""
+"""Groups that start clusters of their own."""
 ONCE: Final = {"failover"}
-"""In the first round alone: they have rounds of their own."""
+"""Groups of the first round alone: they have rounds of their own."""
 
 
 def measure(work: Path, samples: Samples, only: list[str], rounds: int, scale: float, *, quick: bool) -> None:
-    """All rounds of a group before the next group. What fails ends that group of that cluster alone.
+    """Run all rounds of a group before the next group. A failure ends only that group of that cluster.
 
-    Raises RuntimeError at the end with all that has failed.
+    Raise RuntimeError at the end with all failures.
     """
     wanted = set(only) & set(GROUPS) or (set() if only else set(GROUPS))
     if wanted & WARM:

@@ -1,7 +1,7 @@
-"""The two clusters under comparison: brokers on this machine that can be ended, stopped and started one by one.
+"""The two clusters under comparison: brokers on this machine that can be killed, stopped and started one by one.
 
 Apache Kafka's are combined KRaft nodes; Headrace's are `headrace serve` processes with one ZooKeeper server, whose CPU
-time and memory are counted with theirs.
+time and memory count with theirs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Response = TypeVar("Response", bound=ApiMessage)
 
 
 def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    """Raises RuntimeError when it does not hold in time."""
+    """Wait for a condition. Raise RuntimeError if it does not hold in time."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -63,7 +63,9 @@ def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S
 
 
 class Cluster:
-    """`nodes`: the running ones by their ids, from 1 on. Everything is on 127.0.0.1, ports stay as long as the data."""
+    """A cluster. `nodes` are the running ones by id, from 1 on. All are on 127.0.0.1; ports stay as long as the
+    data.
+    """
 
     name: str
 
@@ -85,7 +87,7 @@ class Cluster:
 
     @property
     def servers(self) -> list[Server]:
-        """All processes that run."""
+        """All running processes."""
         return list(self.nodes.values())
 
     def cpu_seconds(self) -> float:
@@ -94,9 +96,9 @@ class Cluster:
     # -- starting and ending -------------------------------------------------------------------------------
 
     def start_fresh(self, count: int = NODES, settings: Mapping[str, str] | None = None) -> float:
-        """Stop what runs and start on empty folders; the seconds until each broker knows all of them.
+        """Stop all brokers and start on empty folders; return the seconds until each broker knows all of them.
 
-        Formatting folders and starting ZooKeeper are not counted. `settings`: beside what all brokers get.
+        Formatting folders and starting ZooKeeper are not counted. `settings` are additional ones.
         """
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -111,11 +113,11 @@ class Cluster:
         return time.perf_counter() - started
 
     def start_node(self, node: int) -> None:
-        """On what it left."""
+        """Start a node on its data."""
         self.nodes[node] = self._start(node)
 
     def stop_node(self, node: int, *, kill: bool = False) -> float:
-        """SIGTERM or SIGKILL; seconds it took."""
+        """End a node by SIGTERM or SIGKILL; return the seconds it took."""
         return self.nodes.pop(node).stop(kill)
 
     def signal(self, node: int, number: signal.Signals) -> None:
@@ -144,7 +146,7 @@ class Cluster:
     def ask(
         self, request: ApiMessage, response: type[Response], version: int, node: int | None = None
     ) -> Response:
-        """One broker, by default the first that runs."""
+        """Ask one broker, by default the first running one."""
         server = self.nodes[node] if node is not None else next(iter(self.nodes.values()))
         with raw.connect(server) as sock:
             sock.settimeout(DEADLINE_SECONDS)
@@ -153,12 +155,12 @@ class Cluster:
         return response.decode(answer, version, None, position)
 
     def controller(self) -> int:
-        """The node that is the active controller; waits until there is one."""
+        """Return the node of the active controller; wait until there is one."""
         wait_until(lambda: self._controller() in self.nodes, f"{self.name}: there is a controller")
         return self._controller()
 
     def _controller(self) -> int:
-        """As the first broker knows it; negative for none."""
+        """Return the controller as the first broker knows it; negative for none."""
         raise AssertionError("abstract")
 
     def partitions(
@@ -175,7 +177,7 @@ class Cluster:
         }
 
     def create(self, topic: str, partitions: int, replicas: int = NODES) -> None:
-        """Returns when all replicas are in sync."""
+        """Create a topic; return when all replicas are in sync."""
         self._create(
             CreatableTopic(
                 name=topic, num_partitions=partitions, replication_factor=replicas, assignments=[], configs=[]
@@ -184,7 +186,7 @@ class Cluster:
         self.wait_in_sync({topic: partitions}, replicas)
 
     def create_led_by(self, topic: str, leader: int) -> None:
-        """One partition with a replica on each node, which `leader` is to lead."""
+        """Create a topic of one partition with a replica on each node, led by `leader`."""
         brokers = [leader, *(node for node in self._ports if node != leader)]
         assignment = CreatableReplicaAssignment(partition_index=0, broker_ids=brokers)
         self._create(
@@ -201,7 +203,7 @@ class Cluster:
                 raise RuntimeError(f"{self.name}: {topic.name} is not created: {told.error_message}")
 
     def wait_in_sync(self, topics: Mapping[str, int], replicas: int = NODES) -> None:
-        """Until these topics have so many partitions, each with a leader and as many replicas in sync."""
+        """Wait until these topics have that many partitions, each with a leader and that many replicas in sync."""
 
         def are() -> bool:
             found = self.partitions(*topics)
@@ -213,7 +215,7 @@ class Cluster:
         wait_until(are, f"{self.name}: all replicas of {', '.join(topics)} are in sync")
 
     def leader(self, topic: str) -> int:
-        """Of its partition 0."""
+        """Return the leader of the topic's partition 0."""
         return self.partitions(topic)[topic, 0].leader_id
 
     def other_nodes(self, than: Collection[int]) -> list[int]:
@@ -221,7 +223,7 @@ class Cluster:
 
 
 class KafkaCluster(Cluster):
-    """Combined nodes of KRaft, all of them voters; configured as the single one of `python -m bench kafka`."""
+    """Combined nodes of KRaft, all of them voters, configured as the single one of `python -m bench kafka`."""
 
     name = KAFKA
 

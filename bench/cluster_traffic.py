@@ -1,7 +1,7 @@
-"""What clients notice of brokers that go: a producer and a consumer of one partition, all the while.
+"""A producer and a consumer of one partition that measure the effects of ended brokers on clients.
 
-Both are confluent-kafka's, with acks=all and linger 0, and ask for the leader each 100 ms. By its defaults librdkafka
-asks once when a connection is lost, is told the old leader, and asks again a second later: that would be measured.
+Both are confluent-kafka's, with acks=all and linger 0, and ask for the leader each 100 ms. By default librdkafka asks
+once when a connection is lost, gets the old leader, and asks again a second later: that would be measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.cluster_peers import Cluster, wait_until
 
 INTERVAL_SECONDS: Final = 0.005
 STEADY_SECONDS: Final = 1.0
-"""So long must records that are sent after the fault arrive before it counts as over."""
+"""Time for which records sent after the fault must arrive before the fault counts as over."""
 _CLIENT: Final[dict[str, str | int]] = {
     "topic.metadata.refresh.interval.ms": 100,
     "topic.metadata.refresh.fast.interval.ms": 50,
@@ -33,7 +33,7 @@ _CLIENT: Final[dict[str, str | int]] = {
 
 @dataclass(slots=True)
 class _Arrivals:
-    """When something came, and what was the sending time of the latest of it. Monotonic seconds."""
+    """The arrival times, each with the latest sending time so far. Monotonic seconds."""
 
     times: list[float] = field(default_factory=list)
     sent: float = 0.0
@@ -49,10 +49,12 @@ class _Arrivals:
 
 
 class Traffic:
-    """A context: clients run in threads of their own while it is open. `failed`: records that were given up."""
+    """Clients that run in threads of their own while the context is open. `failed` counts abandoned records."""
 
     def __init__(self, cluster: Cluster, topic: str, socket_timeout_ms: int = 60_000) -> None:
-        """With a timeout of a second a client sees that a broker is silent, which it would not for a minute."""
+        """Create clients with a timeout of a second. They notice a silent broker after that, otherwise after a
+        minute.
+        """
         self._topic = topic
         settings = {
             "bootstrap.servers": cluster.address,
@@ -87,7 +89,7 @@ class Traffic:
         self._consumer.close()
 
     def wait_steady(self, since: float, what: str) -> None:
-        """Until what was sent a second after this time has been acknowledged and consumed."""
+        """Wait until records that were sent a second after this time are acknowledged and consumed."""
         until = since + STEADY_SECONDS
         wait_until(
             lambda: min(self.acknowledged.sent, self.consumed.sent) > until, f"records go on when {what}"

@@ -1,8 +1,8 @@
-"""Processor time of a tree of processes, which come and go between two looks.
+"""Processor time of a tree of processes, some of which begin and end between two samples.
 
-A process that has ended is in no listing any more. Its parent counts what it has used when it takes note of its end,
-but not if it ignores such news, has ended itself, or has not looked yet; then what was seen of it last is kept. So the
-sum never goes down. Linux only.
+A process that has ended is in no listing. Its parent counts its time when it waits for it, but not if the parent
+ignores its end, has ended itself, or has not waited yet; then the last sample is kept. So the sum never goes down.
+Linux only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from bench.processes import TICKS_PER_SECOND
 
 
 class Process(NamedTuple):
-    """``started`` tells it from others that have had its number; ``own`` and ``ended`` (of children that have ended and
-    were taken note of) are seconds.
+    """One sample of a process. `started` tells it from others with the same number.
+
+    `own` and `ended` (of children that have ended and were waited for) are seconds.
     """
 
     pid: int
@@ -28,7 +29,7 @@ class Process(NamedTuple):
 
 
 def processes() -> dict[int, Process]:
-    """All that there are, by number."""
+    """Return all processes by number."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -46,7 +47,7 @@ def processes() -> dict[int, Process]:
 
 
 def below(roots: Iterable[int], there: Mapping[int, Process]) -> list[int]:
-    """These and all below them."""
+    """Return these processes and all below them."""
     children: dict[int, list[int]] = {}
     for each in there.values():
         children.setdefault(each.parent, []).append(each.pid)
@@ -60,7 +61,7 @@ def below(roots: Iterable[int], there: Mapping[int, Process]) -> list[int]:
 
 
 class CpuTimes:
-    """Of the process `root` and all that are or were below it, since the first look."""
+    """The processor time of the process `root` and all that are or were below it, since the first sample."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -68,12 +69,12 @@ class CpuTimes:
         self._lost = 0.0
 
     def seconds(self, there: Mapping[int, Process]) -> float:
-        """By now, of what there is now. Who has lost its parent is still one of them."""
+        """Return the seconds so far. A process without its parent still counts."""
         kept = (pid for pid, each in self._seen.items() if _is_same(each, there.get(pid)))
         now = {pid: there[pid] for pid in below([self._root, *kept], there)}
         gone = {pid: each for pid, each in self._seen.items() if not _is_same(each, now.get(pid))}
         missed: dict[int, float] = {}
-        """What those who are gone had used, by who of those who are left is above them; 0: nobody."""
+        """Time of ended processes that no parent counted, by the living process above them; 0: none is left."""
         for each in gone.values():
             above = each.parent
             while above in gone:

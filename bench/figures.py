@@ -1,8 +1,8 @@
-"""Every figure of the comparison with Kafka: one function for each kind, run against one server at a time.
+"""The figures of the comparison with Kafka: one function for each kind, run against one server at a time.
 
-A function gets the peer and the size of the run and yields (figure, value, goal). `GROUPS` names them in the
-order in which they run: cold ones first, since Kafka is two to a hundred times slower before its compiler has
-seen the code, and then a warm-up that is not counted.
+A function takes the peer and the size of the run, and yields (figure, value, goal). `GROUPS` names them in their order:
+cold ones first, since Kafka is two to a hundred times slower before its compiler has seen the code, and then a warm-up
+that is not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IDLE_CONNECTIONS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything. `scale` 1 is 400,000 records of 1 KB a run."""
+    """The size of a run. With `scale` 1 it has 400,000 records of 1 KB."""
 
     scale: float
     quick: bool
@@ -58,7 +58,7 @@ def _many(count: int) -> str:
 
 
 def start(peer: Peer, size: Size) -> Figures:
-    """Start on an empty folder, memory when nothing has happened, and latency from then on."""
+    """Start on an empty folder, and measure the idle memory and the first latencies."""
     server = peer.start_fresh()
     yield "start to first answer, s", server.ready_s, Goal(ratio_max=0.4)
     time.sleep(2)
@@ -73,7 +73,7 @@ def start(peer: Peer, size: Size) -> Figures:
 
 
 def warm_up(peer: Peer, size: Size) -> Figures:
-    """Not counted."""
+    """Warm up; not counted."""
     if size.round == 0:
         server = peer.server
         workloads.create_topic(server, "warm-up", 8)
@@ -88,7 +88,7 @@ def warm_up(peer: Peer, size: Size) -> Figures:
 
 
 def throughput(peer: Peer, size: Size) -> Figures:
-    """Records of 1 KB and 100 B, one and eight partitions, plain and lz4, acks 1 and all."""
+    """Produce and consume records of 1 KB and 100 B, one and eight partitions, plain and lz4, acks 1 and all."""
     for value_bytes, label in ((KB, "1 KB"), (100, "100 B")):
         for partitions in (1, 8):
             for codec in ("none", "lz4"):
@@ -117,7 +117,7 @@ def throughput(peer: Peer, size: Size) -> Figures:
 
 
 def raw_bytes(peer: Peer, size: Size) -> Figures:
-    """Prepared batches in, and the same out again."""
+    """Write prepared batches, and read the same."""
     server = peer.server
     for records, connections, under_way in ((LARGE_BATCH, 1, 4), (SMALL_BATCH, 4, 5)):
         topic = f"raw-{records}-{size.round}"
@@ -138,7 +138,7 @@ def raw_bytes(peer: Peer, size: Size) -> Figures:
 
 
 def over_tls(peer: Peer, size: Size) -> Figures:
-    """The large batches over TLS, after as many that are not counted."""
+    """Send the large batches over TLS, after as many that are not counted."""
     if not peer.server.tls_port:
         peer.start_fresh(with_tls=True)
     server = peer.server
@@ -167,7 +167,7 @@ def over_tls(peer: Peer, size: Size) -> Figures:
 
 
 def small_requests(peer: Peer, size: Size) -> Figures:
-    """Requests of one record of 100 bytes from 20 connections."""
+    """Send requests of one record of 100 bytes from 20 connections."""
     topic = f"small-{size.round}"
     workloads.create_topic(peer.server, topic, 1)
     for under_way in (1, 5):
@@ -178,7 +178,7 @@ def small_requests(peer: Peer, size: Size) -> Figures:
 
 
 def latency(peer: Peer, size: Size) -> Figures:
-    """A record of 1 KB each millisecond, from produce() to the consumer."""
+    """Measure a 1 KB record each millisecond, from produce() to the consumer."""
     topic = f"latency-{size.round}"
     workloads.create_topic(peer.server, topic, 1)
     values = workloads.latency(peer.server, topic, seconds=size.seconds, rate=1_000, size=KB)
@@ -191,12 +191,12 @@ def latency(peer: Peer, size: Size) -> Figures:
 
 
 def _cost(server: Server, request: bytes, seconds: float) -> float:
-    """Server CPU microseconds of one request, asked again and again by four connections."""
+    """Return the server CPU microseconds of one request that four connections repeat."""
     return raw.drive(server, [raw.again(request)] * 4, 5, seconds).cpu_us
 
 
 def _costs(server: Server, topic: str, seconds: float) -> dict[str, float]:
-    """Of the three that clients ask all the time, for one partition of a topic."""
+    """Measure the three most frequent requests of clients, for one partition of a topic."""
     end = raw.end_offsets(server, topic, [0])
     return {
         "ListOffsets": _cost(server, raw.list_offsets_frame(topic, [0]), seconds),
@@ -206,17 +206,17 @@ def _costs(server: Server, topic: str, seconds: float) -> dict[str, float]:
 
 
 def many_partitions(peer: Peer, size: Size) -> Figures:
-    """What 1,000 partitions and a long log (1 GB, with a scale above 1 as many) cost: to make, to ask about, in memory,
-    at a restart.
+    """Measure the cost of 1,000 partitions and of a long log: creation, requests, memory, restart.
 
-    On a broker of its own, because the first half is about one that has nearly nothing.
+    The log has 1 GB, with a scale above 1 that many. It has a broker of its own, because the first half needs a nearly
+    empty one.
     """
     server = peer.start_fresh()
     gigabytes = max(1, int(size.scale))
     workloads.create_topic(server, "one", 1)
     raw.fill(server, "one", 10_000_000)
     seconds = size.seconds / 2
-    _costs(server, "one", seconds)  # not counted: the first requests of a kind are slow everywhere
+    _costs(server, "one", seconds)  # not counted: the first requests of a kind are slow on both
     small = _costs(server, "one", seconds)
     yield "ListOffsets of one partition, server CPU us", small["ListOffsets"], Goal(value_max=60)
     before = server.resident_mb()
@@ -259,7 +259,7 @@ def many_partitions(peer: Peer, size: Size) -> Figures:
 
 
 def idle_connections(peer: Peer, size: Size) -> Figures:
-    """Memory of connections that have asked something and then say nothing."""
+    """Measure the memory of connections that have sent a request and are idle now."""
     server = peer.server
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 2 * IDLE_CONNECTIONS:
@@ -282,7 +282,7 @@ def idle_connections(peer: Peer, size: Size) -> Figures:
 
 
 def large_requests(peer: Peer, size: Size) -> Figures:
-    """What others notice of requests that name very much."""
+    """Measure the latency of other requests beside very large ones."""
     for figure, value in neighbours.measure(peer.server, quick=size.quick):
         yield figure, value, None
 
@@ -302,7 +302,7 @@ GROUPS: dict[str, Group] = {
 
 
 def chosen(names: list[str]) -> dict[str, Group]:
-    """Those groups and what they need: the start, and the warm-up for all that is measured warm."""
+    """Return those groups and their requirements: the start, and the warm-up for all that is measured warm."""
     wanted = set(names) or set(GROUPS)
     if wanted & {"latency", "requests", "raw", "throughput"}:
         wanted.add("warm-up")

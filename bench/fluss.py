@@ -1,6 +1,6 @@
-"""Every figure of the comparison with Apache Fluss: one function for each kind, run on one side at a time.
+"""The figures of the comparison with Apache Fluss: one function for each kind, run on one side at a time.
 
-A function gets the side and the size of the run and yields (figure, value, goal). Both are up at the same time and take
+A function takes the side and the size of the run, and yields (figure, value, goal). Both run at the same time and take
 turns figure by figure. Both are warmed up first, with tables of their own.
 """
 
@@ -22,12 +22,12 @@ from bench.rows import PREFIX_ROWS, WRITE_ROWS
 
 CPU = "server CPU s per million"
 SAMPLE = 20_000
-"""Rows looked for after a restart, spread over all."""
+"""Rows that are looked up after a restart, spread over all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Rows of a run. `order` is all keys from 0 on, in random order."""
+    """The rows of a run. `order` is all keys from 0 on, in random order."""
 
     rows: int
     round: int
@@ -49,7 +49,7 @@ Group = Callable[[Side, Size], Figures]
 def _timed(
     side: Side, what: str, rows: int, run: Callable[[], float], rate: Goal, cpu: Goal | None
 ) -> Figures:
-    """Rows a second, and what the server spent on a million of them."""
+    """Yield rows a second, and the server's CPU time for a million of them."""
     before = side.cpu_seconds()
     seconds = run()
     spent = side.cpu_seconds() - before
@@ -58,7 +58,7 @@ def _timed(
 
 
 def warm_up(side: Side, size: Size) -> Figures:
-    """Not counted: the first of a kind loads or compiles the code for it."""
+    """Warm up, not counted: the first call of a kind loads or compiles its code."""
     if size.round == 0:
         few = Size(max(WRITE_ROWS, size.rows // 5), 0, size.quick)
         for group in (log_tables, pk_tables, engines, lookups):
@@ -68,7 +68,7 @@ def warm_up(side: Side, size: Size) -> Figures:
 
 
 def log_tables(side: Side, size: Size) -> Figures:
-    """Append in Arrow batches of 10,000 rows; scans of all and of two of twenty columns."""
+    """Append Arrow batches of 10,000 rows; scan all and two of twenty columns."""
     for compression in ("ZSTD", "NONE"):
         table, rows = f"log_{compression.lower()}", size.log_rows
         side.create(table, compression)
@@ -82,7 +82,7 @@ def log_tables(side: Side, size: Size) -> Figures:
 
 
 def pk_tables(side: Side, size: Size) -> Figures:
-    """Upserts of new and of known keys with the full changelog, partial updates."""
+    """Upsert new and known keys with the full changelog, and update partially."""
     order, third = size.order, Goal(ratio_max=1 / 3)
     side.create("pk", "plain")
     for what, keys, seed, few in (
@@ -96,7 +96,7 @@ def pk_tables(side: Side, size: Size) -> Figures:
 
 
 def engines(side: Side, size: Size) -> Figures:
-    """`first_row` and aggregation (4 sum, 2 max, min, last_value): keys that are new, then all of them again."""
+    """Write to `first_row` and aggregation (4 sum, 2 max, min, last_value): new keys, then all of them again."""
     order = size.order
     for engine in ("first_row", "aggregation"):
         side.create(engine, engine)
@@ -109,7 +109,7 @@ def engines(side: Side, size: Size) -> Figures:
 
 
 def lookups(side: Side, size: Size) -> Figures:
-    """By key, many and one at a time; ten rows by a prefix; the first hundred rows."""
+    """Look up by key, many and one at a time; ten rows by a prefix; the first hundred rows."""
     order = size.order
     side.create("looked", "plain")
     side.upsert("looked", order, 1)
@@ -140,7 +140,7 @@ def lookups(side: Side, size: Size) -> Figures:
 
 
 def restart(side: Side, size: Size) -> Figures:
-    """`kill -9` straight after the acknowledgement of the last row."""
+    """Kill with -9 straight after the acknowledgement of the last row, and restart."""
     rows = 2 * size.rows
     side.create("kept", "plain")
     side.upsert("kept", np.random.default_rng(11).permutation(rows).astype(np.int64), 1)
@@ -163,10 +163,10 @@ GROUPS: dict[str, Group] = {
 
 
 def measure(work: Path, samples: Samples, only: list[str], rounds: int, scale: float, *, quick: bool) -> None:
-    """All rounds of a group before the next group, both sides in turn. Restarts come last, and once."""
+    """Run all rounds of a group before the next group, both sides in turn. Restarts come last, and once."""
     console = Console(stderr=True)
     sides: list[Side] = []
-    HeadraceSide(work).close()  # not counted: modules are compiled, as pip does with what it installs
+    HeadraceSide(work).close()  # not counted: modules are compiled, as pip does when it installs
     try:
         for side in (FlussSide(work), HeadraceSide(work)):
             sides.append(side)

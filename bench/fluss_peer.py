@@ -1,9 +1,10 @@
-"""Apache Fluss from its published jars: ZooKeeper, a coordinator and one tablet server, with all defaults; and its two
-clients, each in a process of its own.
+"""Apache Fluss from its published jars (ZooKeeper, a coordinator, one tablet server, all defaults), and its two
+clients.
 
-The newest server that is published is 0.9.1, one jar with everything inside. The Java client is of the same version
-and is compiled here with Eclipse's compiler, so that a Java runtime is enough; `pyfluss` gets a virtual environment of
-its own. All three are fetched once, into `$XDG_CACHE_HOME/headrace`. `python -m bench.fluss_peer` does nothing else.
+Each client is a process of its own. The newest published server is 0.9.1, one jar with everything inside. The Java
+client is of the same version and is compiled here with Eclipse's compiler, so that a Java runtime is enough; `pyfluss`
+gets a virtual environment of its own. All three are fetched once, into `$XDG_CACHE_HOME/headrace`. `python -m
+bench.fluss_peer` does only that.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ JAVA_SOURCE = Path(__file__).parent / "java" / "FlussLoad.java"
 
 
 def server_jars() -> Path:
-    """The folder with the server's jars (87 MB)."""
+    """Return the folder with the server's jars (87 MB)."""
     return fetch(f"fluss-{FLUSS_VERSION}", SERVER_ARTIFACTS, f"fluss-server-{FLUSS_VERSION}.jar")
 
 
 def java_client() -> list[str]:
-    """The command that runs the loads by the Java client (72 MB), but for the address."""
+    """Return the command that runs the Java client's loads (72 MB), without the address."""
     jars = fetch(f"fluss-client-{FLUSS_VERSION}", CLIENT_ARTIFACTS, f"fluss-client-{FLUSS_VERSION}.jar")
     digest = hashlib.sha256(JAVA_SOURCE.read_bytes()).hexdigest()[:10]
     classes = jars / f"load-{digest}"
@@ -74,7 +75,7 @@ def java_client() -> list[str]:
 
 
 def python_client() -> list[str]:
-    """The command that runs the loads by pyfluss, but for the address."""
+    """Return the command that runs pyfluss's loads, without the address."""
     folder = cache_root() / f"pyfluss-{PYFLUSS_VERSION}"
     python = folder / "bin" / "python"
     if not (folder / COMPLETE).exists():
@@ -92,7 +93,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 class Client:
-    """A load in a process of its own, told what to do line by line."""
+    """A load in a process of its own that takes commands line by line."""
 
     def __init__(self, command: Sequence[str], address: str, log: Path) -> None:
         with log.open("ab") as errors:
@@ -107,7 +108,7 @@ class Client:
         self._log = log
 
     def ask(self, *words: object) -> list[float]:
-        """The numbers of the answer. Raises RuntimeError with what the client said."""
+        """Return the numbers of the answer. Raise RuntimeError with the client's error."""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             raise RuntimeError("the client has no pipes")
@@ -132,7 +133,7 @@ class Client:
 
 
 class FlussServers:
-    """The three processes on 127.0.0.1, started one after the other as Fluss's own scripts do."""
+    """The three processes on 127.0.0.1, started one after the other as by Fluss's own scripts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -183,11 +184,11 @@ class FlussServers:
         self._running["tablet"].stop(kill=True)
 
     def cpu_seconds(self) -> float:
-        """Of the tablet server alone: it does the work on tables."""
+        """Return the CPU time of the tablet server alone: it does the work on tables."""
         return self._running["tablet"].cpu_seconds()
 
     def resident_mb(self) -> float:
-        """Of all three."""
+        """Return the memory of all three."""
         return sum(server.resident_mb() for server in self._running.values())
 
     def stop(self) -> None:

@@ -1,8 +1,8 @@
-"""The two sides of the comparison with Apache Fluss: the same verbs on tables, each by the system's own clients.
+"""The two sides of the comparison with Apache Fluss: the same operations on tables, each by the system's own clients.
 
-Headrace's client runs in this process, Fluss's in processes of their own, which stay up so that what their compilers
-have learned is kept. Every figure in seconds is from the first call until the last row or acknowledgement. Tables
-have one bucket. Keys are int64 arrays.
+Headrace's client runs in this process, Fluss's in processes of their own, which stay up so that their compiled code is
+kept. Every figure in seconds is from the first call to the last row or acknowledgement. Tables have one bucket. Keys
+are int64 arrays.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from bench.tables import LOOKUP_KEYS, scan_all, upsert_all
 from headrace.tablelayer.client import Connection, connect
 
 UNDER_WAY = 20_000
-"""Lookups that the Java client has under way at once; its batches are of 128."""
+"""Number of lookups that the Java client has under way at once; its batches have 128."""
 PREFIXES_UNDER_WAY = 5_000
 PREFIXES_A_CALL = 1_000
 RESTART_SECONDS_MAX = 240
 
 
 class Side(Protocol):
-    """One of the two systems, started on an empty folder when it is made."""
+    """One of the two systems, started on an empty folder at its creation."""
 
     name: str
     ready_s: float
@@ -47,32 +47,32 @@ class Side(Protocol):
     def cpu_seconds(self) -> float: ...
     def resident_mb(self) -> float: ...
     def create(self, table: str, kind: str) -> None:
-        """`kind`: ZSTD or NONE (log tables); plain, first_row, aggregation or prefix (PK tables)."""
+        """Create a table. `kind`: ZSTD or NONE (log tables); plain, first_row, aggregation or prefix (PK tables)."""
 
     def drop(self, table: str) -> None: ...
     def append(self, table: str, rows: int) -> float: ...
     def scan(self, table: str, columns: list[str] | None, rows: int) -> float: ...
     def upsert(self, table: str, keys: np.ndarray, seed: int, *, partial: bool = False) -> float: ...
     def lookup(self, table: str, keys: np.ndarray) -> tuple[float, int]:
-        """Seconds, and keys not found."""
+        """Return seconds, and the number of keys not found."""
 
     def single(self, table: str, keys: np.ndarray) -> list[float]:
-        """Milliseconds of each lookup, one after the other."""
+        """Return the milliseconds of each lookup, one after the other."""
 
     def prefix(self, table: str, keys: np.ndarray) -> tuple[float, int]:
-        """Seconds, and rows found."""
+        """Return seconds, and the number of rows found."""
 
     def limit(self, table: str, rows: int, times: int) -> list[float]:
-        """Milliseconds of each scan."""
+        """Return the milliseconds of each scan."""
 
     def kill_and_restart(self, table: str, key: int) -> float:
-        """`kill -9`, at once started again: seconds to the first answer to a lookup."""
+        """Kill with -9 and start at once: return the seconds to the first answer to a lookup."""
 
     def close(self) -> None: ...
 
 
 class FlussSide:
-    """Apache Fluss. Its log tables are asked by pyfluss, its PK tables by the Java client."""
+    """Apache Fluss. pyfluss reads and writes its log tables, the Java client its PK tables."""
 
     name = FLUSS
 
@@ -90,7 +90,7 @@ class FlussSide:
         return self._clients[kind]
 
     def _java(self, *words: object, keys: np.ndarray | None = None) -> list[float]:
-        """A command with None where the name of the file with the keys belongs."""
+        """Run a command, with None in the place of the name of the file with the keys."""
         if keys is not None:
             file = self._folder / "keys"
             keys.astype("<i8").tofile(file)
@@ -153,7 +153,7 @@ class FlussSide:
 
 
 class HeadraceSide:
-    """Headrace, `headrace serve` in a process of its own; of another working tree if one is named."""
+    """Headrace, `headrace serve` in a process of its own, of another working tree if one is named."""
 
     def __init__(self, folder: Path, name: str = HEADRACE, tree: Path | None = None) -> None:
         self.name = name

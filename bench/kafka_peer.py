@@ -1,7 +1,7 @@
-"""Apache Kafka from its published jars, as one KRaft node: the peer that we measure against.
+"""Apache Kafka from its published jars, as one KRaft node, to compare with.
 
-`python -m bench.kafka_peer` fetches the jars (once) and prints the folder they are in. `HEADRACE_KAFKA_JARS` names a
-folder to use instead.
+`python -m bench.kafka_peer` fetches the jars (once) and prints their folder. `HEADRACE_KAFKA_JARS` names a folder to
+use instead.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ARTIFACTS = [
 ]
 
 CONNECT = ("org.apache.kafka", "connect-runtime")
-"""And the web server that it brings: nearly as many jars as all the rest, for a tool that nobody here uses."""
+"""Left out with its web server: nearly as many jars as all the rest, for a tool that is not used here."""
 
 
 def jars() -> Path:
-    """The folder with the jars of the broker and of its tools; fetched on the first call (44 MB)."""
+    """Return the folder with the jars of the broker and of its tools; fetched on the first call (44 MB)."""
     named = os.environ.get("HEADRACE_KAFKA_JARS")
     return (
         Path(named)
@@ -50,7 +50,7 @@ def jars() -> Path:
 
 
 def tiering_jars() -> Path:
-    """The folder with the remote storage that Kafka tests itself with, a directory; fetched on the first call."""
+    """Return the folder of Kafka's own test storage for the remote log, a directory; fetched on the first call."""
     test = ("org.apache.kafka", "kafka-storage", KAFKA_VERSION, "test")
     return fetch(
         f"kafka-{KAFKA_VERSION}-tiering", [test], f"kafka-storage-{KAFKA_VERSION}-test.jar", needs=False
@@ -58,7 +58,7 @@ def tiering_jars() -> Path:
 
 
 def _java(folder: Path, *options: str) -> list[str]:
-    """With the broker's classes, its log in `folder`."""
+    """Run Java with the broker's classes, and its log in `folder`."""
     logging = folder / "log4j2.yaml"
     logging.write_text(
         f"""Configuration:
@@ -72,21 +72,21 @@ def _java(folder: Path, *options: str) -> list[str]:
 
 
 def format_folder(folder: Path, *words: str) -> None:
-    """What `server.properties` in `folder` calls its log directory, `folder`/data, if it is new."""
+    """Format the log directory of `server.properties` in `folder`, `folder`/data, if it is new."""
     if not (folder / "data" / "meta.properties").exists():
         command = [*_java(folder, "-Xmx256M"), "kafka.tools.StorageTool", "format", *words, "-t", CLUSTER_ID]
         subprocess.run([*command, "-c", str(folder / "server.properties")], check=True, capture_output=True)
 
 
 def server_command(folder: Path) -> list[str]:
-    """Starts a broker by `server.properties` in `folder`."""
+    """Return the command that starts a broker by `server.properties` in `folder`."""
     return [*_java(folder, *JVM_OPTIONS), "kafka.Kafka", str(folder / "server.properties")]
 
 
 def start_kafka(
     folder: Path, tls: Mapping[str, str] | None = None, settings: Mapping[str, str] | None = None
 ) -> Server:
-    """Format `folder` if it is new and start Kafka in it with the options of its own start script.
+    """Format `folder` if it is new, and start Kafka in it with the options of its own start script.
 
     `tls`: the configurations of a second listener, with TLS. `settings`: other configurations.
     """

@@ -1,7 +1,8 @@
-"""The lake: rounds of tiering into Iceberg and Paimon, commit included, and union reads beside the lake alone.
+"""The lake: rounds of tiering into Iceberg and Paimon, commit included, and union reads compared with reads of the
+lake.
 
-A round is timed as a person sees it, by `run_tiering(once=True)` in a process whose Spark is up: taking the round from
-the server, reading, writing, committing, reporting. Lake tables exist and have rows before what is counted begins.
+A round is timed as a user sees it, by `run_tiering(once=True)` in a process whose Spark is up: taking the round from
+the server, reading, writing, committing, reporting. Lake tables exist and have rows before the measurement begins.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LAKE_ALONE = "lake alone"
 
 
 def tier(place: World, size: Size) -> Iterator[Figure]:
-    """Appends to a log table; upserts of existing keys, scattered over a PK table."""
+    """Append to a log table; upsert existing keys, scattered over a PK table."""
     rows, keys, changed = (
         size.rows(2_000_000, 1_000_000),
         size.rows(1_000_000, 500_000),
@@ -48,7 +49,7 @@ def tier(place: World, size: Size) -> Iterator[Figure]:
 
 
 def union(place: World, size: Size) -> Iterator[Figure]:
-    """5 M rows in Iceberg and 100,000 keys that have changed since (quick: 1.5 M and 30,000)."""
+    """Read 5 M rows in Iceberg and 100,000 keys that have changed since (quick: 1.5 M and 30,000)."""
     rows = size.rows(5_000_000, 1_500_000)
     changed = rows // 50
     options = ", 'table.datalake.enabled'='true'"
@@ -101,7 +102,7 @@ def _read_without_spark(place: World, table: str) -> None:
 
 
 def memory(place: World, size: Size) -> Iterator[Figure]:
-    """Peaks of a round that has 100,000 rows to move, and of one that has a million."""
+    """Measure the peaks of a round that moves 100,000 rows, and of one that moves a million."""
     if size.round:
         return
     for kind, make in (("log", place.log_table), ("PK", place.pk_table)):
@@ -119,12 +120,12 @@ def _seconds(work: Callable[[str], None], table: str) -> float:
 
 
 def _scattered(keys: int, count: int) -> np.ndarray:
-    """`count` different keys below `keys`, all over the table."""
+    """Return `count` different keys below `keys`, all over the table."""
     return np.arange(count, dtype=np.int64) * (keys // count)
 
 
 def _tiered(place: World, table: str, lake: str) -> None:
-    """Bring the lake up to the table's end. Raises RuntimeError with what the tierer said when it could not."""
+    """Bring the lake up to the table's end. Raise RuntimeError with the tierer's error."""
     from headrace.tablelayer.lake.tiering_job import run_tiering
 
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Published jars with all that they need, fetched once, by Ivy (`tablelayer.spark.ivy`).
+"""Published jars with their dependencies, fetched once, by Ivy (`tablelayer.spark.ivy`).
 
 They are kept in `$XDG_CACHE_HOME/headrace/<name>` (default `~/.cache`).
 """
@@ -33,10 +33,10 @@ def fetch(
     needs: bool = True,
     without: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """The folder with these, and with what they `need` at run time, but nothing of `without` (organisation, artifact).
+    """Return the folder with these jars and their run-time dependencies, without `without` (organisation, artifact).
 
-    `expected` is the file without which the rest is of no use. Who comes while another process fetches, waits for it.
-    An attempt that broke off is gone on with. Raises RuntimeError with what the resolver said.
+    Without the file `expected` the rest is useless. A process waits while another one fetches. An interrupted attempt
+    is continued. Raise RuntimeError with the resolver's error.
     """
     folder = cache_root() / name
     if (folder / COMPLETE).exists():

@@ -1,7 +1,7 @@
-"""What others notice of one large request: the latency of small ones while a server works at it.
+"""The effect of one large request on others: the latency of small requests while a server works at it.
 
-One client asks for the Metadata of one topic, once in five milliseconds, from a process of its own: with nothing else
-going on, and then while another client's large request is answered. Requests are encoded before the clock starts.
+One client asks for the Metadata of one topic every five milliseconds, from a process of its own: first without other
+load, then while another client's large request is answered. Requests are encoded before the clock starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOPIC = "neighbour"
 
 
 def _ask_small(address: tuple[str, int], until: Event, answers: Connection) -> None:
-    """Latencies in ms of small requests, sent once in `INTERVAL_SECONDS` or when the one before is answered."""
+    """Return latencies in ms of small requests, sent every `INTERVAL_SECONDS` or when the one before is answered."""
     import socket
 
     request = raw.metadata_frame([TOPIC])
@@ -53,7 +53,7 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 def _meanwhile(server: Server, request: bytes | None) -> tuple[list[float], float]:
-    """(latencies in ms of small requests, seconds until the large one was answered; -1 if the server closed)."""
+    """Return (latencies in ms of small requests, seconds until the large one was answered; -1 if the server closed)."""
     stop = multiprocessing.Event()
     ours, theirs = multiprocessing.Pipe()
     asking = multiprocessing.Process(target=_ask_small, args=(("127.0.0.1", server.port), stop, theirs))
@@ -84,7 +84,9 @@ def _meanwhile(server: Server, request: bytes | None) -> tuple[list[float], floa
 
 
 def large_requests(*, quick: bool) -> dict[str, bytes]:
-    """By name; some need the topics that `prepare` makes. Topics that they make have other names each time."""
+    """Return large requests by name. Some need the topics that `prepare` creates. Topics that they create have new
+    names each time.
+    """
     names = uuid.uuid4().hex[:8]
     parts = 20_000 if quick else 100_000
     topics = 2_000 if quick else 20_000
@@ -147,7 +149,7 @@ def large_requests(*, quick: bool) -> dict[str, bytes]:
 
 
 def prepare(server: Server) -> None:
-    """The topics that the requests name."""
+    """Create the topics that the requests name."""
     names = [TOPIC, *(f"many-{n}" for n in range(1_000))]
     for start in range(0, len(names), 250):
         with raw.connect(server) as sock:
@@ -170,7 +172,9 @@ def prepare(server: Server) -> None:
 
 
 def measure(server: Server, *, quick: bool) -> Iterator[tuple[str, float]]:
-    """(figure, value): the seconds of each large request, and the p99 of small ones without and beside it, in ms."""
+    """Yield (figure, value): the seconds of each large request, and the p99 of small ones without and beside it, in
+    ms.
+    """
     prepare(server)
     _meanwhile(server, None)
     for name, request in large_requests(quick=quick).items():

@@ -1,4 +1,4 @@
-"""The two servers under comparison, each with a folder of its own, to be started, restarted and asked."""
+"""The two servers under comparison, each with a folder of its own: start, restart, requests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ KAFKA, HEADRACE = "Apache Kafka", "Headrace"
 def start_headrace(
     folder: Path, tls: Mapping[str, str] | None = None, *, name: str = HEADRACE, tree: Path | None = None
 ) -> Server:
-    """`headrace serve` in its own process; the same command that a user types. `tls` as for Kafka. `tree`: of that
-    working tree's modules, by this one's interpreter and libraries."""
+    """Start `headrace serve` in its own process, with the same command that a user types.
+
+    `tls` as for Kafka. `tree`: run that working tree's modules, by this one's interpreter and libraries.
+    """
     port, tls_port = free_port(), free_port()
     package = "headrace.tablelayer"
     if tree is not None and not (tree / "headrace" / "tablelayer").is_dir():
-        package = "tablelayer"  # a tree of before there was one import name
+        package = "tablelayer"  # a tree from before there was one import name
     command = [sys.executable, "-m", f"{package}.cli.main", "serve", "--data", str(folder / "data")]
     command += ["--set", "group.initial.rebalance.delay.ms=0"]
     if tls is None:
@@ -32,14 +34,14 @@ def start_headrace(
         command += ["--set", f"listeners=PLAINTEXT://127.0.0.1:{port},SSL://127.0.0.1:{tls_port}"]
         for name, value in tls.items():
             command += ["--set", f"{name}={value}"]
-    # `-m` looks for modules where it is started before it looks anywhere else.
+    # `-m` looks for modules first in the folder where it is started.
     server = start(name, command, port, folder / "headrace.out", folder=tree)
     server.tls_port = 0 if tls is None else tls_port
     return server
 
 
 class Peer:
-    """One of the two. `server` is the running one; RuntimeError when there is none."""
+    """One of the two servers. `server` is the running one; RuntimeError if there is none."""
 
     def __init__(
         self, name: str, starter: Callable[[Path, Mapping[str, str] | None], Server], work: Path
@@ -61,7 +63,7 @@ class Peer:
         return self._server is not None
 
     def start_fresh(self, *, with_tls: bool = False) -> Server:
-        """Stop what runs and start on an empty folder; `with_tls`: with a second listener."""
+        """Stop the running server and start on an empty folder; `with_tls`: with a second listener."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
@@ -71,7 +73,7 @@ class Peer:
         return self._server
 
     def restart(self, *, kill: bool) -> tuple[float, Server]:
-        """End it by SIGTERM or SIGKILL and start it on what it left: (seconds to stop, the new one)."""
+        """End it by SIGTERM or SIGKILL and start it on its data: return (seconds to stop, the new one)."""
         seconds = self.stop(kill=kill)
         self._server = self._starter(self._folder, self._tls)
         return seconds, self._server
@@ -82,5 +84,5 @@ class Peer:
 
 
 def both(work: Path) -> list[Peer]:
-    """Kafka first."""
+    """Return both, Kafka first."""
     return [Peer(KAFKA, start_kafka, work), Peer(HEADRACE, start_headrace, work)]

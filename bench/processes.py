@@ -17,11 +17,11 @@ from pathlib import Path
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 CPU_CLOCK = 2
-"""Of the clocks of a process the one of its user and system time."""
+"""The number of the clock that counts user and system time of a process."""
 
 
 def answers_metadata(port: int, timeout: float = 1.0, brokers: int = 1) -> bool:
-    """True when a Metadata v1 request with an empty topic list is answered with at least so many brokers."""
+    """Return whether a Metadata v1 request without topics is answered with at least that many brokers."""
     client = b"bench"
     body = struct.pack(">hhih", 3, 1, 7, len(client)) + client + struct.pack(">i", 0)
     try:
@@ -36,7 +36,7 @@ def answers_metadata(port: int, timeout: float = 1.0, brokers: int = 1) -> bool:
 
 
 def accepts(port: int) -> bool:
-    """True when somebody listens."""
+    """Return whether the port accepts connections."""
     try:
         with socket.create_connection(("127.0.0.1", port), 1.0):
             return True
@@ -53,9 +53,9 @@ class Server:
     port: int
     ready_s: float
     tls_port: int = 0
-    """0: it has no listener with TLS."""
+    """The port of the TLS listener; 0 if it has none."""
     tls_authority: str = ""
-    """The file with the certificate that its own is signed with."""
+    """The file with the certificate of the authority that signed its own."""
 
     @property
     def address(self) -> str:
@@ -63,7 +63,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """User and system time of the process so far, which /proc shows in steps of 10 ms."""
-        # As clock_getcpuclockid(3) makes it of a process's number.
+        # The same as clock_getcpuclockid(3) returns for a process's number.
         return time.clock_gettime(~self.process.pid << 3 | CPU_CLOCK)
 
     def resident_mb(self) -> float:
@@ -74,7 +74,7 @@ class Server:
         raise RuntimeError(f"no VmRSS for {self.name}")
 
     def stop(self, kill: bool = False) -> float:
-        """SIGTERM (or SIGKILL) and wait; seconds it took."""
+        """Send SIGTERM (or SIGKILL) and wait; return the seconds it took."""
         started = time.perf_counter()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
@@ -97,10 +97,9 @@ def start(
     timeout_s: float = 300.0,
     answers: Callable[[int], bool] = answers_metadata,
 ) -> Server:
-    """Start `command`, in `folder` if one is named, and wait until it answers on `port`, by default Metadata. Its
-    output goes to `log`.
+    """Start `command`, in `folder` if one is named, and wait until it answers on `port`, by default to Metadata.
 
-    Raises RuntimeError, naming the log, when it ends early or does not answer in time.
+    Its output goes to `log`. Raise RuntimeError, naming the log, if it ends early or does not answer in time.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

@@ -1,7 +1,7 @@
-"""Prepared requests over plain sockets: what a server can do when no client library is the limit.
+"""Prepared requests over plain sockets: the speed of a server without the limits of a client library.
 
-Requests are encoded once and sent again and again; of the answers only lengths are looked at. What was written
-is checked afterwards by asking where the log ends, so that an answer that only says no cannot pass for work.
+Requests are encoded once and sent again and again; only the lengths of answers are read. Written records are checked
+afterwards by the log's end, so that answers with errors cannot pass for work.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from headrace.protocol.schema import ApiMessage
 
 PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION = 11, 12, 7, 9
 NEW_TOPIC_SECONDS = 10.0
-"""Until a topic that was just made is known where it is led."""
+"""Maximum time until a leader knows a topic that was just created."""
 LATEST = -1
 _LENGTH = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run came to. `server_cpu_s` is the server's user and system time."""
+    """The result of one run. `server_cpu_s` is the server's user and system time."""
 
     requests: int
     seconds: float
@@ -56,7 +56,7 @@ class Load:
 
     @property
     def cpu_us(self) -> float:
-        """Server CPU microseconds a request."""
+        """Server CPU microseconds per request."""
         return self.server_cpu_s / self.requests * 1e6
 
 
@@ -69,13 +69,13 @@ def frame(request: ApiMessage, version: int) -> bytes:
 
 
 def batch(records: int, size: int) -> bytes:
-    """One uncompressed batch of `records` values of `size` random bytes."""
+    """Return one uncompressed batch of `records` values of `size` random bytes."""
     now = int(time.time() * 1000)
     return build_batch([Record(None, os.urandom(size), (), now) for _ in range(records)])
 
 
 def produce_frame(topic: str, partitions: Iterable[int], records: bytes, acks: int = 1) -> bytes:
-    """The same batch for each of the partitions."""
+    """Return a request with the same batch for each of the partitions."""
     data = [PartitionProduceData(index=partition, records=records) for partition in partitions]
     return frame(
         ProduceRequest(
@@ -86,7 +86,7 @@ def produce_frame(topic: str, partitions: Iterable[int], records: bytes, acks: i
 
 
 def fetch_frame(topic: str, partitions: Iterable[int], offset: int, max_bytes: int) -> bytes:
-    """A full fetch that does not wait."""
+    """Return a full fetch that does not wait."""
     wanted = [
         FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes)
         for partition in partitions
@@ -120,7 +120,7 @@ def metadata_frame(topics: list[str] | None) -> bytes:
 
 
 def again(request: bytes) -> Iterator[bytes]:
-    """The same request without end."""
+    """Repeat a request without end."""
     return repeat(request)
 
 
@@ -131,7 +131,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def ask(sock: socket.socket, request: bytes) -> bytes:
-    """One request, its answer without the length."""
+    """Send one request; return its answer without the length."""
     sock.sendall(request)
     stream = sock.makefile("rb", buffering=1 << 16)
     head = stream.read(4)
@@ -141,9 +141,9 @@ def ask(sock: socket.socket, request: bytes) -> bytes:
 
 
 def end_offsets(server: Server, topic: str, partitions: Iterable[int], wait_s: float = 0.0) -> int:
-    """The sum of the partitions' end offsets, asked again for `wait_s` while one of them has an error.
+    """Return the sum of the partitions' end offsets; ask again for `wait_s` while one of them has an error.
 
-    Raises RuntimeError when it still has one then.
+    Raise RuntimeError if it still has one then.
     """
     request = list_offsets_frame(topic, partitions)
     version = ListOffsetsResponse.header_version(LIST_OFFSETS_VERSION)
@@ -212,9 +212,9 @@ def drive(
     under_way: int,
     seconds: float = float("inf"),
 ) -> Load:
-    """One connection for each of `requests`, to the servers by turns, `under_way` of its requests at a time.
+    """Run one connection for each of `requests`, to the servers in turn, `under_way` of its requests at a time.
 
-    Ends when the requests do or, if that is earlier, after `seconds`; those under way then are still answered.
+    It ends with the requests or, if that is earlier, after `seconds`; those under way then are still answered.
     """
     if isinstance(servers, Server):
         servers = [servers]
@@ -289,7 +289,7 @@ def produce(
     records: int,
     size: int,
 ) -> Load:
-    """The same batch from every connection, its partition by turns. What was written is checked."""
+    """Send the same batch from every connection, its partition in turn, and check the log's end."""
     data = batch(records, size)
     before = end_offsets(server, topic, range(partitions), NEW_TOPIC_SECONDS)
     sources: list[Iterable[bytes]] = [
@@ -313,7 +313,7 @@ def fill(server: Server, topic: str, size: int) -> None:
 def fetch(server: Server, topic: str, records: int, written: int, *, batches: int) -> Load:
     """Read partition 0, `written` batches of `records` records of 1 KB, `batches` of them with each request.
 
-    One connection, four requests under way. That everything came is checked by its length.
+    One connection has four requests under way. The total length is checked.
     """
     size_max = batches * (records * 1_100 + 200)
     requests = [
@@ -327,7 +327,7 @@ def fetch(server: Server, topic: str, records: int, written: int, *, batches: in
 
 
 def write_to_all(server: Server, topic: str, partitions: int, timeout_s: float = 60.0) -> None:
-    """One record to each partition, again and again to those that do not accept it yet."""
+    """Write one record to each partition, again and again to those that do not accept it yet."""
     records = batch(1, 100)
     missing = list(range(partitions))
     deadline = time.perf_counter() + timeout_s

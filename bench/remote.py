@@ -1,8 +1,8 @@
-"""A scan from the beginning: of what is local, and of what is in remote storage only, a directory on the same disk.
+"""A scan of local records, and of records only in remote storage, a directory on the same disk.
 
-So what is measured is what the remote log costs by itself: ranged reads in threads, chunks, and bytes that pass through
-the process instead of `sendfile`. A network comes on top of that. Kafka's remote storage is the directory that its own
-tests use (`LocalTieredStorage`). The server is started again before each scan.
+So only the cost of the remote log itself is measured: ranged reads in threads, chunks, and bytes that pass through the
+process instead of `sendfile`. A network would add to that. Kafka's remote storage is the directory of its own tests
+(`LocalTieredStorage`). The server is restarted before each scan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 def start_headrace(folder: Path, metrics: int) -> Server:
-    """`metrics`: the port where it says what it has counted."""
+    """Start a server. `metrics` is the port of its metrics."""
     port = free_port()
     command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "serve", "--data", str(folder / "data")]
     for name, value in {**SETTINGS, "remote.log.storage.directory": str(folder / "remote")}.items():
@@ -65,14 +65,14 @@ def start_tiering_kafka(folder: Path) -> Server:
 
 
 def counted(metrics: int, name: str) -> float:
-    """A counter of the server's without labels."""
+    """Return a counter of the server's without labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=PATIENCE_SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
 
 def fill(address: str, data: Path, scale: float) -> int:
-    """How many records each topic has. What can be is in remote storage only then: one segment is local."""
+    """Fill the topics and return their numbers of records. All but one segment are only in remote storage then."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -96,7 +96,7 @@ def fill(address: str, data: Path, scale: float) -> int:
 
 
 def scan(address: str, topic: str, count: int) -> float:
-    """Seconds for all records."""
+    """Return the seconds for all records."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -116,7 +116,7 @@ def scan(address: str, topic: str, count: int) -> float:
 
 
 def measure(work: Path, rounds: int, scale: float) -> Samples:
-    """MB a second, the server's CPU seconds a GB and our requests to the store a GB. Kafka's where there is Java."""
+    """Yield MB a second, the server's CPU seconds a GB and its requests to the store a GB; Kafka's if there is Java."""
     shutil.rmtree(work, ignore_errors=True)
     names = [*([KAFKA] if shutil.which(java()) else []), HEADRACE]
     folders = {name: work / name.split()[-1].lower() for name in names}

@@ -14,7 +14,7 @@ from bench.peers import HEADRACE, KAFKA
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure has to reach: Headrace / the other at most or at least, or Headrace alone at most."""
+    """The goal of a figure: Headrace / the other at most or at least, or Headrace alone at most."""
 
     ratio_max: float | None = None
     ratio_min: float | None = None
@@ -49,8 +49,10 @@ class Goal:
 
 @dataclass(slots=True)
 class Samples:
-    """Per figure and server one value a round. `other` is the server beside Headrace; figures that have none of its
-    values are compared with the first server they have.
+    """One value a round for each figure and server.
+
+    `other` is the server beside Headrace. Figures that have none of its values are compared with the first server they
+    have.
     """
 
     other: str = KAFKA
@@ -116,7 +118,9 @@ def show_comparison(console: Console, samples: Samples, title: str = "Headrace b
 
 
 def show_beside(console: Console, title: str, samples: Samples) -> None:
-    """Figures that each have peers of their own, or none; a line for each peer, the goal's ratio is to the first."""
+    """Show figures that each have peers of their own, or none: a line for each peer; the goal's ratio is to the
+    first.
+    """
     table = Table(title=f"{title}: median (lowest-highest)")
     for heading in ("figure", HEADRACE, "beside", "its figure", "ratio", "goal", ""):
         table.add_column(heading, justify="left" if heading in ("figure", "beside", "goal") else "right")

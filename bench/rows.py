@@ -1,4 +1,4 @@
-"""The rows that tables are measured with, for every client: numpy and pyarrow are all that is needed.
+"""The rows of the table benchmarks, for every client: they need only numpy and pyarrow.
 
 The PK table has a bigint key and nine columns, about 100 bytes a row; the log table has twenty columns, about 170 bytes
 a row.
@@ -31,7 +31,7 @@ PARTIAL_COLUMNS = ["id", "a", "g"]
 
 
 def pk_rows(ids: np.ndarray, seed: int) -> pa.RecordBatch:
-    """Rows for these ids; another seed gives other values."""
+    """Return rows for these ids; another seed gives other values."""
     text = pa.array([f"value-{(seed + i) % 97:07d}" for i in range(97)])
     picked = text.take(pa.array((ids + seed) % 97))
     integers = (ids * 31 + seed).astype(np.int64)
@@ -41,7 +41,7 @@ def pk_rows(ids: np.ndarray, seed: int) -> pa.RecordBatch:
 
 
 def prefix_rows(ids: np.ndarray, seed: int) -> pa.RecordBatch:
-    """The same rows under a key of two columns, `id` and `c`: ten rows for each `id`."""
+    """Return the same rows under a key of two columns, `id` and `c`: ten rows for each `id`."""
     rows = pk_rows(ids, seed)
     rows = rows.set_column(0, "id", pa.array(ids // PREFIX_ROWS))
     return rows.set_column(3, "c", pa.array((ids % PREFIX_ROWS).astype(np.int32)))

@@ -1,7 +1,7 @@
-"""Tables in Spark: batch scans, the floor of a micro-batch, lookup joins, and memory as a table grows.
+"""Tables in Spark: batch scans, the minimum time of a micro-batch, lookup joins, and memory as a table grows.
 
-Peers of the scans: a Python data source that yields ready Arrow batches (`spark_peers.py`), which is as fast as Spark
-lets any be, and Spark's own Kafka source reading the same rows as JSON from a plain topic of the same server.
+The scans are compared with a Python data source that yields ready Arrow batches (`spark_peers.py`), Spark's upper
+limit, and with Spark's own Kafka source that reads the same rows as JSON from a plain topic of the same server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STREAM_TRIGGERS = 20
 
 
 def memory(place: World, size: Size) -> Iterator[Figure]:
-    """Before anything large was read: what is bounded must not have grown already."""
+    """Measure memory before large reads: bounded memory must not have grown before."""
     if size.round:
         return
     rows = size.rows(10_000_000, 3_000_000)
@@ -62,7 +62,7 @@ def memory(place: World, size: Size) -> Iterator[Figure]:
 
 
 def scan(place: World, size: Size) -> Iterator[Figure]:
-    """Five columns and one of five, from the beginning to the end, plan included."""
+    """Scan five columns and one of five, from the beginning to the end, plan included."""
     rows = size.rows(10_000_000, 5_000_000)
     table = place.log_table("events", rows)
     rows = place.tables[table]
@@ -115,7 +115,7 @@ def _json(place: World) -> Any:
 
 
 def _fill_topic(place: World, records: int) -> None:
-    """A plain topic with the first rows as JSON."""
+    """Fill a plain topic with the first rows as JSON."""
     create_topic(place.server, JSON_TOPIC, BUCKETS)
     options = {
         "log_level": 3,
@@ -135,7 +135,7 @@ def _fill_topic(place: World, records: int) -> None:
 
 
 def stream(place: World, size: Size) -> Iterator[Figure]:
-    """Micro-batches of 100 rows: the time that Spark says each took, from asking for offsets to its own commit."""
+    """Measure micro-batches of 100 rows: Spark's own time of each, from asking for offsets to its commit."""
     place.spark.dataSource.register(ReadyBatches)
     ready = place.spark.readStream.format("ready").option("columns", ",".join(COLUMNS)).load()
     seconds, _ = _triggers(place, ready)
@@ -164,7 +164,7 @@ def stream(place: World, size: Size) -> Iterator[Figure]:
 
 
 def _triggers(place: World, frame: Any) -> tuple[float, dict[str, float]]:
-    """Medians of `STREAM_TRIGGERS` micro-batches with rows, the first three left out: all, and by part."""
+    """Return medians of `STREAM_TRIGGERS` micro-batches with rows, without the first three: all, and by part."""
     with tempfile.TemporaryDirectory(dir=place.folder) as folder:
         writer = frame.writeStream.format("noop").option("checkpointLocation", folder)
         query = writer.trigger(processingTime="0 seconds").start()
@@ -189,7 +189,7 @@ def _triggers(place: World, frame: Any) -> tuple[float, dict[str, float]]:
 
 
 def lookup(place: World, size: Size) -> Iterator[Figure]:
-    """Every row of the left side asks for another key, half of them in the other half of the table."""
+    """Look up another key for every row of the left side, half of them in the other half of the table."""
     from headrace.tablelayer.spark.lookups import lookup_join
 
     count = size.rows(1_000_000, 300_000)

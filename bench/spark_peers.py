@@ -1,10 +1,10 @@
-"""Spark's own ceiling for a Python data source: one that does nothing but yield Arrow batches that are ready.
+"""Spark's upper limit for a Python data source: one that only yields ready Arrow batches.
 
-    spark.dataSource.register(ReadyBatches)
+spark.dataSource.register(ReadyBatches)
     spark.read.format("ready").option("rows", 1_000_000).option("columns", "id,price").load()
 
-Batches of 65,536 rows, the size that measured fastest; as many tasks as option `tasks` says. As a stream it has 100 new
-rows whenever it is asked.
+Batches have 65,536 rows, the fastest size; the option `tasks` sets the number of tasks. As a stream it has 100 new rows
+at every request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPES = {"id": "bigint", "kind": "int", "price": "double", "text": "string", "a
 
 
 class Rows(InputPartition):
-    """So many rows."""
+    """A number of rows."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -85,7 +85,7 @@ class _StreamReader(DataSourceStreamReader):
         return _batches(self.names, partition.count)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept."""
 
     def stop(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""

@@ -1,9 +1,9 @@
-"""What the sections `spark` and `lake` share: a server, a Spark session of two cores, tables, sizes, memory, CPU.
+"""Common parts of the sections `spark` and `lake`: a server, a Spark session of two cores, tables, sizes, memory, CPU.
 
 Rows have the five columns for which Spark's own limits are known: bigint (the key of a PK table), int, double, string,
 timestamp; about 45 bytes in Arrow. Everything runs on this machine, so figures hold for client, server and Spark
-together on its cores. CPU seconds are user and system time of this process and all that descend from it: the server,
-Spark's JVM and its Python workers.
+together on its cores. CPU seconds are user and system time of this process and all its descendants: the server, Spark's
+JVM and its Python workers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much: `rows` takes the count of the long form and that of the quick one."""
+    """The size of a run: `rows` takes the number of the long form and that of the quick one."""
 
     scale: float
     quick: bool
@@ -61,7 +61,7 @@ class Size:
 
 
 def rows_of(ids: np.ndarray, seed: int = 0) -> pa.RecordBatch:
-    """Rows for these ids (int64); another seed gives other values."""
+    """Return rows for these ids (int64); another seed gives other values."""
     return pa.RecordBatch.from_arrays(
         [
             pa.array(ids),
@@ -76,7 +76,7 @@ def rows_of(ids: np.ndarray, seed: int = 0) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class World:
-    """Made by `world()`. Tables are made once, by `log_table` and `pk_table`, and stay."""
+    """A server and a Spark session, created by `world()`. `log_table` and `pk_table` create tables once; they stay."""
 
     server: Server
     connection: Connection
@@ -95,7 +95,7 @@ class World:
         return str(self.folder / "warehouse")
 
     def log_table(self, name: str, rows: int, options: str = "") -> str:
-        """Table `bench.<name>`, filled up to so many rows."""
+        """Return the table `bench.<name>`, filled up to that many rows."""
         table = self._created(name, LOG_COLUMNS, options)
         handle, at = self.connection.table(table), self.tables[table]
         for start in range(at, rows, 20 * WRITE_ROWS):
@@ -109,7 +109,7 @@ class World:
         return table
 
     def pk_table(self, name: str, rows: int, options: str = "") -> str:
-        """Table `bench.<name>` with the keys 0 to `rows`."""
+        """Return the table `bench.<name>` with the keys 0 to `rows`."""
         table = self._created(name, PK_COLUMNS, options)
         self.upsert(table, np.arange(self.tables[table], rows, dtype=np.int64), 0)
         self.tables[table] = max(self.tables[table], rows)
@@ -130,11 +130,11 @@ class World:
         return table
 
     def cpu_seconds(self) -> float:
-        """Of server, driver, JVM and workers, so far, also of those that have ended."""
+        """Return the CPU seconds of server, driver, JVM and workers so far, including ended ones."""
         return self._times.seconds(processes())
 
     def timed(self, work: Callable[[], object]) -> tuple[float, float]:
-        """(seconds, CPU seconds) of a call."""
+        """Return (seconds, CPU seconds) of a call."""
         before, started = self.cpu_seconds(), time.perf_counter()
         work()
         return time.perf_counter() - started, self.cpu_seconds() - before
@@ -145,7 +145,7 @@ Group = Callable[[World, Size], Iterator[Figure]]
 
 @contextmanager
 def world(folder: Path) -> Iterator[World]:
-    """A fresh server and a Spark session; the server ends with it, the session with the process."""
+    """Run a fresh server and a Spark session; the server ends with it, the session with the process."""
     from headrace.tablelayer.spark.sessions import session
 
     with suppress(FileNotFoundError):
@@ -171,7 +171,7 @@ def measure(
     quick: bool,
     report: Callable[[str], None],
 ) -> None:
-    """All rounds of a group before the next one, into `samples`."""
+    """Run all rounds of a group before the next one, into `samples`."""
     for name, group in groups.items():
         for round_ in range(rounds):
             for figure in group(place, Size(scale, quick, round_)):
@@ -180,7 +180,7 @@ def measure(
 
 
 def consume(frame: Any) -> None:
-    """Have Spark make every row, and drop it."""
+    """Let Spark compute every row, and drop it."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -188,12 +188,12 @@ def consume(frame: Any) -> None:
 
 
 def descendants() -> list[int]:
-    """This process and all below it."""
+    """Return this process and all below it."""
     return below([os.getpid()], processes())
 
 
 def _private_mb(pid: int) -> float:
-    """Memory that is the process's own: workers share what they were forked with."""
+    """Return memory that is the process's own: workers share the pages of their parent."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -202,8 +202,9 @@ def _private_mb(pid: int) -> float:
 
 
 class MemoryPeaks:
-    """The most memory (10^6 bytes) that each kind of process had while the `with` block ran: "server", "driver" (this
-    process), "JVM", "workers" (all of Spark's Python processes together). Looked at every 50 ms.
+    """The peak memory (10^6 bytes) of each kind of process while the `with` block runs, sampled every 50 ms.
+
+    The kinds are "server", "driver" (this process), "JVM" and "workers" (all of Spark's Python processes together).
     """
 
     def __init__(self, server: Server) -> None:
@@ -244,7 +245,7 @@ def memory_growth(
     large: Callable[[], object],
     times: int = 2,
 ) -> Iterator[Figure]:
-    """Peaks while `small` runs and while `large` runs, whose data are ten times as much."""
+    """Return peaks while `small` runs and while `large` runs, which has ten times as much data."""
     peaks = []
     for work in (small, large):
         with MemoryPeaks(place.server) as memory:

@@ -1,7 +1,7 @@
-"""What tables do, through the table client: upserts, lookups, scans of all and of few columns.
+"""The speed of tables by the table client: upserts, lookups, scans of all and of few columns.
 
-The PK table has a bigint key and nine columns, about 100 bytes a row, keys in scattered order; the log table has
-twenty columns, about 170 bytes a row. One bucket each, acks=all.
+The PK table has a bigint key and nine columns, about 100 bytes a row, keys in scattered order; the log table has twenty
+columns, about 170 bytes a row. Both have one bucket, with acks=all.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def upsert_all(
     columns: list[str] | None = None,
     make: Callable[[np.ndarray, int], pa.RecordBatch] = pk_rows,
 ) -> float:
-    """Write the rows that `make` has for ids in this order, all columns or these; rows a second until all are
-    acknowledged (so visible to lookups)."""
+    """Write the rows that `make` returns for ids in this order, all columns or these.
+
+    Return rows a second until all are acknowledged (so visible to lookups).
+    """
     handle = connection.table(table)
     starts = range(0, len(order), WRITE_ROWS)
     data = pa.Table.from_batches([make(order[start : start + WRITE_ROWS], seed) for start in starts])
@@ -43,7 +45,7 @@ def upsert_all(
 def measure_engines(
     connection: Connection, figures: dict[str, list[float]], name: str, order: np.ndarray
 ) -> None:
-    """`first_row` and aggregation: keys that are new, then all of them again."""
+    """Write to `first_row` and aggregation: new keys, then all of them again."""
     functions = ", ".join(f"'fields.{column}.agg'='{function}'" for column, function in AGGREGATION.items())
     for engine, options in (("first_row", ""), ("aggregation", f", {functions}")):
         table = f"bench.{engine}{name}"
@@ -71,7 +73,7 @@ def lookup_all(connection: Connection, table: str, keys: np.ndarray) -> float:
 def scan_all(
     connection: Connection, table: str, columns: list[str] | None, expected: int, condition: str | None = None
 ) -> float:
-    """Seconds of a scan from the beginning to the end (with a condition: that leaves `expected` rows)."""
+    """Return the seconds of a scan from the beginning to the end (with a condition: that leaves `expected` rows)."""
     handle = connection.table(table)
     started = time.perf_counter()
     scan = handle.scan(columns=columns, start="earliest", until="latest", filter=condition)
@@ -88,7 +90,7 @@ def measure_scans(
     server_cpu: Callable[[], float],
     figures: dict[str, list[float]],
 ) -> None:
-    """Scans of a log table of `log_rows` from 0 to `rows`."""
+    """Scan a log table of `log_rows` from 0 to `rows`."""
     middle = rows // 2
     picked = sum(each % 97 == 5 for each in range(rows))
     kinds: tuple[tuple[str, list[str] | None, int, str | None], ...] = (
@@ -110,13 +112,15 @@ def measure_scans(
 def measure(
     address: str, rounds: int, scale: float, server_cpu: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """All figures, one value a round. Tables are made anew each round. `server_cpu`: its CPU seconds so far."""
+    """Return all figures, one value a round. Tables are created anew each round. `server_cpu` returns its CPU
+    seconds so far.
+    """
     rows = max(20_000, int(1_000_000 * scale))
     figures: dict[str, list[float]] = defaultdict(list)
     generator = np.random.default_rng(7)
     with connect(address) as connection:
         connection.execute("CREATE DATABASE IF NOT EXISTS bench")
-        # Not counted: the first write of a kind loads the code for it.
+        # Not counted: the first write of a kind loads its code.
         connection.execute(f"CREATE TABLE bench.first ({PK_COLUMNS}) WITH ('bucket.num'='1')")
         few = np.arange(WRITE_ROWS, dtype=np.int64)
         for columns in (None, PARTIAL_COLUMNS):

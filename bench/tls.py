@@ -21,7 +21,7 @@ UNDER_WAY = 4
 
 
 def write_certificates(folder: Path) -> dict[str, str]:
-    """The configurations of a listener with TLS, by Kafka's names, and `ca.pem` for its clients."""
+    """Return the configurations of a listener with TLS, by Kafka's names, and write `ca.pem` for its clients."""
     authority = identity("bench")
     path = identity("localhost", authority).write(folder, "server")
     (folder / "ca.pem").write_text(authority.certificate_pem)
@@ -36,7 +36,7 @@ def connect(server: Server) -> ssl.SSLSocket:
 
 
 def drive(server: Server, requests: Iterator[bytes], seconds: float) -> raw.Load:
-    """Until the time is over or the requests are."""
+    """Send requests until they or the time end."""
     answered, received = 0, 0
     buffer = memoryview(bytearray(4 << 20))
     with connect(server) as sock:
@@ -58,7 +58,7 @@ def drive(server: Server, requests: Iterator[bytes], seconds: float) -> raw.Load
 
 
 def _receive(sock: ssl.SSLSocket, buffer: memoryview) -> int:
-    """One answer, its size."""
+    """Receive one answer; return its size."""
     filled, size = 0, 4
     while filled < size:
         count = sock.recv_into(buffer[filled:size])
@@ -72,7 +72,7 @@ def _receive(sock: ssl.SSLSocket, buffer: memoryview) -> int:
 
 
 def produce(server: Server, topic: str, seconds: float, records: int) -> raw.Load:
-    """Batches of `records` records of 1 KB to partition 0. What was written is checked."""
+    """Write batches of `records` records of 1 KB to partition 0, and check the log's end."""
     request = raw.produce_frame(topic, [0], raw.batch(records, 1000))
     before = raw.end_offsets(server, topic, [0])
     load = drive(server, raw.again(request), seconds)
@@ -85,7 +85,7 @@ def produce(server: Server, topic: str, seconds: float, records: int) -> raw.Loa
 
 
 def fetch(server: Server, topic: str, records: int, batches: int) -> raw.Load:
-    """All batches of partition 0, one with each request; that everything came is checked by its length."""
+    """Fetch all batches of partition 0, one with each request; the total length is checked."""
     size_max = records * 1_100 + 200
     requests = (raw.fetch_frame(topic, [0], number * records, size_max) for number in range(batches))
     load = drive(server, requests, 600.0)

@@ -1,7 +1,7 @@
-"""The Kafka face of a table: rows to records and back, without a server; CPU time of one core.
+"""The Kafka view of a table: rows to records and back, without a server; CPU time of one core.
 
-100,000 rows a batch of ten columns of eight types, as the orders of TPC-H: about 110 bytes a row in Arrow, 190 in JSON.
-What is timed is what a fetch and a produce request cost: record batches of Kafka's, keys and checksums included.
+A batch has 100,000 rows of ten columns of eight types, as the orders of TPC-H: about 110 bytes a row in Arrow, 190 in
+JSON. The time is that of a fetch and a produce request: record batches in Kafka's format, keys and checksums included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 ROWS = 100_000
 GOALS = {"json out": 1_000_000, "json in": 500_000}
-"""Rows a second that are to be reached."""
+"""Goals in rows a second."""
 
 _COLUMNS = (
     "o_orderkey BIGINT, o_custkey BIGINT, o_orderstatus CHAR(1), o_totalprice DECIMAL(15, 2), o_orderdate DATE, "
@@ -26,7 +26,7 @@ _WORDS = np.array(["furiously", "final", "deposits", "sleep", "blithely", "caref
 
 
 def orders(count: int) -> pa.RecordBatch:
-    """Rows of the columns above."""
+    """Return rows of the columns above."""
     from headrace.tablelayer.model.ddl.clauses import parse_columns
 
     generator = np.random.default_rng(1)
@@ -54,7 +54,7 @@ def orders(count: int) -> pa.RecordBatch:
 
 
 def measure(rounds: int, scale: float) -> dict[str, list[float]]:
-    """Rows a second, by figure, one sample a round."""
+    """Return rows a second, by figure, one sample a round."""
     from headrace.broker.runtime.malloc import keep_freed_memory
     from headrace.protocol.records.decode import decode_records
     from headrace.protocol.records.header import write_base_offset_and_epoch

@@ -1,4 +1,4 @@
-"""The loads, all by confluent-kafka: produce, consume, latency. One function, one figure, any broker."""
+"""The loads, all by confluent-kafka: produce, consume, latency. One function for each figure, for any broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH = 10_000
 
 
 class Target(Protocol):
-    """What a load is put on: one server, or several that are one cluster."""
+    """The target of a load: one server, or several that are one cluster."""
 
     @property
     def address(self) -> str: ...
@@ -37,7 +37,7 @@ def create_topic(server: Target, topic: str, partitions: int, replicas: int = 1)
 def produce(
     server: Target, topic: str, partitions: int, records: int, size: int, acks: str, codec: str = "none"
 ) -> Throughput:
-    """`records` values of `size` bytes, spread evenly over the partitions, until all are acknowledged.
+    """Produce `records` values of `size` bytes, spread evenly over the partitions, until all are acknowledged.
 
     Each value of a lot is another one and half of it is random, so that a codec halves them.
     """
@@ -104,7 +104,7 @@ def consume(server: Target, topic: str, partitions: int, records: int, size: int
 
 
 def latency(server: Target, topic: str, seconds: float, rate: int, size: int) -> list[float]:
-    """Milliseconds from produce() to the consumer having the record, acks=all, linger 0, sorted."""
+    """Return milliseconds from produce() to the consumer having the record, acks=all, linger 0, sorted."""
     address = server.address
     producer = Producer({"bootstrap.servers": address, "acks": "all", "linger.ms": 0})
     consumer = Consumer(
@@ -140,7 +140,7 @@ def latency(server: Target, topic: str, seconds: float, rate: int, size: int) ->
 
 
 def acknowledgements(server: Target, topic: str, seconds: float, rate: int, size: int) -> list[float]:
-    """Milliseconds from produce() to the acknowledgement of an idempotent producer with linger 0, sorted."""
+    """Return milliseconds from produce() to the acknowledgement of an idempotent producer with linger 0, sorted."""
     producer = Producer({"bootstrap.servers": server.address, "enable.idempotence": True, "linger.ms": 0})
     producer.list_topics(topic, 10)
     value, total = bytes(size), int(seconds * rate)

@@ -1,8 +1,8 @@
-"""A real server process for black-box tests: foreign clients on one side, a port on the other.
+"""A real server process for black-box tests: foreign clients connect to its port.
 
-Nothing of the server is imported here. `server` is shared by all tests of a run, so each test takes names of
-its own (`unique`); tests that kill take a server of their own (`own_server`). With HEADRACE_BROKERS=3 either is three
-processes and a ZooKeeper (`simulator/three_brokers.py`).
+Nothing of the server is imported here. `server` is shared by all tests of a run, so each test takes names of its own
+(`unique`); tests that kill take a server of their own (`own_server`). With HEADRACE_BROKERS=3 either is three processes
+and a ZooKeeper (`simulator/three_brokers.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from simulator.three_brokers import BROKERS, NUMBERS, ThreeBrokers, path_in, set
 from simulator.zookeeper import LONG_SESSIONS, running_zookeeper
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # what the tests share lies beside this file
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # modules that the tests share are beside this file
 READY_SECONDS = 60
 MODULE = ["headrace.tablelayer.cli.main", "serve"]
-# What a consumer test would otherwise wait for: the first rebalance, and the end of a dead member's session.
+# Shorter times for consumer tests: the delay of the first rebalance, and the timeout of a dead member's session.
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
@@ -37,12 +37,12 @@ SETTINGS = {
     "group.consumer.heartbeat.interval.ms": "200",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "auto.create.topics.enable": "true",
-    "log.retention.ms": "-1",  # records of the tests have timestamps of years ago
+    "log.retention.ms": "-1",  # records of the tests have timestamps that are years old
 }
 
 
 def pytest_configure(config):
-    # What the foreign clients do among themselves is not ours to mend.
+    # Warnings inside of the foreign clients cannot be fixed here.
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*unclosed.*socket:ResourceWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
@@ -86,11 +86,11 @@ class ServerProcess:
         return self
 
     def arguments(self) -> list[str]:
-        """Where it listens."""
+        """The address that it listens on."""
         return [] if "listeners" in self.settings else ["--listen", self.address]
 
     def _first_line(self) -> str:
-        """What the server says first; empty if it says nothing or ends."""
+        """Return the first line that the server prints; empty if it prints nothing or ends."""
         assert self.process is not None
         assert self.process.stdout is not None
         poll = select.poll()  # `select` takes no descriptor above 1,023
@@ -98,17 +98,17 @@ class ServerProcess:
         return self.process.stdout.readline() if poll.poll(READY_SECONDS * 1000) else ""
 
     def kill(self) -> None:
-        """kill -9: nothing is flushed, nobody is told."""
+        """Kill it with -9: nothing is flushed."""
         if self.process is not None:
             self.process.kill()
             self._reap()
 
     def kill_all(self) -> None:
-        """As of several."""
+        """Kill all processes: the same interface as that of several servers."""
         self.kill()
 
     def stop(self) -> int:
-        """SIGTERM, as an administrator does; gives the exit code."""
+        """Send SIGTERM, as an administrator does; return the exit code."""
         if self.process is None:
             return 0
         self.process.send_signal(signal.SIGTERM)
@@ -131,10 +131,10 @@ class ServerProcess:
 
 
 class ServerProcesses(ThreeBrokers[ServerProcess]):
-    """Three of them, with what else a test knows of one. `settings` go to each when it starts."""
+    """Three servers with the interface of one. `settings` apply to each start."""
 
     def __init__(self, directory: Path, zookeeper: str, **settings: str) -> None:
-        """`zookeeper`: the address and the path of the cluster."""
+        """Create the servers. `zookeeper` is the address and the path of the cluster."""
         self.directory = directory
         self.settings = settings
         members = []
@@ -146,7 +146,7 @@ class ServerProcesses(ThreeBrokers[ServerProcess]):
 
     @property
     def port(self) -> int:
-        """Of the first."""
+        """The port of the first broker."""
         return self.members[0].port
 
     def start(self) -> ServerProcesses:
@@ -156,7 +156,7 @@ class ServerProcesses(ThreeBrokers[ServerProcess]):
         return self
 
     def stop(self) -> int:
-        """0 if each ended with it."""
+        """Stop all; return 0 if each ended with 0."""
         return max((abs(code) for code in self.stop_each()), default=0)
 
     def restart(self) -> None:
@@ -168,7 +168,7 @@ class ServerProcesses(ThreeBrokers[ServerProcess]):
 
 
 def _are_in_sync(addresses: str) -> bool:
-    """Whether each broker knows all, and all replicas of all partitions are in sync."""
+    """Return whether each broker knows all, and all replicas of all partitions are in sync."""
     for address in addresses.split(","):
         try:
             found = AdminClient({"bootstrap.servers": address}).list_topics(timeout=10)
@@ -228,12 +228,12 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def unique():
-    """Names nobody else uses: `unique("topic")`."""
+    """Return a name that no other test uses: `unique("topic")`."""
     return lambda prefix: f"{prefix}-{os.getpid()}-{next(_numbers)}"
 
 
 def wait_until(condition, what: str, seconds: float = 60, interval: float = 0.05):
-    """The first true value of `condition()`; fails with `what` was waited for."""
+    """Return the first true value of `condition()`; fail with `what` after the deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()

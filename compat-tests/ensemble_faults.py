@@ -1,4 +1,4 @@
-"""What is done to an ensemble of three real ZooKeepers, and what clients of the brokers have to be told meanwhile."""
+"""Faults of an ensemble of three real ZooKeepers, and the required answers of the brokers meanwhile."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ASKED_SECONDS = 3.0
 
 
 def make_asked(addresses: str) -> None:
-    with contextlib.suppress(KafkaException):  # it is there
+    with contextlib.suppress(KafkaException):  # it exists already
         create_topic(addresses, "asked", 1, 3)
 
 
 @cache
 def producer_at(addresses: str) -> Producer:
-    """The same for all who ask."""
+    """Return one producer for all callers."""
     options = {"message.timeout.ms": int(ASKED_SECONDS * 1000), "acks": "all", "bootstrap.servers": addresses}
     return Producer({**CONNECTION, **options})
 
 
 def is_acknowledged(addresses: str) -> bool:
-    """Whether a record that all replicas have to have is taken within the time that a client gives it here."""
+    """Return whether a record with acks=all is acknowledged in time."""
     failures, producer = [], producer_at(addresses)
     producer.produce("asked", b"x", on_delivery=lambda error, _: failures.append(error))
     producer.flush(4 * ASKED_SECONDS)
@@ -53,7 +53,7 @@ def are_topics_made(addresses: str, name: str) -> bool:
 
 
 def is_answered(addresses: str) -> str:
-    """What a lookup and an upsert of the table come to: `answered`, or that they are refused."""
+    """Try a lookup and an upsert of the table; return `answered`, or how they were refused."""
     config = ClientConfig(
         delivery_timeout_ms=int(ASKED_SECONDS * 1000), request_timeout_ms=int(ASKED_SECONDS * 1000)
     )
@@ -79,7 +79,7 @@ def wait_acknowledged(addresses: str, seconds: float) -> None:
 
 
 def lose_the_quorum(nemesis: Nemesis) -> None:
-    """For longer than the sessions last."""
+    """Kill two servers for longer than a session."""
     cluster = nemesis.cluster
     make_asked(cluster.addresses)
     two = nemesis.random.sample(cluster.zookeeper.servers, 2)
@@ -98,7 +98,7 @@ def lose_the_quorum(nemesis: Nemesis) -> None:
 
 
 def freeze_the_quorum(nemesis: Nemesis) -> None:
-    """Silent, for more or less than a session lasts."""
+    """Stop two servers for more or less than a session."""
     two = nemesis.random.sample(nemesis.cluster.zookeeper.servers, 2)
     for server in two:
         server.pause()
@@ -108,7 +108,7 @@ def freeze_the_quorum(nemesis: Nemesis) -> None:
 
 
 def lose_one(nemesis: Nemesis) -> None:
-    """The others are a quorum: what is asked is answered."""
+    """Kill one server: the others are a quorum, so requests are answered."""
     make_asked(nemesis.cluster.addresses)
     server = nemesis.random.choice(nemesis.cluster.zookeeper.servers)
     server.kill()

@@ -1,7 +1,7 @@
-"""Load on a server that dies now and then, and the history of what its clients were told.
+"""Load on a server that is killed now and then, and the history of its clients.
 
 Threads with confluent-kafka: idempotent producers, a transactional one that commits and aborts in turn, a reader that
-commits its positions in a group, and members of a group that share the partitions. They go on through restarts;
+commits its offsets in a group, and members of a group that share the partitions. They go on through restarts;
 `problems` then judges everything with the checkers.
 """
 
@@ -37,7 +37,7 @@ CONNECTION = {
     "retry.backoff.ms": 50,
     "log_level": 0,
 }
-"""Clients that come back quickly, and say nothing about a broker that is away."""
+"""Settings of clients that reconnect quickly, and log nothing about a broker that is away."""
 
 
 def create_topic(
@@ -49,12 +49,12 @@ def create_topic(
 
 
 def outcome_of(error: KafkaError | None) -> Outcome:
-    """A producer that gave up does not know whether the record was appended."""
+    """Return an outcome; a producer that gave up does not know whether the record was appended."""
     return Outcome.OK if error is None else Outcome.UNKNOWN
 
 
 def read_all(address: str, topic: str, reader: str, *, committed: bool = False) -> list[Poll]:
-    """Everything in the topic, to the ends as they are now, as long as there is something new once a minute."""
+    """Read everything in the topic up to the present ends, as long as something new comes within a minute."""
     consumer = Consumer(
         {
             **CONNECTION,
@@ -100,8 +100,10 @@ class Load:
         pause_seconds: float = 0.002,
         waits: Waits | None = None,
     ) -> None:
-        """`waits` hears of each record: until it is acknowledged, counted from the acknowledgement before it in its
-        partition if that came later than the record, and from then until the reader has it.
+        """Create the load. `waits` is told of two waits for each record.
+
+        The first ends with its acknowledgement. It begins with the record, or with the acknowledgement before it in its
+        partition if that came later. The second ends when the reader has the record.
         """
         self.address = address
         self.plain = plain
@@ -115,11 +117,11 @@ class Load:
         self.failures: list[BaseException] = []
         self.acknowledged = 0
         self.longest_wait = 0.0
-        """Seconds between two acknowledgements."""
+        """Longest time in seconds between two acknowledgements."""
         self._acknowledged_at = time.monotonic()
         self._waits = waits or Waits()
         self._unread: dict[int, deque[tuple[int, float]]] = defaultdict(deque)
-        """By partition, offsets that are acknowledged, and since when."""
+        """Acknowledged and unread offsets by partition, with the time of the acknowledgement."""
         self._read_to: dict[int, int] = defaultdict(lambda: -1)
         self._seed = seed
         self._group_faults: list[str] = []
@@ -164,8 +166,8 @@ class Load:
                 "acks": self.acks,
                 "linger.ms": 2,
                 "batch.num.messages": 40,
-                # No record is given up: librdkafka starts a new epoch then, and sends anew under it what the broker
-                # may have appended under the old one, which no broker can recognise.
+                # No record is abandoned: librdkafka would start a new epoch then, and send records again that the
+                # broker may have appended under the old one, which no broker can recognise.
                 "message.timeout.ms": 0,
             }
         )
@@ -181,7 +183,7 @@ class Load:
             def delivered(error, message, entry=entry, produced_at=produced_at) -> None:
                 entry[2] = outcome_of(error)
                 if error is None:
-                    # There is no offset where a later answer has told the client that it was appended.
+                    # The offset is missing if only a later answer told the client that the record was appended.
                     index, offset = entry[0][1], -1 if message.offset() is None else message.offset()
                     entry[3] = offset
                     self._count_acknowledged()
@@ -195,7 +197,7 @@ class Load:
                     producer.produce(self.plain, value, partition=number % PARTITIONS, on_delivery=delivered)
                     break
                 except BufferError:
-                    producer.poll(0.1)  # as many as the client keeps wait for the broker
+                    producer.poll(0.1)  # the client's queue is full until the broker answers
             producer.poll(0)
             if number % 8 == 0:
                 time.sleep(self.pause_seconds * 8)
@@ -229,9 +231,7 @@ class Load:
                     self.polls.append(Poll("reader", place, message.offset(), message.value()))
                     self._note_read(message.partition(), message.offset(), said)
                 elif message.error().code() == KafkaError._AUTO_OFFSET_RESET:
-                    raise KafkaException(
-                        message.error()
-                    )  # what it had read up to there is not there any more
+                    raise KafkaException(message.error())  # records that it had read were removed
             if messages:
                 self.committed_positions |= self._commit(consumer)
         consumer.close()
@@ -244,7 +244,7 @@ class Load:
             self._waits.over("consume", since, self.plain, index, lambda since=since: said.since(since))
 
     def _commit(self, consumer: Consumer) -> dict[int, int]:
-        """What is acknowledged."""
+        """Commit; return the acknowledged offsets."""
         wanted = [part for part in consumer.position(consumer.assignment()) if part.offset >= 0]
         try:
             stored = consumer.commit(offsets=wanted, asynchronous=False) if wanted else []
@@ -253,7 +253,7 @@ class Load:
         return {part.partition: part.offset for part in stored or [] if part.error is None}
 
     def _member(self, name: str) -> None:
-        """Of a group that never goes back: each begins where what is committed ends, and passes over nothing."""
+        """Run a member of a group that never goes back: it begins at the committed offset, and skips nothing."""
         consumer = Consumer(
             {
                 **CONNECTION,
@@ -323,7 +323,7 @@ class Load:
             records = tuple(
                 ((self.transactional, part % PARTITIONS), f"{name}.{part}".encode()) for part in range(4)
             )
-            outcome = Outcome.FAILED  # until its end is asked for
+            outcome = Outcome.FAILED  # until its end is requested
             try:
                 if producer is None:
                     producer = self._transactional_producer()
@@ -361,7 +361,7 @@ class Load:
         return producer
 
     def _end(self, call: Callable[[float], None]) -> None:
-        """Ask until there is an answer: a retriable error only says that the time was up."""
+        """Retry until there is an answer: a retriable error only means that the time was up."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             try:
@@ -373,7 +373,7 @@ class Load:
     # -- judgement -----------------------------------------------------------------------------------------
 
     def wait_for_more(self, count: int, seconds: float = DEADLINE_SECONDS) -> None:
-        """Until so many records more are acknowledged: a healed server makes progress."""
+        """Wait until that many more records are acknowledged: a healed server makes progress."""
         enough, deadline = self.acknowledged + count, time.monotonic() + seconds
         while self.acknowledged < enough:
             if self.failures:
@@ -385,7 +385,7 @@ class Load:
             time.sleep(0.01)
 
     def problems(self) -> list[str]:
-        """What is wrong, after everything has come to its end on a healthy server."""
+        """Return the problems, after everything has ended on a healthy server."""
         if self.failures:
             raise self.failures[0]
         self.sends = [

@@ -1,4 +1,4 @@
-"""An S3 server (moto's), and in front of it one that breaks what it is told to.
+"""An S3 server (moto's) behind a proxy that injects faults.
 
 `mode` is "well", "500" (every second request fails), "slow" (each takes a while), "lost" (every second request is
 carried out, and its answer never comes) or "denied" (as with wrong credentials).
@@ -33,12 +33,12 @@ class FaultyS3:
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
-        self.send("POST", "/moto-api/reset", b"")  # what there is belongs to the process
+        self.send("POST", "/moto-api/reset", b"")  # its contents belong to the process
         self.send("PUT", f"/{BUCKET}", b"")
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to use it."""
+        """The environment variables that a process needs to use it."""
         address = f"http://127.0.0.1:{self._server.server_address[1]}"
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true"}
 

@@ -28,7 +28,7 @@ class Record:
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp: int | None = None
-    """None where the producing client cannot be told one."""
+    """None where the producing client cannot set one."""
 
 
 class KafkaPython:

@@ -1,7 +1,7 @@
-"""Google's XML API on fake-gcs-server, which answers its reads, lists and deletes but takes uploads by JSON alone.
+"""Google's XML API for fake-gcs-server, which answers reads, lists and deletes by XML but accepts uploads only by JSON.
 
-In front of it stands a server that says an upload of the XML API, whole or in parts, in words of the JSON API, with its
-precondition; whether that holds is decided behind it. Everything else goes through as it came.
+A server in front of it translates uploads of the XML API, whole or in parts, into the JSON API, with their
+preconditions, which fake-gcs-server checks. Other requests pass unchanged.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class XmlUploads:
         return self.send(method, target, body, headers)
 
     def _put(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-        """The body is empty where the object is there now."""
+        """Upload an object; the body is empty if it exists now."""
         bucket, _, name = unquote(path).removeprefix("/").partition("/")
         target = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
         lowered = {name.lower(): value for name, value in headers.items()}

@@ -16,7 +16,7 @@ from bench.kafka_peer import jars
 from bench.maven import java
 
 NEEDED = pytest.mark.needs.with_args(jars)
-# Started often and for a moment: no large heap, no second compiler.
+# The tools run often and briefly: no large heap, no second compiler.
 OPTIONS = ["-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 TOOLS = "org.apache.kafka.tools."
 SECONDS_MAX = 120
@@ -39,8 +39,9 @@ class JavaTools:
         self.java = java()
 
     def try_run(self, tool: str, *arguments: str, options: Sequence[str] = ()) -> Result:
-        """Run a tool, named by its class, in `org.apache.kafka.tools` unless it begins with `kafka.`. `options` are
-        the virtual machine's.
+        """Run a tool by its class, in `org.apache.kafka.tools` unless it begins with `kafka.`.
+
+        `options` are the virtual machine's.
         """
         name = tool if tool.startswith("kafka.") else TOOLS + tool
         command = [self.java, *OPTIONS, *options, "-cp", f"{self.jars}/*", name, *arguments]
@@ -48,7 +49,7 @@ class JavaTools:
         return Result(result.returncode, result.stdout, result.stderr)
 
     def run(self, tool: str, *arguments: str) -> str:
-        """What a tool printed, without what it complained about; it must have succeeded."""
+        """Run a tool that must succeed, and return its output without warnings."""
         result = self.try_run(tool, *arguments)
         assert result.code == 0, f"{tool} {' '.join(arguments)}\n{result.output}"
         return result.printed

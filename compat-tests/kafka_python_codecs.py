@@ -1,4 +1,4 @@
-"""kafka-python takes snappy, lz4 and zstd from optional packages; here all come from cramjam. Framing is its own."""
+"""snappy, lz4 and zstd of cramjam for kafka-python, which takes them from optional packages and frames them itself."""
 
 from types import SimpleNamespace
 

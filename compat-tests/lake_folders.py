@@ -1,6 +1,6 @@
-"""A lake seen from outside, in its folder: which rounds are under way, and what other readers than ours find in it.
+"""A lake as seen from outside, in its folder: the rounds under way, and its contents for foreign readers.
 
-Rounds are looked for in metadata files alone, often: whoever wants to kill a tierer in the middle of one has
+Rounds are found only in metadata files, in short intervals: a test that kills a tierer in the middle of one has
 milliseconds.
 """
 
@@ -17,20 +17,22 @@ from pyiceberg.table import StaticTable
 DATABASE = "default"
 OFFSETS, EPOCH, BRANCH = "headrace.offsets", "headrace.epoch", "hr_"
 BEGUN, WRITTEN, COMMITTED = "begun", "written", "committed"
-"""How far a round is: its branch is there; its rows are on it; main has them, and the branch is still there."""
+"""Stages of a round: its branch exists; its rows are on it; main has them, and the branch still exists."""
 
 Rounds = dict[tuple[str, int], str]
-"""How far each is, by table and epoch."""
+"""The stage of each round, by table and epoch."""
 
 
 class LakeFolder(Protocol):
     """The tables of one database in a lake's warehouse."""
 
     def rounds(self) -> Rounds:
-        """Those whose branch is there, now."""
+        """Return the rounds whose branch exists now."""
 
     def read(self, name: str) -> tuple[Any, list[dict[str, Any]]]:
-        """Of main's newest snapshot: the offsets that it is to be the log up to, and its rows. Nothing: ({}, [])."""
+        """Return the offsets up to which main's newest snapshot has the log, and its rows; ({}, []) without a
+        snapshot.
+        """
 
 
 class IcebergFolder:
@@ -42,7 +44,7 @@ class IcebergFolder:
         self._seen: dict[str, Rounds] = {}
 
     def _metadata(self, name: str) -> Path | None:
-        """The file with the highest number, whatever the hint says: who died may not have come to write it."""
+        """Return the metadata file with the highest number; a killed tierer may not have written the hint."""
         number, folder = self._newest.get(name, 0), self._folder / name / "metadata"
         while (folder / f"v{number + 1}.metadata.json").exists():
             number += 1
@@ -83,7 +85,7 @@ class IcebergFolder:
 
 
 class PaimonFolder:
-    """A filesystem catalog's warehouse, read by Paimon's own Java library; by the thread that made this."""
+    """A filesystem catalog's warehouse, read by Paimon's own Java library, in the thread that created this."""
 
     def __init__(self, warehouse: Path) -> None:
         self._warehouse = warehouse
@@ -117,7 +119,7 @@ class PaimonFolder:
             return json.loads(newest[1]["properties"][OFFSETS]), pq.read_table(file).to_pylist()
 
     def _opened(self) -> tuple[Any, Any]:
-        """A JVM with Paimon in it and the catalog, when they are first needed."""
+        """Return a JVM with Paimon and the catalog, opened at the first use."""
         if self._catalog is None:
             from headrace.tablelayer.lake.paimon_jvm import Jvm
             from headrace.tablelayer.spark.sessions import session
@@ -131,12 +133,12 @@ class PaimonFolder:
 
 
 def _newest_snapshot(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """Of a Paimon table or branch: its number and what its file says."""
+    """Return the number and the file of the newest snapshot of a Paimon table or branch."""
     names = (path.name.removeprefix("snapshot-") for path in folder.glob("snapshot/snapshot-*"))
     newest = max((int(name) for name in names if name.isdigit()), default=None)
     if newest is None:
         return None
     try:
         return newest, json.loads((folder / "snapshot" / f"snapshot-{newest}").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):  # a branch that is being made, or taken away
+    except (FileNotFoundError, json.JSONDecodeError):  # a branch that is being created or removed
         return None

@@ -1,7 +1,7 @@
 """A relay that delivers some requests a second time, late and on a connection of their own.
 
-That is what a network does to a request whose client gave up waiting and sent it again: the first copy may arrive
-when the client has long gone on to its next transaction.
+A network does this to a request whose client timed out and sent it again: the first copy may arrive when the client is
+long in its next transaction.
 """
 
 import socket
@@ -13,11 +13,10 @@ REQUEST_API = struct.Struct(">hh")
 
 
 class LateProxy:
-    """Relays to `target`; clients have to be told its `port` (advertised.listeners).
+    """Relay to `target`; clients must connect to its `port` (advertised.listeners).
 
-    Copies of requests of the API keys in `late` are delivered when the first request of the key `begins` after an
-    EndTxn passes, just before it. `answers` has what the copies were answered:
-    (API key, version, bytes).
+    Copies of requests of the API keys in `late` are delivered just before the first request of the key `begins` after
+    an EndTxn. `answers` has the answers to the copies: (API key, version, bytes).
     """
 
     def __init__(self, target, late, begins):
@@ -60,7 +59,7 @@ class LateProxy:
             pass
 
     def _due(self, key):
-        """The copies to deliver around a request with this key."""
+        """Return the copies to deliver around a request with this key."""
         if key == self.begins and self._has_ended:
             due, self._kept, self._has_ended = self._kept, [], False
             return due
@@ -85,7 +84,7 @@ class LateProxy:
 
 
 def read_frame(sock):
-    """A frame with its length in front; None at the end."""
+    """Return a frame with its length in front; None at the end."""
     data = b""
     wanted = 4
     while len(data) < wanted:

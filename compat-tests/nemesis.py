@@ -1,8 +1,8 @@
-"""A cluster of real processes, and what is done to it: seeded, printed, and always healed at the end.
+"""A cluster of real processes and its faults: seeded, printed, and always healed at the end.
 
-Each broker hears the others and ZooKeeper through relays of its own, so any of these ways can be cut; clients come
-without one. A nemesis draws faults of the kinds it is given, one after the other. After each the cluster is whole again
-before the next, as often as its dice say.
+Each broker reaches the others and ZooKeeper through relays of its own, so that each connection can be cut; clients
+connect without one. A nemesis draws faults of its kinds, one after the other. By chance it waits after a fault until
+the cluster is whole again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 def way(number: int) -> str:
-    """How a broker says who it is to the others."""
+    """Return the name by which a broker identifies itself to the others."""
     return f"broker-{number}"
 
 
@@ -66,20 +66,20 @@ class Cluster:
         zookeeper: ZooKeeperServer | ZooKeeperEnsemble | None = None,
         **settings: str,
     ) -> None:
-        """`zookeeper`: another than one server. Whoever is of an ensemble is reached without a relay."""
+        """Create a cluster. `zookeeper` replaces its single server; an ensemble is reached without a relay."""
         self.zookeeper = zookeeper or ZooKeeperServer(folder / "zookeeper", tick_ms=TICK_MS)
         self.relays = Relays()
         self.patience_seconds: float = WHOLE_SECONDS
         self.small: Path | None = None
         self.silent: set[int] = set()
-        """Who is not to be asked anything."""
+        """Brokers that no check asks."""
         self.brokers: dict = {}
         for number in NODES:
             (folder / str(number)).mkdir(parents=True)
             self.brokers[number] = server_process_class(folder / str(number), **SETTINGS, **settings)
 
     def mount(self, number: int, megabytes: int) -> bool:
-        """Give one broker a disk of its own, before it starts. False where that is not allowed."""
+        """Give one broker a disk of its own, before it starts. Return False where that is not allowed."""
         data = self.brokers[number].directory / "data"
         data.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(data)]
@@ -90,7 +90,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
-        """The small disk is."""
+        """Fill the small disk."""
         filler = self.small / "filler"
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
@@ -149,10 +149,10 @@ class Cluster:
             subprocess.run(["umount", "-l", str(self.small)], check=True)
             self.small = None
 
-    # -- what can be done to it ----------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------
 
     def start(self, *numbers: int) -> None:
-        """Together: one alone might wait for another."""
+        """Start brokers together: a single one might wait for another."""
         failures: list[BaseException] = []
 
         def begin(number: int) -> None:
@@ -176,7 +176,7 @@ class Cluster:
             self.relays.close(way(number))
 
     def stop(self) -> None:
-        """Those that run, as an administrator does."""
+        """Stop the running brokers as an administrator does."""
         codes = {number: broker.stop() for number, broker in self._running()}
         assert set(codes.values()) <= {0}, codes
 
@@ -184,7 +184,7 @@ class Cluster:
         os.kill(self.brokers[number].process.pid, which)
 
     def part(self, one: int, other: int) -> None:
-        """The first does not reach the second."""
+        """Cut the first broker off from the second."""
         self.relays.cut(way(other), way(one))
 
     def part_from_store(self, *numbers: int) -> None:
@@ -194,16 +194,16 @@ class Cluster:
     def heal(self, *, lose: bool = False) -> None:
         self.relays.heal(lose=lose)
 
-    # -- what it says of itself ----------------------------------------------------------------------------
+    # -- its own description -------------------------------------------------------------------------------
 
     def described(self):
-        """As whichever broker says that answers."""
+        """Return the metadata of the first broker that answers."""
         deadline = time.monotonic() + self.patience_seconds
         while time.monotonic() < deadline:
             for broker in self._asked():
                 with contextlib.suppress(KafkaException):
                     return self._said_by(broker)
-        raise AssertionError("no broker says what the cluster is")
+        raise AssertionError("no broker describes the cluster")
 
     def _asked(self) -> list:
         return [broker for number, broker in self.brokers.items() if number not in self.silent]
@@ -212,11 +212,11 @@ class Cluster:
         return AdminClient({**CONNECTION, "bootstrap.servers": broker.address}).list_topics(timeout=3)
 
     def wait_whole(self) -> float:
-        """Until all replicas of everything are in sync by what each broker says, and how long that took."""
+        """Wait until every broker sees all replicas in sync; return the seconds that this took."""
         return self._wait(self._missing)
 
     def wait_missed(self, *numbers: int) -> None:
-        """Until the others know that these are gone."""
+        """Wait until the others know that these brokers are gone."""
 
         def left() -> list[str]:
             known = {each.port: set(self._said_by(each).brokers) for each in self._asked()}
@@ -226,14 +226,14 @@ class Cluster:
 
     def _wait(self, problems: Callable[[], list[str]]) -> float:
         seconds = self.patience_seconds
-        began, left = time.monotonic(), ["nobody has said anything"]
+        began, left = time.monotonic(), ["no broker has answered"]
         while left and time.monotonic() < began + seconds:
             try:
                 left = problems()
             except KafkaException as error:
                 left = [f"a broker does not say anything: {error}"]
             if left:
-                time.sleep(0.4)  # each question is a client of its own
+                time.sleep(0.4)  # each question takes a new client
         assert not left, f"after {seconds} s: {left}"
         return time.monotonic() - began
 
@@ -254,12 +254,14 @@ class Cluster:
 
 
 def starts_of(segment: Path) -> list[int]:
-    """Where its batches begin."""
+    """Return the positions of a segment's batches."""
     return [batch.position for batch in read_segment(segment)[0]]
 
 
 class Nemesis:
-    """`pause_seconds`: from whole to the next fault. What was done is in `done`, and printed."""
+    """Draw faults. `pause_seconds` is the time from a healed cluster to the next fault. Faults are kept in `done`
+    and printed.
+    """
 
     def __init__(
         self,
@@ -268,19 +270,19 @@ class Nemesis:
         places: Sequence[str],
         pause_seconds: tuple[float, float] = (1.0, 4.0),
     ) -> None:
-        """`places`: the topics whose leaders and followers are its victims."""
+        """Create a nemesis. `places` are the topics whose leaders and followers are its victims."""
         self.cluster = cluster
         self.random = random.Random(seed)
         self.seed = seed
         self.done: list[str] = []
         self.tell: Callable[[str], None] = lambda _: None
-        """Hears what is done, when it is done."""
+        """Called with each fault when it happens."""
         self._places = places
         self._pause = pause_seconds
         self._began = time.monotonic()
 
     def go(self, fault: Callable[[Nemesis], None]) -> None:
-        """Do it, heal it, and wait until all is well."""
+        """Inject a fault, heal it, and wait until the cluster is whole."""
         name = fault.__name__.replace("_", " ")
         began = time.monotonic()
         self.tell(name)
@@ -318,8 +320,9 @@ class Nemesis:
         return number
 
     def flip(self, number: int) -> None:
-        """One bit that a CRC covers, of one log of a broker that is down; not in its last batch, which would be torn.
-        Where a start looks: in the newest segment.
+        """Flip one bit under a CRC in a log of a broker that is down.
+
+        The batch is in the newest segment, which a start checks, and is not the last one, which would count as torn.
         """
         data = self.cluster.brokers[number].directory / "data"
         newest = {path.parent: path for name in self._places for path in sorted(data.glob(f"{name}-*/*.log"))}
@@ -343,7 +346,7 @@ class Nemesis:
 
     @contextlib.contextmanager
     def unasked(self, *numbers: int) -> Iterator[None]:
-        """Until the block ends nobody asks these anything."""
+        """Exclude brokers from all checks until the block ends."""
         self.cluster.silent |= {*numbers}
         try:
             yield
@@ -352,7 +355,7 @@ class Nemesis:
 
     @contextlib.contextmanager
     def stopped(self, *numbers: int) -> Iterator[None]:
-        """Until the block ends, and the others have missed them."""
+        """Stop brokers until the block ends, and wait until the others have noticed."""
         cluster = self.cluster
         self.tell(f"stop {numbers}")
         for number in numbers:
@@ -383,13 +386,13 @@ def kill_the_controller(nemesis: Nemesis) -> None:
 
 
 def kill_two(nemesis: Nemesis) -> None:
-    """No acknowledgement is possible meanwhile: two replicas have to have it."""
+    """Kill two brokers: no write can be acknowledged meanwhile, since two replicas are required."""
     with nemesis.dead(*nemesis.random.sample(NODES, 2)):
         nemesis.rest(0.5, 3.0)
 
 
 def kill_one_after_the_other(nemesis: Nemesis) -> None:
-    """Each before the one before is in sync again."""
+    """Kill brokers one after the other, each before the one before is in sync again."""
     for number in nemesis.random.sample(NODES, 3):
         with nemesis.dead(number):
             nemesis.rest(0.0, 0.7)
@@ -411,7 +414,7 @@ KILLS = (
 
 
 def stop_a_leader(nemesis: Nemesis) -> None:
-    """Beyond its session. What clients have sent it meanwhile is what it finds first."""
+    """Stop a leader beyond its session. It finds the requests that clients sent meanwhile first."""
     with nemesis.stopped(nemesis.leader()):
         nemesis.rest(0.0, 3.0)
 
@@ -422,7 +425,7 @@ def stop_the_controller(nemesis: Nemesis) -> None:
 
 
 def stop_all_for_a_moment(nemesis: Nemesis) -> None:
-    """Shorter or longer than a session lasts."""
+    """Stop all brokers for more or less than a session."""
     for number in NODES:
         nemesis.cluster.signal(number, signal.SIGSTOP)
     nemesis.rest(0.5, 1.6 * SESSION_MS / 1000)
@@ -435,7 +438,7 @@ STOPS = (stop_a_leader, stop_the_controller, stop_all_for_a_moment)
 
 
 def part_two(nemesis: Nemesis) -> None:
-    """Neither hears the other; the third hears both."""
+    """Cut two brokers off from each other; the third reaches both."""
     one, other = nemesis.random.sample(NODES, 2)
     nemesis.tell(f"part {one} and {other}")
     nemesis.cluster.part(one, other)
@@ -451,7 +454,7 @@ def part_one_way(nemesis: Nemesis) -> None:
 
 
 def part_a_leader_from_the_others(nemesis: Nemesis) -> None:
-    """Not from ZooKeeper: it may lead, and nobody copies what it has."""
+    """Cut a leader off from the others, but not from ZooKeeper: it may lead, and no follower copies its records."""
     number = nemesis.leader()
     nemesis.tell(f"part {number} from the others")
     for other in set(NODES) - {number}:
@@ -469,7 +472,7 @@ def part_the_controller_from_the_store(nemesis: Nemesis) -> None:
 
 
 def _part_from_store(nemesis: Nemesis, number: int) -> None:
-    """Beyond its session; the other brokers and its clients it hears."""
+    """Cut a broker off from ZooKeeper beyond its session; it still reaches brokers and clients."""
     nemesis.cluster.part_from_store(number)
     nemesis.tell(f"part {number} from ZooKeeper")
     nemesis.cluster.silent.add(number)
@@ -481,7 +484,7 @@ def _part_from_store(nemesis: Nemesis, number: int) -> None:
 
 
 def part_a_leader_from_everybody(nemesis: Nemesis) -> None:
-    """But its clients."""
+    """Cut a leader off from all but its clients."""
     number = nemesis.leader()
     nemesis.tell(f"part {number} from the others")
     for other in set(NODES) - {number}:
@@ -501,7 +504,7 @@ PARTITIONS = (
 
 
 def part_all_from_the_store(nemesis: Nemesis) -> None:
-    """For less or more than a session."""
+    """Cut all brokers off from ZooKeeper for less or more than a session."""
     nemesis.cluster.part_from_store(*NODES)
     nemesis.rest(0.5, 2 * SESSION_MS / 1000)
 
@@ -522,15 +525,17 @@ STORE = (part_all_from_the_store, kill_the_store, stop_the_store)
 
 
 def flip_a_bit_of_a_dead_follower(nemesis: Nemesis) -> None:
-    """In a batch that others follow: its log cannot be opened, is set aside, and is copied anew."""
+    """Flip a bit in a batch before others: the log cannot be opened, is set aside, and is copied anew."""
     number = nemesis.follower()
     with nemesis.dead(number):
         nemesis.flip(number)
 
 
 def flip_bits_of_all_that_are_dead(nemesis: Nemesis) -> None:
-    """But the last that died, which has everything, and has missed the others: of brokers that die at once the cluster
-    cannot know who was the last.
+    """Flip bits of all dead brokers except the last one that died, which has everything and has noticed the others'
+    end.
+
+    The cluster cannot know which broker died last if they die at the same time.
     """
     *others, kept = nemesis.random.sample(NODES, 3)
     nemesis.tell(f"kill {others}, then {kept}")
@@ -544,11 +549,13 @@ def flip_bits_of_all_that_are_dead(nemesis: Nemesis) -> None:
 
 
 def fill_the_disk_of_one(nemesis: Nemesis) -> None:
-    """Until there is room again it takes nothing in, and acknowledges nothing that it does not have."""
+    """Fill the disk of one broker: until it has room again it accepts nothing, and acknowledges nothing that it
+    lacks.
+    """
     with nemesis.cluster.full():
         nemesis.rest(2.0, 15.0)
 
 
 FULL = (fill_the_disk_of_one,)
-"""For a cluster one of whose brokers has a small disk (`Cluster.mount`)."""
+"""Faults of a cluster with a broker on a small disk (`Cluster.mount`)."""
 FLIPS = (flip_a_bit_of_a_dead_follower, flip_bits_of_all_that_are_dead)

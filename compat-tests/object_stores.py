@@ -1,7 +1,7 @@
-"""Object stores as servers of their own: versitygw (S3, in Go), Azurite (Azure's emulator, of Microsoft's own) and
-fake-gcs-server (Google's, in Go) behind `gcs_uploads`.
+"""Object stores as servers: versitygw (S3, in Go), Azurite (Microsoft's Azure emulator) and fake-gcs-server (Google's
+API, in Go) behind `gcs_uploads`.
 
-Installed once, by `go` and `npm`, into a folder that outlives the tests; HEADRACE_TEST_TOOLS says which.
+`go` and `npm` install them once, into a folder that outlives the tests; HEADRACE_TEST_TOOLS names it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ START_SECONDS = 60
 BUCKET = "bucket"
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The one that every Azurite has."""
+"""The account key of every Azurite."""
 
 
 class ObjectStore:
-    """A running one. `environment`: what a process needs to use it; `url` of its bucket."""
+    """A running object store. `environment` has the variables that a process needs to use it; `url` is that of its
+    bucket.
+    """
 
     def __init__(
         self, command: list[str], port: int, url: str, environment: dict[str, str], folder: Path
@@ -63,7 +65,7 @@ class ObjectStore:
 
 
 class GcsStore(ObjectStore):
-    """fake-gcs-server on `port`, and what makes its uploads Google's on another."""
+    """fake-gcs-server on `port`, and a proxy on another one that accepts Google's uploads."""
 
     def __init__(self, program: Path, port: int, folder: Path) -> None:
         self._uploads = XmlUploads(port)
@@ -105,7 +107,7 @@ def fake_gcs_server(folder: Path, port: int) -> ObjectStore:
 def versitygw(folder: Path, port: int) -> ObjectStore:
     program = _go_program("versitygw", VERSITYGW)
     data = folder / "data"
-    (data / BUCKET).mkdir(parents=True)  # a bucket is a folder there
+    (data / BUCKET).mkdir(parents=True)  # a bucket is a folder of its data
     environment = {
         "ROOT_ACCESS_KEY": "key",
         "ROOT_SECRET_KEY": "secretsecret",

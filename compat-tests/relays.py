@@ -1,8 +1,9 @@
-"""Relays in front of servers, which can be cut off some of their clients: what a network does, in a process of its own.
+"""Relays in front of servers that can be cut off from some of their clients: faults of a network, in a process of their
+own.
 
-Who a client is, its first request says (`client_id` of Kafka's header); a client that has not said it, and one of
-another protocol, has no name. Cut is silence: nothing is said to either side, and what was under way arrives when the
-cut is over, or never, if the connections are lost with it.
+A client is identified by its first request (`client_id` of Kafka's header). A client that has not sent one yet, or that
+uses another protocol, has no name. A cut is silence: neither side is told, and bytes under way arrive after the cut, or
+never if the connections are lost with it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EVERYBODY = ""
 
 
 class Relays:
-    """By the names that whoever adds them gives. `with Relays() as relays: port = relays.add("a", 9092)`."""
+    """Relays by name. `with Relays() as relays: port = relays.add("a", 9092)`."""
 
     def __enter__(self) -> Relays:
         self._process = subprocess.Popen(
@@ -44,23 +45,23 @@ class Relays:
             return json.loads(self._process.stdout.readline())
 
     def add(self, name: str, target: int) -> int:
-        """The port of 127.0.0.1 that stands for that one from now on."""
+        """Return the port of 127.0.0.1 that is relayed to that one from now on."""
         return self._ask("add", name, target, free_port())
 
     def open(self, name: str) -> None:
-        """After `close`, on the same port."""
+        """Open the relay again after `close`, on the same port."""
         self._ask("open", name)
 
     def close(self, name: str) -> None:
-        """No connection is left, and others are refused, as by a machine without the server."""
+        """Close all connections and refuse new ones, as a machine without the server does."""
         self._ask("close", name)
 
     def cut(self, name: str, client: str = EVERYBODY) -> None:
-        """Silence for this client from now on."""
+        """Cut this client off."""
         self._ask("cut", name, client)
 
     def heal(self, *, lose: bool = False) -> None:
-        """Everywhere. `lose`: the connections that were cut end, and nothing of what was under way arrives."""
+        """Heal all cuts. `lose`: the cut connections end, and no byte under way arrives."""
         self._ask("heal", lose)
 
 
@@ -98,12 +99,12 @@ class _Relay:
 
 
 class _Line:
-    """One connection through a relay: two sides, and what each has still to be told."""
+    """One connection through a relay: two sides, and the bytes that each is still to get."""
 
     def __init__(self, relay: _Relay) -> None:
         self.relay = relay
         self.first = b""
-        """Said by the client before it had said its name."""
+        """Bytes that the client sent before it had identified itself."""
         self.name: str | None = None
         self.client, self.server = _Side(self), _Side(self)
         self.client.other, self.server.other = self.server, self.client
@@ -139,7 +140,7 @@ class _Side(asyncio.Protocol):
         self.line = line
         self.transport: asyncio.Transport | None = None
         self.held: list[bytes] = []
-        """For this side."""
+        """Held bytes for this side."""
         self.is_over = False
 
     def connection_made(self, transport) -> None:
@@ -164,7 +165,7 @@ class _Side(asyncio.Protocol):
         self.other.tell()
 
     def tell(self) -> None:
-        """What is held, unless nothing may be said."""
+        """Send the held bytes, unless the connection is cut."""
         if self.transport is None or self.line.is_cut:
             return
         self.transport.writelines(self.held)
@@ -183,7 +184,7 @@ class _Side(asyncio.Protocol):
 
 
 def client_of(frame: bytes) -> str | None:
-    """The client_id of a request; None if this is not the beginning of one."""
+    """Return the client_id of a request; None if this is not the beginning of one."""
     if len(frame) < FRAME_HEAD.size:
         return None
     length = FRAME_HEAD.unpack_from(frame)[-1]

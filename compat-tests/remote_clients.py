@@ -1,4 +1,4 @@
-"""Servers with remote storage, as their clients use them, and the command that makes a new machine of a bucket."""
+"""Clients of servers with remote storage, and the command that restores a new machine from a bucket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def produce(address: str, topic: str, first: int, count: int) -> None:
 
 
 def consume(address: str, topic: str, group: str, count: int) -> list[int]:
-    """The numbers of so many records from the beginning."""
+    """Return the numbers of `count` records from the beginning."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -68,9 +68,7 @@ def consume(address: str, topic: str, group: str, count: int) -> list[int]:
 
 
 def read_some(address: str, topic: str, group: str, count: int, protocol: str) -> set[tuple[int, int]]:
-    """(partition, offset) of so many records after what the group has committed, or of all that there are; they are
-    committed then.
-    """
+    """Read and commit `count` records after the group's committed offsets, or all; return their (partition, offset)."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -99,7 +97,7 @@ def read_some(address: str, topic: str, group: str, count: int, protocol: str) -
 
 
 def positions(address: str, group: str) -> dict[tuple[str, int], int]:
-    """As Kafka's admin client says."""
+    """Return the committed offsets by Kafka's admin client."""
     admin = AdminClient({"bootstrap.servers": address})
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
     found = asked[group].result(PATIENCE_SECONDS).topic_partitions
@@ -107,7 +105,7 @@ def positions(address: str, group: str) -> dict[tuple[str, int], int]:
 
 
 def copied_positions(url: str, groups: Collection[str]) -> dict[str, dict[tuple[str, int], int]]:
-    """What remote storage has of groups."""
+    """Return the committed offsets of groups in remote storage."""
     files = open_files(url)
     found: dict[str, dict[tuple[str, int], int]] = {group: {} for group in groups}
     for cluster_id in clusters(files):

@@ -1,8 +1,8 @@
-"""Load on a primary-key table that adds up: what lookups see of each key is linearizable with the writes of it.
+"""Load on a primary-key table whose sums are checked: lookups of each key are linearizable with its writes.
 
-Each writer has keys of its own and adds one at a time; readers look any key up. A lookup has to see at least what was
-acknowledged, or seen by anybody, when it began, and at most what had begun to be written when it ended. So a write that
-is done twice, or lost, and a row that an old leader still shows, are seen as soon as anybody looks.
+Each writer has keys of its own and adds one at a time; readers look up any key. A lookup must see at least the value
+that was acknowledged, or seen by a reader, when it began, and at most the value whose write had begun when it ended. So
+it finds a write that is lost or done twice, and a row that an old leader still shows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 120
 
 
 class TableLoad:
-    """`table` is made when the load is. `addresses`: of several servers, with commas between them."""
+    """The load. It creates `table`. `addresses` are of one or several servers, separated by commas."""
 
     def __init__(
         self,
@@ -39,8 +39,9 @@ class TableLoad:
         options: str = "",
         waits: Waits | None = None,
     ) -> None:
-        """`keys`: of each writer. `options`: more of the table's, as its WITH has them. `waits` hears of each write and
-        lookup.
+        """Create the load. `keys` is the number of keys of each writer; `options` are more options of the table's WITH.
+
+        `waits` is told of each write and lookup.
         """
         self.table = table
         self.begun = [0] * (keys * writers)
@@ -130,7 +131,7 @@ class TableLoad:
             time.sleep(rng.uniform(0, 2 * self._pause))
 
     def wait_for_more(self, count: int, seconds: float = DEADLINE_SECONDS) -> None:
-        """Until so many writes more are acknowledged, and so many lookups answered."""
+        """Wait until that many more writes are acknowledged, and lookups answered."""
         deadline = time.monotonic() + seconds
         writes, lookups = sum(self.acknowledged) + count, self.lookups + count
         while sum(self.acknowledged) < writes or self.lookups < lookups:
@@ -143,7 +144,7 @@ class TableLoad:
             time.sleep(0.02)
 
     def final_problems(self) -> list[str]:
-        """What is wrong, after the load is over and the servers are well."""
+        """Return the problems at the end of the load, on healthy servers."""
         if self.failures:
             raise self.failures[0]
         found = list(self.problems)

@@ -1,7 +1,7 @@
-"""The longest waits of clients under faults, and what was the matter meanwhile: which fault, who led, what was retried.
+"""The longest waits of clients under faults with their causes: the fault, the leaders, the retries.
 
-Whoever waits tells `Waits` when it is over. A `Chronicle` has the faults as they begin and end, and hears from the
-brokers, a few times a second, who leads what. `told` lays the one upon the other.
+A client tells `Waits` when a wait is over. A `Chronicle` records the beginning and end of faults, and asks the brokers
+for the leaders a few times a second. `told` combines both.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 KEPT = 3
-"""Of each kind, the longest."""
+"""Number of the longest waits kept of each kind."""
 LOOK_SECONDS = 0.3
 LEAD_SECONDS = 2.0
-"""So long before a wait what was done may be its cause."""
+"""Time before a wait in which a fault may be its cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Wait:
 
 
 class Waits:
-    """Shared by all who wait. `times` has how long each of a kind took."""
+    """The waits of all clients. `times` has the durations of each kind."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = defaultdict(list)
@@ -50,7 +50,7 @@ class Waits:
     def over(
         self, kind: str, began: float, topic: str, partition: int, retried: Callable[[], str] = str
     ) -> None:
-        """A wait since `began` ends now. `retried` is asked if it is one of the longest."""
+        """End a wait that began at `began`. `retried` is called if it is one of the longest."""
         now = time.monotonic()
         with self._lock:
             self.times[kind].append(now - began)
@@ -67,7 +67,7 @@ class Waits:
 
 
 class Said:
-    """What a client of librdkafka complains of: `error_cb` of its settings."""
+    """The complaints of a librdkafka client: `error_cb` of its settings."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[float, str]] = deque(maxlen=2000)
@@ -82,7 +82,7 @@ class Said:
 
 
 class Retries:
-    """What one client of tables has done since the last `mark`."""
+    """The retries of one table client since the last `mark`."""
 
     def __init__(self, connection) -> None:
         self._connection = connection
@@ -106,7 +106,7 @@ class Retries:
 
 
 class Chronicle:
-    """`topics` are those whose leaders are asked for, of whichever broker answers. `with` it, it asks."""
+    """Record faults, and the leaders of `topics` as a broker names them, while it is entered."""
 
     def __init__(self, addresses: str, topics: tuple[str, ...]) -> None:
         self._began = time.monotonic()
@@ -126,12 +126,13 @@ class Chronicle:
         self._thread.join()
 
     def tell(self, what: str) -> None:
-        """It is done now."""
+        """Note that something was done now."""
         self._done.append((time.monotonic(), what))
 
     def _ask(self) -> None:
-        """Changes are kept. Who does not answer in a second says nothing, and another is asked by a new client: an old
-        one goes on asking the broker that stands.
+        """Record changes of leaders. If a broker does not answer in a second, a new client asks another one.
+
+        An old client would go on asking the stopped broker.
         """
         known: dict[tuple[str, int], str] = {}
         others, admin = itertools.cycle(self._addresses), None
@@ -156,7 +157,7 @@ class Chronicle:
             known |= said
 
     def told(self, wait: Wait) -> str:
-        """Times are from the beginning of the wait, which is at a time of the run."""
+        """Return the events of a wait, with times from its beginning."""
         since = wait.began - LEAD_SECONDS
         before = [each for each in self._done if each[0] < since][-1:]
         done = before + [each for each in self._done if since <= each[0] <= wait.ended]
@@ -175,7 +176,7 @@ class Chronicle:
 
 
 def report(waits: Waits, chronicle: Chronicle) -> str:
-    """All kinds."""
+    """Return the longest waits of all kinds."""
     lines = []
     for kind, times in sorted(waits.times.items()):
         times = sorted(times)

@@ -1,4 +1,4 @@
-"""Who the demo's programs are: nobody in particular, or users with a password each over TLS (`make demo SECURE=1`)."""
+"""The users of the demo's programs: none, or one for each with a password over TLS (`make demo SECURE=1`)."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ MECHANISM = "SCRAM-SHA-512"
 
 
 class Access:
-    """Everybody may do everything."""
+    """Access without users: every client may do everything."""
 
     is_secured = False
 
     def server_file(self, address: str, number: int | None = None) -> Path | None:
-        """Configurations for `headrace serve --config`, of a server alone or of the broker of this number."""
+        """Return configurations for `headrace serve --config`, for a single server or the broker of this number."""
         return None
 
     def client_file(self, user: str) -> Path | None:
-        """Properties for `--config` of every other command."""
+        """Return a file of properties for `--config` of every other command, if there is one."""
         return None
 
     def librdkafka(self, user: str) -> dict[str, str]:
-        """What a client of librdkafka is told besides its own settings."""
+        """Return the security settings of a librdkafka client."""
         return {}
 
     def spark(self, user: str) -> dict[str, str]:
-        """Options of Spark's Kafka source and sink."""
+        """Return options of Spark's Kafka source and sink."""
         return {}
 
     def settings(self, address: str, user: str) -> ConnectionSettings:
-        """What connects a client, a lookup join or a union read."""
+        """Return the settings of a client, a lookup join or a union read."""
         return ConnectionSettings.make(address, self.librdkafka(user))
 
 
 class SecuredAccess(Access):
-    """One SASL_SSL listener; users have the passwords made here, in files that only their owner can read."""
+    """One SASL_SSL listener. Users have passwords created here, in files that only their owner can read."""
 
     is_secured = True
 
@@ -63,7 +63,7 @@ class SecuredAccess(Access):
     def server_file(self, address: str, number: int | None = None) -> Path:
         admin = self.password(ADMIN)
         users, among_brokers = f'user_{ADMIN}="{admin}"', {}
-        if number is not None:  # brokers ask each other as the administrator
+        if number is not None:  # brokers connect to each other as the administrator
             users = f'username="{ADMIN}" password="{admin}" {users}'
             among_brokers = {
                 "sasl.mechanism.inter.broker.protocol": "PLAIN",
@@ -109,7 +109,7 @@ class SecuredAccess(Access):
         }
 
     def secret_file(self, name: str, lines: Iterable[str]) -> Path:
-        """A file that only its owner can read."""
+        """Write a file that only its owner can read."""
         path = self._folder / name
         path.touch(mode=0o600)
         path.write_text("".join(f"{line}\n" for line in lines))
@@ -120,7 +120,7 @@ class SecuredAccess(Access):
 
 
 def _certificates(folder: Path) -> tuple[Path, Path]:
-    """An authority, and a server's key and certificate signed by it, as PEM."""
+    """Write an authority, and a server's key and certificate signed by it, as PEM."""
     now = datetime.datetime.now(datetime.UTC)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority_name, server_name = (

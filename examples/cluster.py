@@ -1,4 +1,4 @@
-"""Several `headrace serve` on this machine and ZooKeeper, as processes that can be killed, restarted and added."""
+"""Several `headrace serve` processes on this machine and ZooKeeper, which can be killed, restarted and added."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ REPLICATED = {
     "min.insync.replicas": "2",
     "offsets.topic.num.partitions": "6",
 }
-"""What makes all that is kept there thrice."""
+"""Settings that keep everything three times."""
 
 
 def on_three_brokers() -> bool:
-    """Whether HEADRACE_BROKERS asks for three brokers in the place of one server. Ends the process if it asks for
-    something else.
+    """Return whether HEADRACE_BROKERS asks for three brokers in the place of one server. Other values end the
+    process.
     """
     said = os.environ.get(BROKERS_VARIABLE) or "1"
     if said not in ("1", "3"):
@@ -45,7 +45,7 @@ def on_three_brokers() -> bool:
 
 @dataclass
 class ZooKeeper:
-    """`headrace zookeeper`; what it says goes to a file of its folder."""
+    """`headrace zookeeper`; its output goes to a file of its folder."""
 
     folder: Path
     port: int = field(default_factory=lambda: free_port(ZOOKEEPER_PORT))
@@ -60,13 +60,13 @@ class ZooKeeper:
         return ["zookeeper", "--listen", self.address, "--data", str(self.folder)]
 
     def start(self) -> str:
-        """Start it and wait until it is ready; the line it says then."""
+        """Start it and wait until it is ready; return its line about that."""
         if shutil.which("java") is None:
             raise StepFailedError("ZooKeeper and Spark need Java 17 or 21, and there is no java on the PATH")
         self.folder.mkdir(parents=True, exist_ok=True)
         output = self.folder / "said.log"
         with output.open("wb") as log:
-            # A group of its own: its JVM goes with it, whatever becomes of the command.
+            # A process group of its own, so that its JVM ends with it in any case.
             self.process = subprocess.Popen(
                 headrace(*self.words()), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -107,7 +107,7 @@ class Cluster:
     def of_three(
         cls, folder: Path, settings: Mapping[str, str] | None = None, access: Access | None = None
     ) -> Cluster:
-        """Not started yet. Everything has three replicas, two of which have to be in sync."""
+        """Three brokers that are not started yet. Everything has three replicas, two of which must be in sync."""
         cluster = cls(folder, {**REPLICATED, **(settings or {})}, access or Access())
         for number in BROKERS:
             cluster.add(number)
@@ -115,11 +115,11 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """All that are meant to run; a client begins with whichever answers."""
+        """The addresses of all brokers that should run; a client begins with any that answers."""
         return ",".join(server.address for server in self.servers.values())
 
     def add(self, number: int) -> Server:
-        """Another one, not started yet."""
+        """Add a broker that is not started yet."""
         taken = {server.port for server in self.servers.values()}
         port = next(found for found in map(free_port, _ports(number)) if found not in taken)
         own = {
@@ -135,7 +135,7 @@ class Cluster:
         return server
 
     def start(self) -> str:
-        """Start ZooKeeper, then all brokers at once, and wait until they know each other; the lines that they say."""
+        """Start ZooKeeper, then all brokers at once, and wait until they know each other; return their lines."""
         first = self.zookeeper.start()
         with ThreadPoolExecutor(len(self.servers)) as pool:
             lines = [first, *pool.map(Server.start, self.servers.values())]
@@ -144,7 +144,7 @@ class Cluster:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Ask all to end, and ZooKeeper behind them. Those that are asked last have nobody to hand over to."""
+        """Ask all brokers to end, and then ZooKeeper. The last ones have no broker to hand over to."""
         for server in self.servers.values():
             if server.process is not None and server.process.poll() is None:
                 server.process.terminate()
@@ -153,7 +153,7 @@ class Cluster:
         self.zookeeper.stop()
 
     def controller(self, connection: Connection) -> int:
-        """The node id of the controller, as soon as there is one."""
+        """Return the node id of the controller, as soon as there is one."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while (found := connection.kafka.describe_cluster().controller) not in self.servers:
             if time.monotonic() > deadline:
@@ -162,7 +162,7 @@ class Cluster:
         return int(found)
 
     def wait_in_sync(self, connection: Connection) -> float:
-        """Wait until all brokers are alive and all replicas in sync; the seconds it took."""
+        """Wait until all brokers are alive and all replicas in sync; return the seconds it took."""
         begun = time.monotonic()
         while True:
             found = connection.kafka.describe_cluster()

@@ -1,4 +1,4 @@
-"""What the examples show in the terminal: timed steps, tables, checks, and a summary with an exit code."""
+"""The terminal output of the examples: timed steps, tables, checks, and a summary with an exit code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 _SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""An example's JVMs live for seconds: what the optimising compiler would win later, it costs now."""
+"""An example's JVMs live for seconds: the optimising compiler would cost more than it saves."""
 
 
 class StepFailedError(Exception):
-    """A step cannot go on; the message is for the person watching."""
+    """A step cannot go on; the message is for the user."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Check:
 
 @dataclass
 class Stage:
-    """Prints as it goes and remembers every check."""
+    """Print the progress of an example and remember every check."""
 
     title: str
     console: Console = field(default_factory=Console)
@@ -46,8 +46,9 @@ class Stage:
     started: float = field(default_factory=time.monotonic)
 
     def run(self, steps: Iterable[tuple[str, Callable[[], object]]], close: Callable[[], object]) -> int:
-        """The steps in their order, until one cannot go on; the exit code. `close` ends what they have started,
-        whatever happens, SIGTERM too.
+        """Run the steps in order until one cannot go on; return the exit code.
+
+        `close` ends what they have started, also after an error or SIGTERM.
         """
         signal.signal(signal.SIGTERM, _end)
         os.environ.setdefault("JDK_JAVA_OPTIONS", _SHORT_LIVED_JVM)
@@ -63,7 +64,7 @@ class Stage:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """A titled, timed part. An exception in it fails the run, with what was said shown."""
+        """A titled, timed part. An exception in it fails the run, and its text is shown."""
         name = f"{len(self.times) + 1}. {title}"
         self.console.rule(f"[bold]{escape(name)}", align="left", style="cyan")
         begun = time.monotonic()
@@ -81,15 +82,15 @@ class Stage:
             self.console.print(f"[dim]{seconds:.1f} s, {since_start:.0f} s since the start\n")
 
     def say(self, text: str) -> None:
-        """One line. Rich markup is allowed; escape what comes from outside."""
+        """Print one line. Rich markup is allowed; escape text from outside."""
         self.console.print(f"  {text}", highlight=False)
 
     def command(self, words: Sequence[str]) -> None:
-        """A command as a person would type it."""
+        """Print a command as a user would type it."""
         self.console.print(f"  [bold green]$[/] {escape(' '.join(words))}", highlight=False)
 
     def rows(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-        """A table; None is shown as a dash."""
+        """Print a table; None is shown as a dash."""
         table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
         for column in columns:
             table.add_column(column)
@@ -98,7 +99,7 @@ class Stage:
         self.console.print(table)
 
     def check(self, text: str, kept: bool, detail: str = "") -> bool:
-        """Record and print a promise; `detail` says what was seen."""
+        """Record and print a promise; `detail` shows the measured values."""
         self.checks.append(Check(text, kept, detail))
         mark = "[bold green]✓[/]" if kept else "[bold red]✗[/]"
         more = f" [dim]({escape(detail)})[/]" if detail else ""
@@ -107,18 +108,18 @@ class Stage:
 
     @contextmanager
     def progress(self, text: str, total: int) -> Iterator[Any]:
-        """A bar; yields a function that takes how many are done."""
+        """Show a bar; yield a function that takes the number of finished items."""
         columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=not self.console.is_terminal) as bar:
             task = bar.add_task(text, total=total)
             yield lambda done: bar.update(task, completed=done)
 
     def fail(self, error: StepFailedError) -> None:
-        """Record that the run broke off."""
-        self.check("the run goes to its end", False, str(error))
+        """Record that the run ended early."""
+        self.check("the run reached its end", False, str(error))
 
     def summary(self) -> int:
-        """Print times and checks; the exit code: 0 only if there are checks and all hold."""
+        """Print times and checks; return the exit code: 0 only if there are checks and all hold."""
         self.console.rule(f"[bold]{escape(self.title)}", style="cyan")
         self.rows(["step", "seconds"], [(name, f"{seconds:.1f}") for name, seconds in self.times])
         for check in self.checks:
@@ -135,5 +136,5 @@ class Stage:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """As Ctrl-C."""
+    """End the run as by Ctrl-C."""
     sys.exit(128 + number)

@@ -1,1 +1,1 @@
-"""Semantic mutants: the source with one promise broken, and the tests that must notice. `make mutants` runs them."""
+"""Semantic mutants: source code with one promise broken, and the tests that must fail. Run by `make mutants`."""

@@ -1,4 +1,4 @@
-"""`python -m mutants`: run the kept list, or a part of it; exit code 1 when one survives or an entry is no good."""
+"""`python -m mutants`: run the list of mutants or a part of it. Exit code 1 if one survives or an entry is invalid."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from collections.abc import Sequence
 from mutants.entries import FOLDER, ROOT, InvalidMutantError, Mutant, load, parse, problems
 from mutants.runner import Verdict, run
 
-TIMEOUT_S = 180  # of one mutant; the slowest named tests take a tenth of it
+TIMEOUT_S = 180  # for one mutant; the slowest named tests take a tenth of it
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
     parser.add_argument(
-        "--only", metavar="PATTERN", help="a regular expression that the name, file or tests contain"
+        "--only", metavar="PATTERN", help="only those whose name, file or tests match this regular expression"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")
     parser.add_argument(
-        "--since", metavar="REV", help="those whose file, tests or entry changed since this revision"
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of mutants that run at a time"
     )
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for one; a hang is a kill")
+    parser.add_argument(
+        "--since", metavar="REV", help="only those whose file, tests or entry changed since this revision"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, help="seconds for one mutant; a hang counts as killed"
+    )
     asked = parser.parse_args()
     try:
         chosen = load()
@@ -45,7 +49,7 @@ def main() -> int:
         print(*wrong, sep="\n", file=sys.stderr)
         return 1
     if not chosen:
-        print("no mutant is asked for")
+        print("no mutant matches")
         return 0
     begin, verdicts = time.monotonic(), Counter[Verdict]()
     print(f"{len(chosen)} mutants; their tests run once without them first", flush=True)
@@ -59,7 +63,7 @@ def main() -> int:
 
 
 def since(mutants: Sequence[Mutant], revision: str) -> list[Mutant]:
-    """Those that are new or changed, or whose file or test files are, in the working tree against a revision."""
+    """Return the mutants that are new or changed, or whose file or test files are, against a revision."""
     changed = set(_git("diff", "--name-only", revision, "--").splitlines())
     changed |= set(_git("ls-files", "--others", "--exclude-standard").splitlines())
     known: set[Mutant] = set()

@@ -1,8 +1,8 @@
-"""The kept list: `mutants/*.toml`, read and checked. What an entry says is in README.md.
+"""Read and check the list of mutants, `mutants/*.toml`. README.md describes an entry.
 
-An entry is a text that stands once in a file of the source and the text that replaces it. `problems` finds what makes
-one worthless without running anything: a name that stands twice, a text that is gone or no longer unique, a
-replacement that changes nothing or is no Python, a test that is not there.
+An entry is a text that stands once in a source file, and the text that replaces it. `problems` finds invalid entries
+without running a test: a duplicate name, a text that is missing or not unique, a replacement that changes nothing or is
+not valid Python, a missing test.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ _FIELDS: Final = frozenset({"name", "promise", "file", "old", "new", "tests"})
 
 
 class InvalidMutantError(Exception):
-    """An entry that cannot be read or applied; the text names it and says why."""
+    """An entry cannot be read or applied; the text names it and says why."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` stands once in `file` (relative to the root) and becomes `new`; one of `tests` (pytest's ids) must fail."""
+    """One defect: `new` replaces `old`, which stands once in `file`. At least one of `tests` must fail then.
+
+    `file` is relative to the root; `tests` are pytest's ids.
+    """
 
     name: str
     promise: str
@@ -49,12 +52,12 @@ class Mutant:
 
 
 def load(folder: Path = FOLDER) -> list[Mutant]:
-    """All entries, in the order of file names and then of the files."""
+    """Return all entries, in the order of file names and then of the files."""
     return [mutant for path in sorted(folder.glob("*.toml")) for mutant in parse(path.read_text(), path.name)]
 
 
 def parse(text: str, source: str) -> list[Mutant]:
-    """The entries of one file; `source` is what errors call it."""
+    """Return the entries of one file; `source` names the file in errors."""
     try:
         entries = tomllib.loads(text).get("mutant", [])
     except tomllib.TOMLDecodeError as error:
@@ -71,7 +74,7 @@ def _entry(entry: dict[str, Any], where: str) -> Mutant:
 
 
 def problems(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
-    """What is wrong with the list, one line for each entry in which something is; without running a test."""
+    """Return one line for each invalid entry of the list, without running a test."""
     found = [
         f"{name}: the name stands {count} times in the list"
         for name, count in Counter(mutant.name for mutant in mutants).items()
@@ -84,7 +87,7 @@ def problems(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
 
 
 def _what_runs(source: str) -> tuple[Any, ...]:
-    """The compiled code without the places in the source that it comes from."""
+    """Return the compiled code without its positions in the source."""
     return _without_places(compile(source, "source", "exec", dont_inherit=True))
 
 
@@ -100,7 +103,7 @@ def _without_places(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Tree:
-    """Files of a tree, each read and parsed once."""
+    """The files of a tree, each read and parsed once."""
 
     def __init__(self, root: Path) -> None:
         self.text = cache(lambda name: (root / name).read_text() if (root / name).is_file() else None)
@@ -122,7 +125,7 @@ class _Tree:
                 if _what_runs(changed) == self.runs(mutant.file):
                     yield f"{mutant.name}: the replacement changes nothing that runs"
             except SyntaxError as error:
-                yield f"{mutant.name}: with its replacement {mutant.file} is no Python: {error}"
+                yield f"{mutant.name}: with its replacement {mutant.file} is not valid Python: {error}"
         for test in mutant.tests:
             file, _, name = test.partition("::")
             words = name.partition("[")[0].split("::")
@@ -130,7 +133,7 @@ class _Tree:
                 yield f"{mutant.name}: there is no test {test}"
 
     def _names(self, file: str) -> frozenset[str]:
-        """What is defined in a file: functions, classes, and what is assigned the result of a call."""
+        """Return the names that a file defines: functions, classes, and targets of assignments."""
         found: set[str] = set()
         for node in ast.walk(ast.parse(self.text(file) or "")):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,9 +1,9 @@
-"""Runs pytest again and again, each time in a fork of one process that has the third-party packages in memory.
+"""Run pytest again and again, each time in a fork of one process that has imported the third-party packages.
 
-To import them is half of what a short test costs. Of the project nothing is imported here: a fork sees the mutant of
-the moment. A request is a line of JSON on stdin (`tests`, `timeout_s`, `output`: a file), the answer one on stdout:
-pytest's exit code, or null for a run that did not end in time. Each run is a session of its own and is killed as a
-whole, so nothing that a test has started outlives it.
+Importing them takes half the time of a short test. The process imports nothing of the project, so a fork imports the
+files of the current mutant. A request is a line of JSON on stdin (`tests`, `timeout_s`, `output`: a file). The answer
+is a line on stdout: pytest's exit code, or null for a run that did not end in time. Each run is a session of its own
+and is killed as a whole, so no process of a test outlives it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import sys
 import traceback
 from typing import Any, Final, NoReturn
 
-# Seeds are fixed, so that a mutant is not killed by luck; limits of single tests are off: a hang is found by ours.
+# Seeds are fixed, so that a mutant is not killed by chance. The limits of single tests are off: `timeout_s` finds
+# hangs.
 _OPTIONS: Final = (
     *("-q", "-x", "--tb=short", "-p", "no:randomly", "-p", "no:cacheprovider"),
     *("--hypothesis-seed=0", "--timeout", "0"),
@@ -31,7 +32,7 @@ _PRELOADED: Final = (
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a run that goes on is killed on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the `finally` of `_run` kills a run in progress
     for name in _PRELOADED:
         importlib.import_module(name)
     for line in sys.stdin:

@@ -1,9 +1,8 @@
-"""Runs mutants against their tests and tells which survive.
+"""Run mutants against their tests and report which survive.
 
-First the named tests run on the copy as it is: what fails there proves nothing. Then each mutant's tests, until the
-first failure. A mutant is killed by a test that fails in its body, or by one that hangs. It is no kill when the tests
-cannot be collected, when a fixture fails, or when the failure is a name or an import that is missing: then the entry
-is not the defect it describes, and it is an error like a text that is not found.
+The named tests run first on the unchanged copy: a test that fails there proves nothing. Then each mutant's tests run
+until the first failure. A test that fails in its body, or that hangs, kills the mutant. The entry is an error, not a
+defect, if the tests cannot be collected, if a fixture fails, or if the failure is a missing name or import.
 """
 
 from __future__ import annotations
@@ -50,7 +49,10 @@ class Outcome:
 
 
 def run(mutants: Sequence[Mutant], *, jobs: int, timeout_s: float) -> Iterator[Outcome]:
-    """One outcome for each mutant, as they come. `timeout_s` is for one mutant; one of kernels has five times of it."""
+    """Yield one outcome for each mutant, in the order of completion.
+
+    `timeout_s` is for one mutant; a mutant of kernels has five times of it.
+    """
     with ExitStack() as stack:
         spaces: queue.SimpleQueue[Workspace] = queue.SimpleQueue()
         for _ in range(jobs):

@@ -1,8 +1,8 @@
-"""A copy of the tree in which one mutant after the other is applied and taken back.
+"""A copy of the tree in which mutants are applied and taken back, one at a time.
 
 The copy keeps modification times and `__pycache__`, so Python's bytecode and numba's kernels of untouched files stay
-valid. numba checks the file of a kernel alone, not those of the kernels it calls: for a mutant of a file with kernels,
-the cached kernels of this file and of all that import it are put aside while it runs and put back afterwards.
+valid. numba checks only the file of a kernel, not the files of the kernels that it calls. While a mutant of a file with
+kernels runs, the cached kernels of this file and of all its importers are moved aside.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from typing import Final
 
 from mutants.entries import ROOT, Mutant
 
-_LATER_NS: Final = 10 * 10**9  # Python compares whole seconds: a mutant may never look as old as its file
+_LATER_NS: Final = 10 * 10**9  # Python compares whole seconds: a mutant must never look as old as its file
 
 
 @dataclass(frozen=True)
 class Run:
-    """One call of pytest; no exit code means that it did not end in time."""
+    """The result of one call of pytest; no exit code means that it did not end in time."""
 
     code: int | None
     output: str
 
 
 class Workspace:
-    """`with Workspace() as space`: the copy is at `space.root`, and gone at the end. Used by one thread at a time."""
+    """The copy at `root`, inside of `with Workspace() as space`. Used by one thread at a time."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._source = root
@@ -54,9 +54,9 @@ class Workspace:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def pytest(self, tests: Sequence[str], timeout_s: float) -> Run:
-        """Run these tests in the copy, up to the first that fails."""
+        """Run these tests in the copy, up to the first failure."""
         if self._host is None:
-            # Processes that tests start import from the copy, too. No bytecode of a mutant is left behind.
+            # Processes that tests start import from the copy, too. A mutant leaves no bytecode behind.
             paths = {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
             self._host = subprocess.Popen(
                 [sys.executable, "-m", "mutants.host"],
@@ -79,7 +79,7 @@ class Workspace:
 
     @contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[None]:
-        """The copy with the mutant. Raises InvalidMutantError when its text is not there exactly once."""
+        """Apply the mutant to the copy. Raise InvalidMutantError if its text does not stand there exactly once."""
         path = self.root / mutant.file
         original, times = path.read_bytes(), path.stat()
         changed = mutant.applied(original.decode())
@@ -101,12 +101,12 @@ class Workspace:
             shutil.rmtree(aside, ignore_errors=True)
 
     def has_kernels(self, mutant: Mutant) -> bool:
-        """Whether kernels are compiled anew with it, which takes up to minutes."""
+        """Return whether the mutant causes kernels to be compiled again, which takes up to minutes."""
         return self.root / mutant.file in self._kernels
 
     @cached_property
     def _kernels(self) -> dict[Path, frozenset[Path]]:
-        """For each file with kernels: itself and all files with kernels that import it, directly or not."""
+        """Each file with kernels, mapped to itself and all files with kernels that import it, directly or not."""
         files = [path for path in self.root.rglob("*.py") if "numba" in path.read_text()]
         imported = {path: self._imports(path) & set(files) for path in files}
         reached = {path: {path} for path in files}
@@ -121,7 +121,7 @@ class Workspace:
         return {path: frozenset(importers) for path, importers in reached.items()}
 
     def _imports(self, path: Path) -> set[Path]:
-        """Files of the tree that a file imports by their full names, as all modules here do."""
+        """Return the files of the tree that a file imports by their full names, as all modules here do."""
         names: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):

@@ -1,9 +1,8 @@
-"""A clock that counts calls, so that a test of how long something takes gives the same result on every machine.
+"""A clock that counts calls, so that a test of durations has the same result on every machine.
 
-Each call of a function, Python's or C's, on the thread that made the clock counts as a microsecond; nothing else
-takes time. Work in slices (`broker.runtime.slices`) that goes by such a clock rests after so many calls, and
-`longest_turn` is the most that the event loop did without a rest. One call of a C function counts as one, however
-long it takes.
+Each call of a Python or C function on the thread that made the clock counts as one microsecond; nothing else takes
+time. Sliced work (`broker.runtime.slices`) with this clock rests after a fixed number of calls. `longest_turn` is the
+most work that the event loop did without a rest. A call of a C function counts as one, however long it takes.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ CALL_SECONDS = 1e-6
 
 
 class CallClock(Clock):
-    """Counts while it is entered, which is done on the loop that is watched."""
+    """A clock that counts while it is entered, on the loop that is watched."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.longest_turn = 0
-        """Calls between two turns of the event loop, at most."""
+        """Maximum number of calls between two turns of the event loop."""
         self._turn_began = 0
         self._handle: asyncio.Handle | None = None
 
@@ -70,14 +69,14 @@ class CallClock(Clock):
 
 
 class Count:
-    """How many calls there were."""
+    """The number of calls counted."""
 
     calls = 0
 
 
 @contextmanager
 def counted_calls() -> Iterator[Count]:
-    """The calls of functions, Python's and C's, on this thread."""
+    """Count the calls of Python and C functions on this thread."""
     count = Count()
 
     def profile(frame: object, event: str, argument: object) -> None:

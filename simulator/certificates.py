@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs, as PEM and PKCS12, made in a millisecond each."""
+"""Certificates for tests: an authority and its certificates as PEM and PKCS12, each made in a millisecond."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOCAL: tuple[x509.GeneralName, ...] = (
 
 
 class Identity:
-    """A key and its certificate. `issuer` None: signed by itself."""
+    """A key and its certificate. `issuer` is None for a self-signed one."""
 
     def __init__(self, certificate: x509.Certificate, key: Key, issuer: Identity | None) -> None:
         self.certificate = certificate
@@ -51,7 +51,7 @@ class Identity:
         )
 
     def write(self, folder: Path, name: str) -> Path:
-        """Key and certificate in one file of PEM."""
+        """Write key and certificate into one PEM file."""
         path = folder / f"{name}.pem"
         path.write_text(self.key_pem() + self.certificate_pem)
         return path
@@ -65,9 +65,10 @@ def identity(
     days: float = 30,
     names: tuple[x509.GeneralName, ...] = _LOCAL,
 ) -> Identity:
-    """One of P-256, or of RSA with so many bits; `days` from now it expires, before now it has already.
+    """Create a P-256 key, or an RSA key of that number of bits, and its certificate. Without an issuer it is an
+    authority.
 
-    Without an issuer it is an authority.
+    `days` is the time until it expires; negative if it has expired.
     """
     key: Key = (
         rsa.generate_private_key(65537, rsa_bits) if rsa_bits else ec.generate_private_key(ec.SECP256R1())
@@ -97,7 +98,7 @@ def identity(
 
 
 def trusted_pkcs12(certificates: list[x509.Certificate], password: str) -> bytes:
-    """A truststore as keytool makes it: certificates without keys."""
+    """Write a truststore as keytool makes it: certificates without keys."""
     return pkcs12.serialize_java_truststore(
         [pkcs12.PKCS12Certificate(each, b"ca%d" % number) for number, each in enumerate(certificates)],
         serialization.BestAvailableEncryption(password.encode()),

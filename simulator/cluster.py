@@ -1,5 +1,5 @@
-"""Several whole brokers over one simulated ensemble, in the event loop of a test, without sockets between tests and
-them.
+"""Several whole brokers over one simulated ensemble, in a test's event loop, without sockets between test and
+brokers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from simulator.transactional_client import coordinated_by, place_of
 
 DEADLINE_SECONDS = 60.0
 JOURNALS = ("__consumer_offsets", "__transaction_state")
-"""By the type of a coordinator's key."""
+"""The journal topics, by the type of a coordinator's key."""
 JOURNAL_FACTORS = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
 JOURNAL_REPLICAS = 3
-"""Of clusters that have so many brokers; those of others have as many as there are."""
+"""Replicas of the journals in clusters with at least this number of brokers; smaller clusters have one per broker."""
 
 
 class DirectCluster:
-    """Brokers by their node ids, and the session that each has with the ensemble."""
+    """Brokers by node id, and the session of each with the ensemble."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class DirectCluster:
         await self.brokers.pop(node_id).broker.stop()
 
     async def agreed(self, holds: Callable[[DirectBroker], bool], *who: int) -> None:
-        """Wait until it holds at these brokers (none: at all of them)."""
+        """Wait until the condition holds at these brokers (by default at all)."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             for node_id in who or tuple(self.brokers):
                 while not holds(self.brokers[node_id]):  # noqa: ASYNC110 - what is waited for is another's
@@ -74,7 +74,7 @@ class DirectCluster:
 
 
 class Routed:
-    """What a `transactional_client.Client` takes for a broker: each request goes to whom it is for."""
+    """A broker for `transactional_client.Client` that sends each request to the broker responsible for it."""
 
     def __init__(self, cluster: DirectCluster) -> None:
         self._cluster = cluster
@@ -114,7 +114,7 @@ async def direct_cluster(
     session_ms: int = 12_000,
     config: Mapping[str, str] | None = None,
 ) -> AsyncIterator[DirectCluster]:
-    """Brokers 1 to `brokers`, stopped cleanly at the end."""
+    """Run brokers 1 to `brokers`; stop them cleanly at the end."""
     cluster = DirectCluster(folder, make_extensions, session_ms=session_ms)
     replicas = str(max(1, min(brokers, JOURNAL_REPLICAS)))
     config = {**dict.fromkeys(JOURNAL_FACTORS, replicas), **(config or {})}

@@ -1,16 +1,16 @@
-"""A run of the simulator with several brokers: one cluster on one ensemble, clients of any of them, faults, the checks.
+"""A run of the simulator with several brokers: one cluster on one ensemble, clients, faults, and the checks.
 
-As `simulation.py`, whose clients go to whom Metadata and FindCoordinator name. Beside what is done to a single broker:
-brokers are paused for longer than their session, lose it while they run, are cut off the ensemble, off each other and
-off clients, and the ensemble loses connections under transactions, and tells late of changes. Topics are made and
-deleted through whichever broker.
+It works like `simulation.py`, but its clients follow the brokers that Metadata and FindCoordinator name. It has more
+faults than a single broker: brokers are paused for longer than their session, lose it while they run, and are cut off
+from the ensemble, from each other and from clients. The ensemble loses connections during transactions and reports
+changes late. Topics are created and deleted through any broker.
 
-Beside C1 and C2 for all partitions:
+Beside C1 and C2 for all partitions, these rules hold:
 
-    M1 to M5  what is written to the ensemble (`controllers.py`)
-    M6        after all was healed every broker is registered, and all of them name the same brokers, at their
-              addresses, the same topics, which are those that were made and not deleted, and the same leaders
-    M7        who deletes a topic that was made is not told that there is none, whichever broker it asks
+- M1 to M5: the writes to the ensemble (`controllers.py`).
+- M6: after all faults are healed, every broker is registered. All brokers name the same brokers at their addresses, the
+  same topics (created and not deleted) and the same leaders.
+- M7: deleting a topic that was created is never answered with an unknown topic, whichever broker is asked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STORE_LOSS = 0.005
 WATCH_SECONDS_MAX = 0.2
 RETRY_SECONDS = (0.05, 0.4)
 PATIENCE_SECONDS = 30.0
-"""Sessions of the dead have to end, and those who wait for that to start."""
+"""Maximum time until clients get on after healing: the sessions of dead brokers end first, then others start."""
 AGREED_SECONDS = 10.0
 MADE = "made-"
 PASSING = {
@@ -53,7 +53,7 @@ PASSING = {
 
 
 class ClusterSimulation(Simulation):
-    """See the module."""
+    """One run; see the module."""
 
     kept_partitions = PARTITIONS * BROKERS
     patience_seconds = PATIENCE_SECONDS
@@ -66,14 +66,14 @@ class ClusterSimulation(Simulation):
         self.watch = ControllerWatch(world.ensemble)
         self._leaders: dict[tuple[str, Place], int] = {}
         self.epochs: dict[tuple[str, Place], int] = {}
-        """In which each client's leaders lead, as it knows."""
+        """The newest leader epoch of each partition that each client has seen."""
         self._coordinators: dict[tuple[str, str], int] = {}
         self._topics: set[str] = set()
-        """What was made and not deleted, by its only maker."""
+        """Topics that were created and not deleted; each has only one creator."""
         self._doubtful: set[str] = set()
-        """A request to make it was not answered, and may arrive whenever the network lets it."""
+        """Topics whose creation was not answered: the request may still arrive at any time."""
 
-    # -- whom to ask ---------------------------------------------------------------------------------------
+    # -- brokers to ask ------------------------------------------------------------------------------------
 
     async def anybody(self, name: str) -> Link:
         return self.link(name, self.random.randrange(BROKERS))
@@ -152,20 +152,20 @@ class ClusterSimulation(Simulation):
         return self.problems
 
     def others(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """Clients beside."""
+        """Return further clients."""
         return ()
 
     async def _create_topics(self) -> None:
         await self._made(KEPT, self.kept_partitions)
 
     def broker_config(self) -> dict[str, str]:
-        """Of all brokers."""
+        """Configurations of all brokers."""
         config = CONFIG | {"log.durability": "power" if self.mode == "power" else "process"}
         config["log.segment.bytes"] = str(self.random.choice((1000, 4000, 1 << 30)))
         return config
 
     def member_config(self, node_id: int) -> dict[str, str]:
-        """Of one of them, beside."""
+        """Additional configurations of one broker."""
         return {}
 
     # -- faults --------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class ClusterSimulation(Simulation):
                 await self.random.choice(faults)(member)
 
     async def _harm_ways(self) -> None:
-        """Between clients and brokers, and of wall clocks."""
+        """Disturb the network between clients and brokers, and wall clocks."""
         while not self._healing:
             await asyncio.sleep(self.random.uniform(0.2, 3.0))
             self.faults += 1
@@ -196,7 +196,7 @@ class ClusterSimulation(Simulation):
                 await self._rest()
 
     async def _part(self, member: Member) -> None:
-        """Off a client, or off another broker."""
+        """Cut a broker off from a client or from another broker."""
         if self.random.random() < 0.5:
             await super()._part(member)
             return
@@ -216,7 +216,7 @@ class ClusterSimulation(Simulation):
         member.find_store()
 
     async def _expire(self, member: Member) -> None:
-        """Its session is over, and nothing else."""
+        """End the session of a broker that goes on running."""
         assert self.world.ensemble is not None
         if member.store is not None and member.store.connected:
             self.world.loop.note("expire", member.owner)
@@ -278,7 +278,7 @@ class ClusterSimulation(Simulation):
             await self._rest()
 
     async def _told(self, request: Any, version: int) -> ErrorCode | None:
-        """None if it was not answered."""
+        """Send a request; None if it was not answered."""
         try:
             answer = await (await self.anybody("maker")).send(request, version)
         except LinkLostError:
@@ -305,7 +305,7 @@ class ClusterSimulation(Simulation):
             self.problems += await workload.check(self)
 
     async def _check_metadata(self) -> None:
-        """M6: soon after the last change, which may have been a registration."""
+        """Check M6, soon after the last change, which may have been a registration."""
         ends = self.world.loop.time() + AGREED_SECONDS
         while (problems := await self._disagreements()) and self.world.loop.time() < ends:
             await self._rest()
@@ -344,7 +344,7 @@ def simulate_cluster(
     workloads: Callable[[], Sequence[Workload]] = tuple,
     kind: type[ClusterSimulation] = ClusterSimulation,
 ) -> Report:
-    """One run. `seconds` are virtual ones."""
+    """Run one simulation; `seconds` are virtual ones."""
     with World(seed, folder, loss=0.02, make_extensions=make_extensions, shared=True) as world:
         simulation = kind(world, operations, workloads(), mode)
         begin = world.loop.time()

@@ -1,10 +1,10 @@
-"""Transactions over several brokers, for the simulator: a `Workload` of `cluster_simulation.py`.
+"""Transactions over several brokers: a `Workload` of `cluster_simulation.py`.
 
-Producers of both versions of transactions write to partitions of all brokers, and a group's position with them; their
-coordinators, and the group's, are where the journals are. What has to hold at the end:
+Producers of both transaction versions write to partitions of all brokers, and commit a group's offset with them. Their
+coordinators, and that of the group, are the leaders of the journals. At the end:
 
-    C6   all of a transaction is read, or nothing of it (`histories.py`), the group's position included
-    R9   no transaction hangs: what is in the logs is stable when every producer has come again
+- C6: all records of a transaction are read, or none (`histories.py`), including the group's offset.
+- R9: no transaction hangs: all records are stable when every producer has come again.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ MOVED = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 }
 PASSES = PASSING | MOVED | {ErrorCode.NOT_ENOUGH_REPLICAS}
-"""The last one: a transaction's coordinator could not be asked."""
+"""Errors to retry. NOT_ENOUGH_REPLICAS: the coordinator of a transaction could not be asked."""
 
 
 class Routed:
-    """What a `Client` takes for a broker: each request goes to who it is for, until it is answered."""
+    """A broker for `Client` that sends each request to the broker responsible for it, until it is answered."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self._simulation = simulation
@@ -103,7 +103,7 @@ class Routed:
 
 
 def _codes(answer: Any) -> Iterator[ErrorCode]:
-    """All that an answer says, of whatever it speaks."""
+    """Return all error codes of an answer."""
     for name in type(answer).FIELDS:
         value = getattr(answer, name)
         if name.endswith("error_code"):
@@ -115,7 +115,7 @@ def _codes(answer: Any) -> Iterator[ErrorCode]:
 
 
 class SpreadTransactions:
-    """See the module."""
+    """The workload; see the module."""
 
     def __init__(self, replicas: int = 1) -> None:
         self.transactions: list[Transaction] = []
@@ -175,7 +175,7 @@ class SpreadTransactions:
 
     async def check(self, simulation: Simulation) -> list[str]:
         routed: Any = Routed(simulation, "checker")
-        for name, version in PRODUCERS:  # whatever is left open is aborted by this
+        for name, version in PRODUCERS:  # this aborts every transaction that is left open
             await _retried(Client(routed, name, version, timeout_ms=1000).init)
         problems = await self._hung(simulation, routed)
         if problems:
@@ -223,7 +223,7 @@ class SpreadTransactions:
 
 
 async def _retried(ask: Callable[[], Any]) -> ErrorCode:
-    """The error that does not pass, or none."""
+    """Return the error that does not pass, or none."""
     while True:
         answer = await ask()
         if isinstance(answer, list):

@@ -1,17 +1,18 @@
-"""Watches what is written to a simulated ensemble: changes follow one another, and who leads is said by the controller.
+"""Check the writes to a simulated ensemble: changes follow one another, and only the controller changes leaders.
 
-    watch = ControllerWatch(ensemble)
+watch = ControllerWatch(ensemble)
     ...
     assert watch.problems == []
 
-M1  an epoch is claimed together with the controller's node, is one more than the one before, and belongs to one session
-M2  topics, the states of their partitions and the live brokers are changed together with the journal of changes, whose
-    version is compared; the live brokers by the process that has claimed the present epoch, in a transaction that
-    checks it, and by nobody else. It may have lost the session that it claimed it with: until another claims the next
-    epoch nobody else changes them
-M3  the leader epoch of a partition never goes back, and one leader has it
-M4  a broker is registered by a node that goes with its session
-M5  who is not registered acknowledges nothing (`acknowledged`): its lease has ended before
+- M1: an epoch is claimed together with the controller's node, is one more than the one before, and belongs to one
+  session.
+- M2: topics, partition states and live brokers are changed together with the journal of changes, whose version is
+  compared. Live brokers are changed only by the process that has claimed the present epoch, in a transaction that
+  checks it. The process may have lost the session of its claim: until another one claims the next epoch, no other
+  process changes them.
+- M3: the leader epoch of a partition never goes back, and belongs to one leader.
+- M4: a broker is registered by an ephemeral node.
+- M5: a broker that is not registered acknowledges nothing (`acknowledged`): its lease has ended before.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _IN_THE_JOURNAL = (tree.TOPICS, tree.LIVE_BROKERS)
 
 
 class ControllerWatch:
-    """`claims` is who (by session) has claimed which epoch."""
+    """The checker. `claims` maps each epoch to the session that claimed it."""
 
     def __init__(self, ensemble: SimulatedEnsemble) -> None:
         self.problems: list[str] = []
@@ -42,7 +43,7 @@ class ControllerWatch:
         ensemble.end_observers.append(self._ended)
 
     def acknowledged(self, node_id: int, asked_at: float) -> None:
-        """A broker was asked then, for the first time, to append something, and has just been heard to have done so."""
+        """Note that a broker has acknowledged an append that it was first asked for at that time."""
         times = self._registered.get(f"{tree.BROKER_IDS}/{node_id}", [])
         if not any(until >= asked_at for _, until in times):
             self.problems.append(
@@ -97,7 +98,7 @@ class ControllerWatch:
         ):
             self.problems.append(f"{changed[0]} is changed without an entry in the journal of changes")
         if tree.LIVE_BROKERS not in changed:
-            return  # which anybody may do who knows all that was changed before
+            return  # any process may do this that knows all earlier changes
         node = self._ensemble.node(tree.CONTROLLER_EPOCH)
         checked = [each for each in operations if each.path == tree.CONTROLLER_EPOCH]
         if node is None or not checked:

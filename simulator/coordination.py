@@ -1,8 +1,8 @@
 """A simulated ensemble: many sessions over one tree of nodes in memory, with the faults of a real one.
 
-Runs in any event loop, under virtual time too, and draws its delays from a seeded generator: the same seed, the same
-trace. It follows ZooKeeper where the port leaves room: a session ends when it was not heard of for its timeout, its
-ephemeral nodes go with it, and a client hears of that only when it is connected again.
+It runs in any event loop, also under virtual time, and draws its delays from a seeded generator: the same seed gives
+the same trace. Where the port leaves a choice, it follows ZooKeeper: a session ends when it was silent for its timeout,
+its ephemeral nodes are removed, and its client learns this only when it is connected again.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class SimulatedEnsemble:
         self.watch_seconds_max = watch_seconds_max
         self.observers: list[Callable[[int, Sequence[StoreOperation]], None]] = []
         self.end_observers: list[Callable[[int, Sequence[str]], None]] = []
-        """Told of every session that ends, and which nodes go with it."""
+        """Called for every session that ends, with the nodes that are removed with it."""
         self._delays = delays
         self._nodes: dict[str, Node] = {"/": Node(b"", 0)}
         self._counters: dict[str, int] = {}
         self._heard: dict[int, float] = {}
         self._first_end = math.inf
-        """No session ends by silence before."""
+        """Earliest time at which a silent session may end."""
         self._stores: list[SimulatedStore] = []
         self._sessions = 0
         self.clients: dict[int, SimulatedStore] = {}
-        """Whose each session was."""
+        """The client of each session."""
         self._transactions = 0
 
     async def connect(self, *, session_timeout_ms: float = 6_000) -> SimulatedStore:
-        """Infinite: a session that nobody can lose but by `end`, as that with an embedded store."""
+        """Open a session. With an infinite timeout only `end` ends it, like the session of an embedded store."""
         store = SimulatedStore(self, session_timeout_ms / 1000)
         self._stores.append(store)
         await store.open()
@@ -83,7 +83,7 @@ class SimulatedEnsemble:
     # -- faults --------------------------------------------------------------------------------------------
 
     def cut(self, store: SimulatedStore) -> None:
-        """Nothing passes between this client and the ensemble until `heal`. Its session ends by time."""
+        """Stop all messages between this client and the ensemble until `heal`. Its session ends after its timeout."""
         store.connected = False
         store.disconnected()
 
@@ -92,11 +92,11 @@ class SimulatedEnsemble:
         store.reconnected()
 
     def expire(self, store: SimulatedStore) -> None:
-        """End the session at once, as after a silence of its timeout."""
+        """End the session at once, as after its timeout."""
         self._end(store.session)
         store.reconnected()
 
-    # -- what stores ask ------------------------------------------------------------------------------------
+    # -- requests of stores ---------------------------------------------------------------------------------
 
     def delay(self) -> float:
         return self.random.uniform(*self._delays)
@@ -109,7 +109,7 @@ class SimulatedEnsemble:
         return self._sessions
 
     def hear(self, session: int, timeout: float) -> bool:
-        """A sign of life. False: the session is over."""
+        """Note a sign of life. Return False if the session is over."""
         self.end_silent()
         if session not in self._heard:
             return False
@@ -117,7 +117,7 @@ class SimulatedEnsemble:
         return True
 
     def end_silent(self) -> None:
-        """Sessions that were not heard of for their timeout are over: looked at before anything is read or changed."""
+        """End the sessions that were silent for their timeout. Called before every read or change."""
         now = self.clock.monotonic()
         if now <= self._first_end:
             return
@@ -178,7 +178,7 @@ class SimulatedEnsemble:
 
     def _tell(self, touched: set[str]) -> None:
         for store in self._stores:
-            if store.session in self._heard:  # another's watches are told of when it has its next session
+            if store.session in self._heard:  # watches of other sessions fire when they are connected again
                 store.changed(touched)
 
     def _apply(self, operation: StoreOperation, session: int, touched: set[str]) -> str:
@@ -225,9 +225,9 @@ class SimulatedEnsemble:
 
 
 class SimulatedStore:
-    """A CoordinationStore: one session with a simulated ensemble. Made by `SimulatedEnsemble.connect`.
+    """A CoordinationStore: one session with a simulated ensemble. Created by `SimulatedEnsemble.connect`.
 
-    What is asked arrives in order and is carried out whatever has become of who asked; the answers come in order.
+    Requests arrive in order and are carried out, even if the caller has gone. Answers come in order.
     """
 
     def __init__(self, ensemble: SimulatedEnsemble, session_timeout: float) -> None:
@@ -239,9 +239,9 @@ class SimulatedStore:
         self._watches: dict[str, list[tuple[Callable[[], None], Context]]] = {}
         self._beats: asyncio.Task[None] | None = None
         self._closed = False
-        self._connections = 0  # which one this is
+        self._connections = 0  # number of the present connection
         self._asked: dict[asyncio.Future[Any], Exception] = {}
-        self._there = self._back = 0.0  # when the latest message of each way arrives
+        self._there = self._back = 0.0  # when the latest message of each direction arrives
 
     async def open(self) -> None:
         self._session = self._ensemble.begin(self)
@@ -300,10 +300,10 @@ class SimulatedStore:
         if self.connected:
             self._ensemble.end(self._session)
 
-    # -- what the ensemble does to it ------------------------------------------------------------------------
+    # -- events of the ensemble ------------------------------------------------------------------------------
 
     def disconnected(self) -> None:
-        """Whoever waits for an answer is told that it will not come; what is under way may be carried out."""
+        """Fail all waiting requests; requests under way may still be carried out."""
         self._connections += 1
         asked, self._asked = self._asked, {}
         for answer, error in asked.items():
@@ -311,7 +311,7 @@ class SimulatedStore:
                 answer.set_exception(error)
 
     def reconnected(self) -> None:
-        """It may have missed anything; its session is over if the ensemble says so."""
+        """Reconnect. Changes may have been missed, and the session may be over."""
         if self._closed or not self.connected:
             return
         if not self._ensemble.hear(self._session, self.session_timeout):
@@ -334,7 +334,7 @@ class SimulatedStore:
         return await self._ask(ask, StoreUnavailableError("the ensemble is lost"))
 
     async def _ask(self, ask: Callable[[], Result], lost: Exception) -> Result:
-        """The answer. Raises `lost` when the connection or the session is."""
+        """Send a request and return the answer. Raise `lost` when the connection or the session is lost."""
         loop, ensemble = asyncio.get_running_loop(), self._ensemble
         answer: asyncio.Future[Result] = loop.create_future()
         if not self.connected or self._closed:
@@ -345,7 +345,7 @@ class SimulatedStore:
 
         def arrives() -> None:
             if connection != self._connections and ensemble.random.random() < 0.5:
-                return  # it was in the way when the connection was lost
+                return  # it was under way when the connection was lost
             if ensemble.loss and ensemble.random.random() < ensemble.loss:
                 is_carried_out = ensemble.random.random() < 0.5
                 if is_carried_out and ensemble.hear(session, self.session_timeout):
@@ -377,7 +377,7 @@ class SimulatedStore:
             self._asked.pop(answer, None)
 
     def _breaks(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Its connection does; it has the next one a little later, with the same session."""
+        """Break the connection; the next one follows a little later, with the same session."""
         self.connected = False
         self.disconnected()
         connection = self._connections
@@ -394,7 +394,7 @@ class SimulatedStore:
             try:
                 await self._beat()
             except StoreUnavailableError:
-                self.reconnected()  # unless it is cut off: then the lease ends by itself
+                self.reconnected()  # unless it is cut off: then the lease ends by time
 
     async def _beat(self) -> None:
         session, sent = self._session, self._ensemble.clock.monotonic()

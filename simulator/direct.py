@@ -44,17 +44,17 @@ QUICK = {"group.initial.rebalance.delay.ms": "0"}
 
 
 class DirectBroker:
-    """A started broker and the way to its dispatcher."""
+    """A started broker and its dispatcher."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.context = broker.context
         self.peer = Peer(1, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
-        """The one connection that all requests seem to come from; another object is another connection."""
+        """The connection of all requests; a new object is a new connection."""
         self._correlation_id = 0
 
     async def send(self, request: ApiMessage, version: int | None = None, client_id: str = "test") -> Any:
-        """The decoded response, or None if there is none. Raises CloseConnection as the dispatcher does."""
+        """Return the decoded response, or None if there is none. Raise CloseConnection as the dispatcher does."""
         api_version = type(request).MAX_VERSION if version is None else version
         self._correlation_id = sent = self._correlation_id + 1
         answer = await self.send_frame(encode_request(request, api_version, sent, client_id))
@@ -75,7 +75,7 @@ class DirectBroker:
         version: int = 12,
         **batch_options: Any,
     ) -> PartitionProduceResponse:
-        """Produce one batch: of `values`, or the bytes given. Gives the partition's part of the answer."""
+        """Produce one batch of `values`, or the given bytes. Return the partition's part of the answer."""
         if isinstance(values, bytes):
             batch = values
         else:
@@ -105,7 +105,7 @@ class DirectBroker:
         partition_max_bytes: int = 1 << 20,
         **options: Any,
     ) -> PartitionData:
-        """Fetch one partition by name. Gives the partition's part of the answer."""
+        """Fetch one partition by name. Return the partition's part of the answer."""
         wanted = FetchPartition(
             partition=partition, fetch_offset=offset, partition_max_bytes=partition_max_bytes
         )
@@ -124,7 +124,7 @@ class DirectBroker:
         return answer
 
     async def send_frame(self, frame: bytes) -> bytes | None:
-        """The bytes of the answer to a frame given without its length."""
+        """Return the bytes of the answer to a frame without its length."""
         answer = self.broker.dispatcher(self.peer, frame)
         if isinstance(answer, Pending):
             outcome = asyncio.ensure_future(answer.outcome)
@@ -145,13 +145,13 @@ class DirectBroker:
 def encode_request(
     request: ApiMessage, api_version: int, correlation_id: int, client_id: str = "test"
 ) -> bytes:
-    """A frame, without its length."""
+    """Encode a frame without its length."""
     header = RequestHeader(request.API_KEY, api_version, correlation_id, client_id)
     return encode_request_header(header, request.header_version(api_version)) + request.encode(api_version)
 
 
 def decode_answer(answer: bytes, request: ApiMessage, api_version: int, correlation_id: int) -> Any:
-    """What a frame says that answers a request. Raises RuntimeError if it answers another one."""
+    """Decode the answer to a request. Raise RuntimeError if it answers another one."""
     response = response_type(type(request))
     answered, position = decode_response_header(answer, response.header_version(api_version))
     if answered != correlation_id:
@@ -160,7 +160,7 @@ def decode_answer(answer: bytes, request: ApiMessage, api_version: int, correlat
 
 
 def values_of(records: bytes | memoryview) -> list[tuple[int, bytes | None]]:
-    """Offset and value of every record in some batches."""
+    """Return offset and value of every record in some batches."""
     found: list[tuple[int, bytes | None]] = []
     view = memoryview(records)
     for position, header in iter_headers(view):
@@ -170,7 +170,7 @@ def values_of(records: bytes | memoryview) -> list[tuple[int, bytes | None]]:
 
 
 def response_type(request: type[ApiMessage]) -> type[ApiMessage]:
-    """The response that belongs to a request; both are in one module."""
+    """Return the response type of a request; both are in one module."""
     module = importlib.import_module(request.__module__)
     response: type[ApiMessage] = getattr(module, request.__name__.removesuffix("Request") + "Response")
     return response
@@ -185,7 +185,9 @@ async def direct_broker(
     clock: Clock | None = None,
     store: CoordinationStore | None = None,
 ) -> AsyncIterator[DirectBroker]:
-    """A broker on `data_dir`, stopped cleanly at the end; `store` instead of its own, which it closes."""
+    """Run a broker on `data_dir` and stop it cleanly at the end. `store` replaces its own store, and is closed by
+    the broker.
+    """
     keys = [key for extension in extensions for key in extension.broker_configs()]
     broker = Broker(
         BrokerConfig({**QUICK, **(config or {})}, keys),

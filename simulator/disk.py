@@ -1,32 +1,32 @@
-"""A disk in memory that can lose what was not synced, tear what was half written, and fail on demand.
+"""A disk in memory that can lose unsynced data, tear a half-written one, and fail on demand.
 
-It keeps two worlds: what a running process sees (everything applied so far) and what would be there after a
-power cut (only what was synced). Operations that change something are numbered. `crash_at` lets the process
-die in the middle of one; `restart` gives the disk that the next process finds:
+It keeps two states: the one that a running process sees (all operations so far), and the one after a power cut (only
+synced data). Changing operations are numbered. `crash_at` ends the process in the middle of one; `restart` returns the
+disk that the next process finds:
 
-    KEPT    the process died, the machine did not: everything applied is there, the last write maybe in part; what was
-            not synced still is not, and a later power cut may take it
-    LOST    power cut: only what was synced
-    TORN    power cut: the unsynced operations up to some point, the last of them in part (whole sectors)
-    ZEROS   power cut: sizes arrived, unsynced data reads as zeros
-    HOLES   power cut: some sectors of the unsynced data arrived, in no order
+- KEPT: the process ended, the machine did not. All operations are there, the last write maybe in part. Unsynced data
+  stays unsynced, and a later power cut may lose it.
+- LOST: a power cut left only synced data.
+- TORN: a power cut left the unsynced operations up to some point, the last one in part (whole sectors).
+- ZEROS: a power cut left the new sizes; unsynced data reads as zeros.
+- HOLES: a power cut left some sectors of the unsynced data, in no order.
 
-Contents, names and directories are separate, and only what POSIX promises is promised:
+Contents, names and directories are separate, and the disk keeps only the promises of POSIX:
 
-- fsync of a file makes its contents durable, not its name, though ext4 does both.
-- A new name, a rename, a removal, and likewise a directory made or removed, is an entry of its directory. It is
-  durable once that very directory was synced. A directory whose entry in its parent is lost is lost with all that is
-  in it, however well that was synced; nothing is durable whose path is not, up to the root, which is always there.
-- Before that, a power cut (all but LOST, where none arrives) leaves the unsynced entries of each directory either up
-  to some point of their order, as a journal does, or any of them without the others, as POSIX allows and ext4's fast
-  commits, XFS and Btrfs come near to. Entries of different directories know nothing of each other, nor of contents.
-- A name goes through its own changes in order: it stands for what one of them gave it, never for something else.
-- A rename never loses the file: the new name stands for it wherever the old one has gone. Both may be there.
+- fsync of a file makes its contents durable, not its name, although ext4 does both.
+- Creating, renaming or removing a file or directory changes an entry of its parent directory, and is durable once that
+  very directory is synced. A directory whose entry is lost is lost with its contents, even if they were synced. A file
+  is durable only if its whole path up to the root is.
+- Until then a power cut (except LOST) leaves a part of each directory's unsynced changes. These are either all changes
+  up to some point, as a journal leaves, or any of them, as POSIX allows and ext4's fast commits, XFS and Btrfs nearly
+  do. Different directories, and directories and contents, are independent.
+- The changes of one name keep their order: the name has the value of one of them, never another one.
+- A rename never loses the file: it is under the new name whenever the old name is gone. Both may be there.
 
-A failed sync drops what it should have made durable while the process goes on seeing it (as Linux does), until it
-asks for the medium's own contents (`settle`).
+A failed sync drops the data that it should have made durable, while the process still sees it (as on Linux), until
+`settle` reads the medium itself.
 
-Any thread may use it. What is not a single step on a real disk is one here: a restart finds no sync half done.
+Any thread may use it. Every operation is a single step, so a restart finds no half-done sync.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Tear(Enum):
 
 
 class SimulatedCrash(BaseException):
-    """The process is dead. Not an Exception: nothing may handle it and go on."""
+    """The process has ended. Not an Exception, so that no handler catches it and goes on."""
 
 
 @dataclass(slots=True, eq=False)
 class _Inode:
-    """`pending` are the changes since the last sync: (position, data), or (size, None) for a truncation."""
+    """A file. `pending` are the changes since the last sync: (position, data), or (size, None) for a truncation."""
 
     data: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -71,7 +71,9 @@ class _Inode:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A name that stands for `node` from now on; None: for nothing. `needs` has to have happened before (a rename)."""
+    """A change of a name: it stands for `node` from now on (None: removed). `needs` must have happened before (a
+    rename).
+    """
 
     name: str
     node: _Inode | _Directory | None
@@ -80,7 +82,7 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class _Directory:
-    """`pending` are the changes since the last sync, in their order."""
+    """A directory. `pending` are the changes since the last sync, in their order."""
 
     entries: dict[str, _Inode | _Directory] = field(default_factory=dict)
     durable: dict[str, _Inode | _Directory] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class _Directory:
         self.pending.clear()
 
     def arrived(self, random_: random.Random) -> list[_Entry]:
-        """Those of the pending changes that a power cut finds on the medium."""
+        """Return the pending changes that a power cut leaves on the medium."""
         if random_.random() < 0.5:
             return self.pending[: random_.randrange(len(self.pending) + 1)]
         share = random_.random()
@@ -117,7 +119,7 @@ class _Directory:
 
 
 def _copied(directory: _Directory, nodes: dict[_Inode | _Directory, _Inode | _Directory]) -> _Directory:
-    """The same again, one for one: `nodes` are those that have been copied."""
+    """Return a deep copy; `nodes` maps nodes to their copies."""
     after = nodes[directory] = _Directory(written_ms=directory.written_ms, changed_ms=directory.changed_ms)
 
     def node_of(node: _Inode | _Directory) -> _Inode | _Directory:
@@ -151,7 +153,7 @@ def _enter(entries: dict[str, _Inode | _Directory], entry: _Entry) -> None:
 
 @dataclass(slots=True)
 class Fault:
-    """Make the next `times` operations of a kind fail, after `skip` of them, on paths that end in `suffix`."""
+    """A fault: the next `times` operations of a kind fail, after `skip` of them, on paths that end in `suffix`."""
 
     operation: str
     error: int
@@ -219,7 +221,7 @@ class SimulatedFile:
         try:
             self._disk._begin("sync", self._path)
         except OSError:
-            self._inode.pending.clear()  # the pages count as clean now, whatever happened to them
+            self._inode.pending.clear()  # the pages count as clean now, in any case
             raise
         with self._disk._lock:
             for change in self._inode.pending:
@@ -246,9 +248,10 @@ class SimulatedFile:
 
 
 class SimulatedDisk:
-    """`capacity` bytes of file contents (None: no limit). `operations` counts what changes something; `calls`
-    counts every call by kind. `now_ms`: the wall clock that files are dated by. `mounted_at`: where this file system
-    begins; it is there, and so is what is above.
+    """The disk. `capacity` is the limit of file contents in bytes (None: no limit).
+
+    `operations` counts changing operations, `calls` every call by kind. `now_ms` is the wall clock for file times.
+    `mounted_at` is the root of this file system; it exists, and so do its parents.
     """
 
     def __init__(
@@ -266,9 +269,9 @@ class SimulatedDisk:
         self.crash_at: int | None = None
         self.is_dead = False
         self.on_crash: Callable[[], None] | None = None
-        """Called in the operation in which the process dies."""
+        """Called in the operation in which the process ends."""
         self.on_change: Callable[[str, Path], None] | None = None
-        """Called before each operation that changes something."""
+        """Called before each changing operation."""
         self.calls: dict[str, int] = {}
         self.boots = 1
         self._faults: list[Fault] = []
@@ -290,7 +293,9 @@ class SimulatedDisk:
         self.capacity = None
 
     def restart(self, tear: Tear) -> SimulatedDisk:
-        """The disk the next process finds. This one stays as it is, so several restarts can be tried."""
+        """Return the disk that the next process finds. This one stays as it is, so that several restarts can be
+        tried.
+        """
         random_ = random.Random(f"{self._random.random()}{tear}")
         after = SimulatedDisk(
             seed=random_.randrange(1 << 30), now_ms=self.now_ms, mounted_at=self._mounted_at
@@ -304,7 +309,7 @@ class SimulatedDisk:
         return after
 
     def move(self, old: Path, new: Path) -> None:
-        """As if a directory had always been at another place, whose parents are made: no operation, and durable."""
+        """Move a directory and make its new parents, as if it had always been there: no operation, and durable."""
         node = self._node(old)
         if not isinstance(node, _Directory):
             return
@@ -322,7 +327,7 @@ class SimulatedDisk:
         return bytes(self._file(path).data)
 
     def corrupt(self, path: Path, position: int, mask: int) -> None:
-        """Flip bits of one byte, as a decaying medium would."""
+        """Flip bits of one byte, as a damaged medium would."""
         inode = self._file(path)
         inode.data[position] ^= mask
         if position < len(inode.durable):
@@ -331,7 +336,7 @@ class SimulatedDisk:
     def _survivor(
         self, directory: _Directory, tear: Tear, random_: random.Random, inodes: dict[_Inode, _Inode]
     ) -> _Directory:
-        """What a power cut leaves of a directory and of what is in it."""
+        """Return the state of a directory after a power cut."""
         entries = dict(directory.durable)
         if tear is not Tear.LOST and directory.pending:
             for entry in directory.arrived(random_):
@@ -379,7 +384,7 @@ class SimulatedDisk:
         return data
 
     def _begin(self, operation: str, path: Path, *, changes: bool = True) -> None:
-        """Count an operation, and let it fail or the process die if that is what was asked for."""
+        """Count an operation; let it fail or end the process if that was requested."""
         self._is_partial = False
         if self.is_dead:
             raise SimulatedCrash
@@ -590,7 +595,7 @@ class SimulatedDisk:
 
 
 class SimulatedLock:
-    """Gone with the process: another disk, of `restart`, knows nothing of it."""
+    """A lock that ends with the process: the disk of `restart` does not have it."""
 
     def __init__(self, locks: dict[Path, str], path: Path) -> None:
         self._locks = locks
@@ -601,7 +606,7 @@ class SimulatedLock:
 
 
 def _size(node: _Inode | _Directory) -> int:
-    """Bytes of file contents that a process sees."""
+    """The bytes of file contents that a process sees."""
     if isinstance(node, _Inode):
         return len(node.data)
     return sum(map(_size, node.entries.values()))

@@ -1,4 +1,4 @@
-"""A data directory as `kill -9` leaves it, while the process goes on."""
+"""Copy a data directory as `kill -9` leaves it, while the process goes on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 ATTEMPTS = 100
 PAUSE_SECONDS = 0.02
-HELD = (".lock", "LOCK")  # files by which a process holds a directory or a store
+HELD = (".lock", "LOCK")  # lock files of a directory or a store
 
 
 def copy_as_killed(directory: Path, to: Path) -> None:
-    """All files of one moment: copied once more when a thread (RocksDB's) has changed some meanwhile."""
+    """Copy all files as of one moment; copy again if a thread (RocksDB's) has changed some meanwhile."""
 
     def files() -> set[tuple[str, int]]:
         return {(str(path), path.stat().st_size) for path in directory.rglob("*") if path.is_file()}
@@ -24,7 +24,7 @@ def copy_as_killed(directory: Path, to: Path) -> None:
             if files() == before:
                 return
         except (FileNotFoundError, shutil.Error):
-            pass  # a file that was compacted away
+            pass  # a file that was removed by a compaction
         shutil.rmtree(to, ignore_errors=True)
         time.sleep(PAUSE_SECONDS)
     raise AssertionError(f"{directory} does not come to rest")

@@ -1,11 +1,11 @@
-"""What a process has asked the system to make durable, in order: for code that uses plain files and no `Disk`.
+"""Record the fsyncs of a process in order, for code that uses plain files and no `Disk`.
 
-    with recorded_fsyncs(tmp_path) as synced:
+with recorded_fsyncs(tmp_path) as synced:
         write_durably(tmp_path / "x")
     assert synced == [tmp_path / "x.tmp", tmp_path]
 
-A path is the one the descriptor had when it was synced. What SQLite and RocksDB sync in their own code is not seen, nor
-what lies elsewhere: a thread that another test has left may be at work there. Linux only (it asks `/proc`).
+A path is that of the descriptor at the time of its sync. Syncs inside of SQLite and RocksDB are not seen, and those
+outside of the folder are left out: a thread of another test may be at work there. Linux only (it reads `/proc`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unittest import mock
 
 @contextmanager
 def recorded_fsyncs(folder: Path) -> Iterator[list[Path]]:
-    """The list grows with each fsync of `folder` or of what is below it, whatever the thread; each is carried out."""
+    """Record each fsync of `folder` and its contents, of any thread; each is carried out."""
     synced: list[Path] = []
     fsync = os.fsync
 

@@ -1,7 +1,7 @@
-"""A consumer group in a test: virtual time, a journal in memory, crashes, and what must hold at every step.
+"""A consumer group in a test: virtual time, a journal in memory, crashes, and invariants after every step.
 
-`GroupHarness` plays the coordinator's shell for one group. After every step it checks the invariants of
-`check_group`; `crash` forgets everything but the journal, which it passes through Kafka's record format.
+`GroupHarness` plays the coordinator's shell for one group. After every step it checks the invariants of `check_group`.
+`crash` forgets everything but the journal, which it passes through Kafka's record format.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ START_MS = 1_700_000_000_000
 
 
 class CrashError(Exception):
-    """The broker died in the middle of a step."""
+    """The broker crashed in the middle of a step."""
 
 
 class CrashAt(Enum):
     BEFORE_APPEND = "before the record is on the journal"
-    AFTER_APPEND = "after it is, before anybody is told"
+    AFTER_APPEND = "after it is, before any answer"
 
 
 def check_group(group: Group, *, appending: bool = False) -> None:
-    """Raises InvariantError if the group contradicts itself. `appending`: an append is under way."""
+    """Raise InvariantError if the group contradicts itself. `appending`: an append is under way."""
 
     def holds(condition: bool, text: str) -> None:
         invariant(condition, f"group {group.group_id} in {group.phase.value}: {text}")
@@ -79,7 +79,7 @@ def check_group(group: Group, *, appending: bool = False) -> None:
         "the static members are not the members with an instance id",
     )
     holds(not (members.keys() & group.pending_members.keys()), "a member is pending too")
-    holds(group.pending_sync <= members.keys(), "somebody who is no member is awaited for its sync")
+    holds(group.pending_sync <= members.keys(), "a sync is awaited of a client that is not a member")
     holds((group.leader in members) if members else group.leader is None, "the leader is not a member")
     holds(group.earliest_deadline() >= group.next_wake, "a deadline would be missed")
 
@@ -116,7 +116,7 @@ def check_group(group: Group, *, appending: bool = False) -> None:
 
 
 def check_consumer_group(consumer: ConsumerGroup) -> None:
-    """Raises InvariantError if a group of the consumer protocol contradicts itself."""
+    """Raise InvariantError if a group of the consumer protocol contradicts itself."""
 
     def holds(condition: bool, text: str) -> None:
         invariant(condition, f"consumer group at epoch {consumer.epoch}: {text}")
@@ -141,9 +141,9 @@ def check_consumer_group(consumer: ConsumerGroup) -> None:
         for topic_id, partitions in consumer.owners.items()
         for index, name in partitions.items()
     }
-    holds(filed == holders, "the owners are not those who have the partitions")
-    holds(consumer.sessions.keys() <= consumer.members.keys(), "somebody who is no member has a session")
-    holds(consumer.target.keys() <= consumer.members.keys(), "somebody who is no member has a target")
+    holds(filed == holders, "the owners differ from the members that have the partitions")
+    holds(consumer.sessions.keys() <= consumer.members.keys(), "a client that is not a member has a session")
+    holds(consumer.target.keys() <= consumer.members.keys(), "a client that is not a member has a target")
     holds(
         consumer.static_members
         == {
@@ -165,7 +165,7 @@ def check_consumer_group(consumer: ConsumerGroup) -> None:
 
 
 def durable(group: Group) -> list[str]:
-    """What a restart must find again, in an order that does not matter to anybody."""
+    """Return the state that a restart must find again, in a fixed order."""
     return sorted(map(repr, (_normal(record) for record in live_records(group))))
 
 
@@ -189,7 +189,7 @@ def _normal(record: object) -> object:
 
 
 class FakeTopics:
-    """Topics by name; each creation gives another id."""
+    """Topics by name; each creation has another id."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -221,7 +221,7 @@ class FakeTopics:
 
 
 class GroupHarness:
-    """Requests return their token; `results` has what was answered so far, each token once."""
+    """A coordinator's shell for one group. Requests return a token; `results` has each answered token once."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits if limits is not None else Limits(initial_rebalance_delay_ms=0)
@@ -233,9 +233,9 @@ class GroupHarness:
         self.batches: list[tuple[JournalRecord, ...]] = []
         self.append_error = ErrorCode.NONE
         self.crash_at: CrashAt | None = None
-        """Where the next append raises CrashError; call `crash` then."""
+        """The stage of the next append at which CrashError is raised; call `crash` then."""
         self.holds_appends = False
-        """A slow journal: appends are kept in `held` until `release`."""
+        """Whether the journal is slow: appends are kept in `held` until `release`."""
         self.held: list[Append] = []
         self.on_reply: Callable[[int, Result], None] | None = None
         self.last_token = 0
@@ -261,7 +261,7 @@ class GroupHarness:
         check_group(self.group, appending=bool(self.held))
 
     def release(self) -> None:
-        """The journal has caught up with everything that is held, in order."""
+        """Store all held appends in the journal, in order."""
         while self.held:
             effect = self.held.pop(0)
             self._append(effect.records)
@@ -287,14 +287,14 @@ class GroupHarness:
         return self.last_token
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, stopping at every deadline on the way as the scheduler would."""
+        """Let time pass, and stop at every deadline on the way as the scheduler would."""
         end = self.seconds + seconds
         while self.group.next_wake <= end:
             self.seconds = max(self.seconds, self.group.next_wake)
             before = self.group.next_wake
             self.send(Tick())
             if self.group.next_wake == before:
-                self.seconds += 0.001  # a deadline of "now" comes up in the next turn of the loop
+                self.seconds += 0.001  # a deadline of "now" is due in the next turn of the loop
         self.seconds = max(self.seconds, end)
 
     def tick(self) -> None:
@@ -324,7 +324,7 @@ class GroupHarness:
         rebalance_ms: int = -1,
         resolved: ResolvedPattern | None = None,
     ) -> ConsumerHeartbeatResult:
-        """A heartbeat of the consumer protocol; one that joins says all that a client says then."""
+        """Send a heartbeat of the consumer protocol; the first one has all fields that a joining client sends."""
         joins = epoch == 0
         token = self.token()
         self.send(
@@ -442,7 +442,7 @@ class GroupHarness:
         return result
 
     def stable(self, count: int = 1, **join: object) -> list[str]:
-        """Bring `count` new members into a stable group; their ids, the leader's first."""
+        """Bring `count` new members into a stable group; return their ids, the leader's first."""
         tokens = [self.join(**join) for _ in range(count)]  # type: ignore[arg-type]
         self.tick()
         results = [self.joined(token) for token in tokens]

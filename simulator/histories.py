@@ -1,15 +1,15 @@
-"""What clients saw, and the rules it has to obey: pure functions from histories to problems, empty if there is none.
+"""Histories of clients and the rules for them: pure functions from histories to problems, empty if there are none.
 
-A history says what each client asked for and was told, whatever ran the clients: a simulation, or real processes
-that were killed. An outcome is OK (acknowledged), FAILED (it certainly did not happen) or UNKNOWN (it may have).
+A history has each client's requests and answers, whether a simulation ran the clients or killed processes did. An
+outcome is OK (acknowledged), FAILED (it certainly had no effect) or UNKNOWN (it may have had one).
 
-    C1 delivery      what was acknowledged is there, once; nothing is there that nobody sent or that failed
-    C2 offsets       an offset has one value, whoever sees it and when; a producer's records keep their order; a reader
-                     goes forward; only control records and compaction leave gaps
-    C3 logs          batches follow one another, whole; leader epochs never go back; indexes say what a scan finds
-    C6 transactions  all of a transaction is there or nothing, as it ended
+- C1, delivery: acknowledged records are there once; records that were not sent, or that failed, are not there.
+- C2, offsets: an offset has one value for every reader at all times; a producer's records keep their order; a reader
+  goes forward; only control records and compaction leave gaps.
+- C3, logs: batches follow one another and are whole; leader epochs never go back; indexes agree with a scan.
+- C6, transactions: all records of a transaction are there or none, as it ended.
 
-Problems are sentences, all of them, so that one run shows everything.
+A problem is a sentence, and all of them are returned, so that one run shows everything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROBLEMS_MAX = 10
 Place = tuple[str, int]
 """Topic and partition."""
 Log = Mapping[Place, Sequence[tuple[int, bytes]]]
-"""(offset, value) of everything that a reader found from the start, in the order in which it came."""
+"""(offset, value) of every record that a reader found from the start, in the order of arrival."""
 
 
 class Outcome(Enum):
@@ -43,7 +43,7 @@ class Outcome(Enum):
 class Send:
     """A record that a producer sent; values are unique. `offset` is -1 unless it was acknowledged with one.
 
-    Sends of one producer to one place stand in the order in which it made them.
+    Sends of one producer to one place are in the order in which it made them.
     """
 
     producer: str
@@ -55,7 +55,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A record that a reader got; those of one reader in the order in which it got them."""
+    """A record that a reader got; those of one reader are in the order of arrival."""
 
     reader: str
     place: Place
@@ -65,7 +65,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What one transaction has written. UNKNOWN: its end was asked for and never answered. FAILED: it was aborted."""
+    """The records that one transaction wrote. UNKNOWN: its end was not answered. FAILED: it was aborted."""
 
     name: str
     records: tuple[tuple[Place, bytes], ...]
@@ -82,7 +82,7 @@ class LoggedBatch:
 
 
 def check_delivery(sends: Iterable[Send], found: Log, *, idempotent: bool = True) -> list[str]:
-    """C1. Without idempotence a record may be there more than once."""
+    """Check C1. Without idempotence a record may be there more than once."""
     counts = {(place, value): count for place, log in found.items() for value, count in _counted(log)}
     sent: set[tuple[Place, bytes]] = set()
     problems = []
@@ -99,7 +99,7 @@ def check_delivery(sends: Iterable[Send], found: Log, *, idempotent: bool = True
         if count > 1 and idempotent:
             problems.append(f"{_name(send.place)}: {send.value!r} is there {count} times")
     problems += [
-        f"{_name(place)}: nobody sent {value!r}" for place, value in counts if (place, value) not in sent
+        f"{_name(place)}: no producer sent {value!r}" for place, value in counts if (place, value) not in sent
     ]
     return problems
 
@@ -107,7 +107,7 @@ def check_delivery(sends: Iterable[Send], found: Log, *, idempotent: bool = True
 def check_offsets(
     sends: Sequence[Send], polls: Iterable[Poll], found: Log, *, gaps_allowed: bool = False
 ) -> list[str]:
-    """C2. `gaps_allowed`: there are control records, or compaction took some."""
+    """Check C2. `gaps_allowed`: there are control records, or compaction removed some."""
     values: dict[tuple[Place, int], bytes] = {}
     problems = []
 
@@ -150,7 +150,7 @@ def _order_problems(sends: Iterable[Send], found: Log) -> list[str]:
 
 
 def check_log(batches: Sequence[LoggedBatch], index: Iterable[tuple[int, int]] = ()) -> list[str]:
-    """C3, of one segment. `index` has (last offset, position) of some batches."""
+    """Check C3 of one segment. `index` has (last offset, position) of some batches."""
     problems = [f"the batch at {batch.base_offset} is damaged" for batch in batches if not batch.is_whole]
     for before, batch in pairwise(batches):
         if batch.base_offset != before.last_offset + 1:
@@ -169,7 +169,7 @@ def check_log(batches: Sequence[LoggedBatch], index: Iterable[tuple[int, int]] =
 
 
 def check_transactions(transactions: Iterable[Transaction], committed: Log) -> list[str]:
-    """C6: `committed` is what a reader of committed records found."""
+    """Check C6. `committed` are the records that a read_committed reader found."""
     there = {(place, value) for place, log in committed.items() for _, value in log}
     problems = []
     for transaction in transactions:
@@ -186,9 +186,10 @@ def check_transactions(transactions: Iterable[Transaction], committed: Log) -> l
 
 
 def check_position(acknowledged: int, unknown: Container[int], kept: int) -> list[str]:
-    """Of a group that commits ever higher positions: the last that was acknowledged is kept, or a higher one. Or one of
-    those that were never answered: it was still on its way over a connection that the client had given up, and arrived
-    behind those of the next connection.
+    """Check a group that commits ever higher offsets: the last acknowledged one is kept, or a higher one.
+
+    It may also be an unanswered one: that request was still under way on an abandoned connection, and arrived after
+    those of the next connection.
     """
     if kept >= acknowledged or kept in unknown:
         return []
@@ -196,7 +197,7 @@ def check_position(acknowledged: int, unknown: Container[int], kept: int) -> lis
 
 
 def read_segment(path: Path) -> tuple[list[LoggedBatch], list[tuple[int, int]]]:
-    """The batches of a segment file, and the entries of its index, for `check_log`."""
+    """Return the batches of a segment file and the entries of its index, for `check_log`."""
     data = path.read_bytes()
     batches = []
     for position, header in iter_headers(data):
@@ -220,7 +221,7 @@ def read_segment(path: Path) -> tuple[list[LoggedBatch], list[tuple[int, int]]]:
 
 
 def told(problems: Sequence[str]) -> str:
-    """For people: the first problems, and how many there are."""
+    """Return the first problems and their number, as text."""
     return "\n".join([*problems[:PROBLEMS_MAX], f"{len(problems)} problems"]) if problems else ""
 
 
@@ -233,7 +234,7 @@ def _name(place: Place) -> str:
 
 
 def by_place(polls: Iterable[Poll]) -> dict[Place, list[tuple[int, bytes]]]:
-    """What one reader got, as a `Log`."""
+    """Return the polls of one reader as a `Log`."""
     logs: dict[Place, list[tuple[int, bytes]]] = defaultdict(list)
     for poll in polls:
         logs[poll.place].append((poll.offset, poll.value))

@@ -14,7 +14,7 @@ from simulator.disk import SimulatedDisk
 
 
 class StillClock:
-    """Both kinds of time stand still until they are set."""
+    """A clock whose two kinds of time stand still until they are set."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms
@@ -28,7 +28,7 @@ class StillClock:
 
 
 class LogWorld:
-    """A disk, a clock, and what one does with a partition's log on them."""
+    """A disk, a clock, and the operations of a partition on its log."""
 
     def __init__(self) -> None:
         self.clock = StillClock()
@@ -45,7 +45,7 @@ class LogWorld:
         discard: Callable[[Path, int], object] | None = None,
         **config: Any,
     ) -> PartitionLog:
-        """Open the log on this or another disk; `config` are fields of LogConfig."""
+        """Open the log on this or another disk; `config` has fields of LogConfig."""
         return PartitionLog.open(
             self.directory,
             LogConfig(**config),
@@ -58,7 +58,9 @@ class LogWorld:
     def batch(
         self, count: int = 1, *, value: bytes = b"value", at: int | None = None, **options: Any
     ) -> bytes:
-        """`count` records of one value, stamped `at` or now; `options` are those of `encode_batch`."""
+        """Return a batch of `count` records of one value, stamped `at` or now; `options` are those of
+        `encode_batch`.
+        """
         timestamp = self.clock.now_ms if at is None else at
         return build_batch([Record(b"key", value, (), timestamp) for _ in range(count)], **options)
 
@@ -71,7 +73,7 @@ class LogWorld:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         **batch: Any,
     ) -> AppendInfo:
-        """As a partition does it: what has to be committed is."""
+        """Append as a partition does: commit if the log must."""
         info = log.append(self.batch(count, **batch), leader_epoch=epoch, origin=origin)
         if log.must_commit:
             log.commit()
@@ -79,7 +81,7 @@ class LogWorld:
 
 
 def batches_of(log: PartitionLog) -> list[tuple[int, bytes]]:
-    """Everything from the log's start on: (base offset, the batch without the prefix that the log stamps)."""
+    """Return all batches from the log's start: (base offset, the batch without the prefix that the log stamps)."""
     result = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -93,7 +95,7 @@ def batches_of(log: PartitionLog) -> list[tuple[int, bytes]]:
 
 
 def records_of(log: PartitionLog) -> list[tuple[int, int, bytes | None, bytes | None]]:
-    """Every record from the log's start on, also of a compacted log: (offset, timestamp, key, value)."""
+    """Return every record from the log's start, also of a compacted log: (offset, timestamp, key, value)."""
     from headrace.protocol.records.decode import decode_records
 
     result = []
@@ -116,7 +118,7 @@ def records_of(log: PartitionLog) -> list[tuple[int, int, bytes | None, bytes | 
 
 
 def clean_log(log: PartitionLog, clock: StillClock, first_dirty_offset: int = 0, **options: Any) -> int:
-    """Compact what can be compacted of a log; gives where the next cleaning begins."""
+    """Compact a log as far as possible; return the offset where the next cleaning begins."""
     from headrace.broker.log.compaction_plan import cleanable
     from headrace.broker.log.compaction_run import Cleaning, run
 

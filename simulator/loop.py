@@ -1,15 +1,15 @@
-"""An event loop in which time is a number: it jumps to the next thing that is due, and nothing else passes.
+"""An event loop with virtual time: the clock jumps to the next event that is due, and no other time passes.
 
-Everything runs in the one thread: what is handed to an executor is done inline, at a moment drawn from the seed, so
-that threads interleave with the loop, and for one seed always in the same way. Real sockets may be registered and are
-looked at, but whoever waits for one alone waits for ever: that is reported as `DeadlockError`.
+Everything runs in one thread. Work for an executor runs inline, at a moment drawn from the seed: threads interleave
+with the loop, in the same way for the same seed. Real sockets may be registered and are polled, but waiting for one
+alone never ends: that raises `DeadlockError`.
 
-**Who is dead does nothing any more.** Work belongs to whom `OWNER` named when it was started (tasks and callbacks
-inherit it). `kill` drops all that an owner has scheduled and ever will, in the middle of whatever it waits for: no
-`finally`, no `except`, no `close` of it runs, as in a process that was killed. `suspend` lets an owner rest as SIGSTOP
-does, threads included; after `resume` everything that was due meanwhile comes at once, late.
+**Killed and suspended processes.** Work belongs to the owner that `OWNER` named when it was started (tasks and
+callbacks inherit it). `kill` drops all present and later work of an owner, at whatever point it waits: none of its
+`finally`, `except` or `close` runs, as in a killed process. `suspend` stops an owner as SIGSTOP does, including its
+threads; after `resume` everything that was due meanwhile comes at once, late.
 
-`trace` is a hash of all that was done, by whom and when: the same for the same seed, whatever the machine.
+`trace` is a hash of all work with its owner and time: the same for the same seed on every machine.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from headrace.broker.runtime.ports import Clock, Entropy, Threads
 
 OWNER: ContextVar[str] = ContextVar("owner", default="")
 THREAD_SECONDS = 0.002
-"""What inline work waits for its turn, at most."""
+"""Maximum time that inline work waits for its turn."""
 BURIAL_SECONDS = 600.0
 BURIALS_MAX = 10
 TASKS_LOOKED_AT = 100
-"""Those of one owner that are over are forgotten now and then."""
+"""Number of an owner's tasks after which finished ones are forgotten."""
 TURNS_MAX = 50_000
-"""Of the loop, at one moment."""
+"""Maximum number of the loop's turns at one moment."""
 
 
 class DeadlockError(Exception):
-    """Nothing is due, ever, and something is waited for."""
+    """A task waits, and no event is due."""
 
 
 class LivelockError(Exception):
-    """Something goes on without end at one moment."""
+    """Work goes on without end at one moment."""
 
 
 class _Handle(asyncio.Handle):
-    """Asks nobody whether somebody debugs: tens of thousands are made for each seed."""
+    """A handle that does not check for debug mode: each seed creates tens of thousands."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ class _Handle(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """As a `_Handle`."""
+    """A timer that does not check for debug mode, as `_Handle`."""
 
     __slots__ = ()
 
@@ -89,13 +89,13 @@ class _Timer(asyncio.TimerHandle):
         self._when = when
 
     def cancel(self) -> None:
-        """It is left out when its moment has come."""
+        """Cancel the timer; it is skipped when it is due."""
         self._cancelled = True
         self._callback = self._args = None  # type: ignore[assignment]
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """See the module. `now` begins at `start`, in seconds."""
+    """The loop; see the module. `now` begins at `start`, in seconds."""
 
     def __init__(self, seed: int, *, start: float = 1_000.0) -> None:
         self.random = random.Random(seed)
@@ -105,7 +105,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._timers = 0
         self._suspended: dict[str, list[asyncio.Handle]] = {}
         self._resting: set[str | None] = set()
-        """The dead and the suspended."""
+        """Owners that are dead or suspended."""
         self._digest = hashlib.blake2b(digest_size=16)
         self._left: list[asyncio.Task[Any]] = []
         self._dropped: list[Any] = []
@@ -123,14 +123,14 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._digest.hexdigest()
 
     def note(self, *what: object) -> None:
-        """Make it a part of the trace."""
+        """Add an event to the trace."""
         self._digest.update(f"{self._now:.9f} {what}\n".encode())
 
     def is_dead(self, owner: str) -> bool:
         return owner in self._dead
 
     def suspend(self, owner: str) -> None:
-        """Nothing of this owner runs until `resume`."""
+        """Stop all work of this owner until `resume`."""
         self._suspended.setdefault(owner, [])
         self._resting.add(owner)
 
@@ -143,18 +143,18 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return owner in self._suspended
 
     def kill(self, owner: str) -> None:
-        """Nothing of this owner runs from here on. What it held is kept, so that no destructor cleans up after it."""
+        """Stop all work of this owner for good. Its objects are kept, so that no destructor cleans up after it."""
         self._dead.add(owner)
         self._resting.add(owner)
         self.resume(owner)
         self._left.extend(self._tasks_by_owner.pop(owner, ()))
 
     def bury(self) -> None:
-        """At the end: what the dead left unfinished is cancelled and ends; nothing of it is left to destructors."""
+        """Cancel the unfinished tasks of dead owners at the end, so that destructors find none."""
         self._dead.clear()
         self._resting.intersection_update(self._suspended)
         self._left.clear()
-        # What is cancelled may begin something to clean up after itself.
+        # A cancelled task may start another one to clean up.
         for _ in range(BURIALS_MAX):
             tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
             if not tasks:
@@ -164,7 +164,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def _cancel_all(self, tasks: list[asyncio.Task[Any]]) -> None:
         for task in tasks:
             task.cancel()
-        # A task whose next step was dropped ends by that step alone.
+        # A task whose next step was dropped ends only by that step.
         self._ready.extend(  # type: ignore[attr-defined]
             handle
             for handle in self._dropped
@@ -203,7 +203,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return handle
 
     def run_now(self, callback: Callable[..., Any], *args: Any, context: Context) -> None:
-        """As if its turn had come. Whoever asks is not in this context."""
+        """Run a callback now, as in its own turn, outside of the caller's context."""
         handle = _Handle(callback, args, self, context)
         if context.get(OWNER) not in self._resting or self._may_run(handle):
             handle._run()
@@ -216,7 +216,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Those of one moment are carried out in the order in which they were asked for."""
+        """Call at a time. Calls of the same time run in the order in which they were made."""
         if self._closed:  # type: ignore[attr-defined]
             self._check_closed()  # type: ignore[attr-defined]
         timer = _Timer(when, callback, args, self, context)
@@ -225,12 +225,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return timer
 
     def _run_once(self) -> None:
-        """Turns until it is stopped: what is ready or due. If there is nothing, it is the time of the next timer."""
+        """Run turns until the loop is stopped: ready and due work. If there is none, time jumps to the next timer."""
         ready, due, resting = self._ready, self._due, self._resting  # type: ignore[attr-defined]
         while True:
-            if (
-                self._watching.count > 1
-            ):  # one is the loop's own, and nobody is in another thread who would wake it
+            if self._watching.count > 1:  # one is the loop's own, and no other thread could wake it
                 self._process_events(self._watching.select(0))  # type: ignore[attr-defined]
             self._turns += 1
             if self._turns > TURNS_MAX:
@@ -239,7 +237,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
                 while due and due[0][2]._cancelled:
                     heappop(due)
                 if not due:
-                    raise DeadlockError("nothing is due and everybody waits")
+                    raise DeadlockError("nothing is due and all tasks wait")
                 if due[0][0] > self._now:
                     self._now = due[0][0]
                     self._turns = 0
@@ -255,7 +253,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
                 return
 
     def _may_run(self, handle: asyncio.Handle) -> bool:
-        """Whether it is done now: else it is kept, for later or for good. Of those who may be `_resting`."""
+        """Return whether a handle of a `_resting` owner may run now; if not, it is kept for later or for good."""
         owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
         if owner in self._dead:
             self._dropped.append(handle)
@@ -281,7 +279,7 @@ def _remembering_factory(loop: SimulatedLoop) -> Any:
 
 
 class _CountingSelector(selectors.DefaultSelector):
-    """`count`: of what is registered."""
+    """A selector that counts its registered files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +297,7 @@ class _CountingSelector(selectors.DefaultSelector):
 
 
 class SimulatedClock(Clock):
-    """The loop's time, with a wall clock beside it that may be wrong by `skew` seconds."""
+    """The loop's time, and a wall clock that may be wrong by `skew` seconds."""
 
     def __init__(self, loop: SimulatedLoop, *, epoch_ms: int = 1_750_000_000_000, skew: float = 0.0) -> None:
         self._loop = loop
@@ -327,7 +325,7 @@ class SimulatedEntropy(Entropy):
 
 
 class SimulatedThreads(Threads):
-    """What is handed in is done inline, at a seeded moment; whoever asks for its result before has it done then."""
+    """Executors whose work runs inline, at a seeded moment. A caller that asks for the result earlier runs it then."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -336,7 +334,7 @@ class SimulatedThreads(Threads):
         return SimulatedExecutor(self._loop)
 
     def pause(self, seconds: float) -> None:
-        """No time passes: nobody else could go on."""
+        """Return at once: time does not pass, since no other thread could go on."""
 
 
 class SimulatedExecutor(Executor):
@@ -380,7 +378,7 @@ class _Work(Future[Any]):
 
 
 class InlineExecutor(Executor):
-    """For what asks an executor itself, past the loop: done before `submit` returns."""
+    """An executor for code that calls it directly, past the loop: the work is done before `submit` returns."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

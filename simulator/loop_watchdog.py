@@ -1,16 +1,15 @@
-"""How long an event loop was held up, and by what: a watchdog for tests and fuzzers of a server in this process.
+"""Measure how long an event loop was held up, and by what: a watchdog for tests of a server in this process.
 
-    async with LoopWatchdog() as watchdog:
+async with LoopWatchdog() as watchdog:
         ...
     assert watchdog.longest_cpu_seconds < 0.05, watchdog.report()
 
-A heart beats on the loop every `interval_seconds`. Between two beats nobody was served for as long as the second one is
-late (`longest_seconds`, wall time: what a client would feel), and the loop's own thread worked for so much of it
-(`longest_cpu_seconds`, its processor time: what is left when other processes take turns with this one; a wait in a
-blocking call does not count there). A beat that is later than `stall_seconds` is a stall; a thread beside it looks
-where the loop stands meanwhile, as far as the one that holds it lets other threads run.
+The loop runs a beat every `interval_seconds`. The delay of a beat is the time in which no client was served:
+`longest_seconds` is its wall time. `longest_cpu_seconds` is the processor time of the loop's thread meanwhile, which
+other processes and blocking calls do not count into. A beat later than `stall_seconds` is a stall; a second thread
+records the loop's stack meanwhile, as far as the loop's thread lets other threads run.
 
-Under a simulated loop nothing is late: count the turns there.
+Under a simulated loop no beat is late: count the turns there.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from typing import Self
 import msgspec
 
 STALLS_MAX = 100
-"""Of the longest ones so many are kept."""
+"""Maximum number of stalls that are kept: the longest ones."""
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """One time that the loop was held up. `stack`: where it stood, outermost call first; empty if nobody could look."""
+    """One stall of the loop. `stack` has its calls, the outermost first; empty if it could not be read."""
 
     seconds: float
     cpu_seconds: float
     stack: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = "".join(self.stack[-6:]) or "  (nobody could look where)\n"
+        where = "".join(self.stack[-6:]) or "  (the stack could not be read)\n"
         return f"{self.seconds * 1e3:.1f} ms, {self.cpu_seconds * 1e3:.1f} ms of them at work, in\n{where}"
 
 
 class LoopWatchdog:
-    """See the module. Entered and left on the loop that it watches."""
+    """The watchdog; see the module. Entered and left on the loop that it watches."""
 
     def __init__(self, *, interval_seconds: float = 0.001, stall_seconds: float = 0.02) -> None:
         self.longest_seconds = 0.0
@@ -77,14 +76,14 @@ class LoopWatchdog:
             self._looker.join()
 
     def reset(self) -> None:
-        """Forget what was seen so far, and begin now."""
+        """Forget all measurements, and begin now."""
         self.longest_seconds = self.longest_cpu_seconds = 0.0
         self.beats = 0
         self.stalls.clear()
         self._last, self._last_cpu = time.perf_counter(), time.thread_time()
 
     def report(self) -> str:
-        """For the message of an assertion: the three worst stalls."""
+        """Return the three longest stalls, for the message of an assertion."""
         worst = sorted(self.stalls, key=lambda stall: stall.seconds, reverse=True)[:3]
         return f"{len(self.stalls)} stalls of the event loop\n" + "\n".join(map(str, worst))
 
@@ -109,7 +108,7 @@ class LoopWatchdog:
     def _look(self) -> None:
         while not self._ended.wait(self._stall / 2):
             if self._stack or time.perf_counter() - self._last < self._stall:
-                continue  # a later look may find the loop on its way to the beat
+                continue  # a later sample may find the loop on its way to the beat
             frame = sys._current_frames().get(self._thread_id)
             if frame is not None:
                 self._stack = tuple(

@@ -1,17 +1,17 @@
-"""A network in memory, under virtual time: machines, connections between them that behave as TCP's, and seeded faults.
+"""A network in memory, under virtual time: machines, connections that behave as TCP's, and seeded faults.
 
-A machine is a `Sockets`, for a broker as for a client. What a connection is sent arrives in its order, each part after
-a delay of its own, so that several connections overtake one another. A process that is suspended is not told; its
-system goes on to take connections and bytes, as many as there is room for.
+A machine is the `Sockets` of a broker or a client. Bytes of a connection arrive in order, each part after its own
+delay, so that several connections overtake one another. A suspended process gets no events; its system goes on to
+accept connections and bytes until its buffers are full.
 
-    cut             what one machine sends another waits, as in TCP, until `heal`
-    loss            the chance that a connection breaks under something that it carries, which has arrived or has not.
-                    One end is told, or both; who is not told has a half-open connection, and learns it by sending
-    Machine.ended   the process is dead: its connections are reset, and nobody listens
-    Machine.is_off  so is the machine: nobody hears anything of it, and what is sent to it waits until it is on again,
-                    and is answered by a reset then
+- `cut`: messages from one machine to another wait, as in TCP, until `heal`.
+- `loss`: the chance that a connection breaks under a message, which has arrived or has not. One end is told, or both.
+  An end that is not told has a half-open connection, and learns it by sending.
+- `Machine.ended`: the process has ended; its connections are reset and it listens no more.
+- `Machine.is_off`: the machine has no power. It sends nothing; messages to it wait until it is on again, and are
+  answered by a reset then.
 
-What is under way belongs to nobody (`loop.OWNER`): it arrives although its sender is dead.
+Messages under way have no owner (`loop.OWNER`): they arrive although their sender is dead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simulator.loop import SimulatedLoop
 
 ONE_WAY_SECONDS = (0.0001, 0.003)
 WINDOW_BYTES: Final = 256 * 1024
-"""Of one direction, under way and unread."""
+"""Maximum number of bytes of one direction that are under way or unread."""
 FIRST_DESCRIPTOR: Final = 3
 FIRST_FREE_PORT: Final = 40_000
 _ROUNDING_SECONDS: Final = 1e-6
@@ -41,7 +41,9 @@ _FIN, _RESET = "fin", "reset"
 
 
 class SimulatedNetwork:
-    """See the module. `delays` are the bounds of what one way takes, in seconds. `hidden` is left out of the trace."""
+    """The network; see the module. `delays` are the bounds of a message's time, in seconds. `hidden` is left out of
+    the trace.
+    """
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class SimulatedNetwork:
         self._waiting: list[Callable[[], None]] = []
 
     def machine(self, name: str) -> Machine:
-        """The one that others know by this name."""
+        """Return the machine of this name."""
         machine = self.machines.get(name)
         if machine is None:
             machine = self.machines[name] = Machine(self, name)
@@ -75,7 +77,7 @@ class SimulatedNetwork:
             self._cuts.add((receiver, sender))
 
     def heal(self, *cuts: tuple[str, str]) -> None:
-        """These cuts, both ways, or all."""
+        """Heal these cuts in both directions, or all."""
         self.loop.note("heal", *cuts)
         if cuts:
             self._cuts -= {*cuts, *((receiver, sender) for sender, receiver in cuts)}
@@ -93,7 +95,7 @@ class SimulatedNetwork:
         return self.loop.random.uniform(*self.delays)
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Call back when something was healed, a way's delay later."""
+        """Call back after something was healed and a message's delay."""
         self._waiting.append(go_on)
 
     def wake(self) -> None:
@@ -105,7 +107,7 @@ class SimulatedNetwork:
         self.loop.call_later(seconds, call, context=Context())
 
     async def travel(self, sender: str, receiver: str) -> None:
-        """What one message takes from one machine to another."""
+        """Wait for the time that one message takes from one machine to another."""
         await asyncio.sleep(self.delay())
         while self.is_cut(sender, receiver):
             healed = self.loop.create_future()
@@ -138,7 +140,7 @@ class Machine:
     # -- faults --------------------------------------------------------------------------------------------
 
     def ended(self, *, silently: bool = False) -> None:
-        """The process is gone. `silently`: and the machine has no power, until `on`."""
+        """Note the end of the process. `silently`: the machine has no power, either, until `on`."""
         self.is_off = silently
         for listening in tuple(self.listening.values()):
             listening.close()
@@ -207,7 +209,7 @@ class Machine:
     # -- descriptors ---------------------------------------------------------------------------------------
 
     def descriptor(self, end: SimulatedEnd) -> int:
-        """The lowest that is free."""
+        """Return the lowest free descriptor."""
         fd = heapq.heappop(self._free) if self._free else FIRST_DESCRIPTOR + len(self.ends)
         self.ends[fd] = end
         return fd
@@ -288,7 +290,7 @@ class SimulatedEnd:
         self._incoming = bytearray()
         self._has_fin = False
         self._is_reset = False
-        self._outstanding = 0  # of what was sent: under way, or not read
+        self._outstanding = 0  # sent bytes that are under way or unread
         self._on_the_way: deque[tuple[float, bytes | str]] = deque()
         self._latest = 0.0
         self._is_stuck = False
@@ -344,14 +346,14 @@ class SimulatedEnd:
         return self.send(b"".join(buffers))
 
     def close(self) -> None:
-        """As a process does: what is under way arrives."""
+        """Close as a process does: bytes under way arrive."""
         if not self._is_gone:
             self._leave()
             if not self._is_reset:
                 self._post(_RESET if self._incoming else _FIN)
 
     def abandon(self, *, silently: bool = False) -> None:
-        """As a dead process does, or a machine without power."""
+        """Close as a dead process does, or a machine without power."""
         if self._is_gone:
             return
         self._leave()
@@ -403,19 +405,19 @@ class SimulatedEnd:
         if breaks:
             told = random.choice(((self,), (other,), (self, other)))
             network.note(self.machine.name, other.machine.name, f"breaks, {len(told)} told")
-            self._on_the_way.clear()  # nothing follows what was lost
+            self._on_the_way.clear()  # bytes behind a lost part are lost too
             if self._is_gone:
                 self._post(_RESET)
             for end in told:
                 end.reset()
 
     def hears(self, what: bytes | str) -> None:
-        """Something has arrived at this end."""
+        """Handle a message that has arrived at this end."""
         if what == _RESET:
             self.reset()
         elif self._is_gone or self._is_reset:
             if isinstance(what, bytes):
-                self._post(_RESET)  # there is no such connection
+                self._post(_RESET)  # the connection does not exist
         else:
             if isinstance(what, bytes):
                 self._incoming += what
@@ -455,7 +457,7 @@ class _Watched:
 
 
 class SimulatedPoller:
-    """Tells its watchers as whoever made it, in turns of the loop."""
+    """A poller that calls its watchers in the context of its creator, in turns of the loop."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -479,14 +481,14 @@ class SimulatedPoller:
             watched.end.poller = None
 
     def tell(self, fd: int) -> None:
-        """Something has changed at this end."""
+        """Call the watcher of this end after a change."""
         watched = self._watched.get(fd)
         if watched is not None and not watched.is_told and watched.is_ready:
             watched.is_told = True
             self._machine.network.loop.call_soon(self._told, fd, watched, context=self._context)
 
     def tell_at_once(self, fd: int) -> None:
-        """As `tell`, in this turn, when nobody is at work."""
+        """Call the watcher at once, in this turn, if no callback is running."""
         watched = self._watched.get(fd)
         if watched is None or watched.is_told or not watched.is_ready:
             return

@@ -1,4 +1,4 @@
-"""What a module takes from the system by itself: time, chance, threads, files and sockets, which come in by ports."""
+"""Find what a module takes from the system itself instead of by ports: time, randomness, threads, files, sockets."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ METHODS = {
     "mkdir", "unlink", "rmdir", "read_bytes", "read_text", "write_bytes", "write_text", "iterdir", "exists", "is_dir",
     "is_file", "rglob", "glob", "touch", "hardlink_to", "symlink_to",
 }  # fmt: skip
-"""Of paths. Ports have some of the same name; what is called on a `…disk` or `…files` is theirs."""
+"""Methods of paths. Ports have some of the same name, so calls on a `…disk` or `…files` do not count."""
 
 
 def touched(source: str) -> list[str]:
-    """What a module takes from the system, `line: what`."""
+    """Return what a module takes from the system, as `line: name`."""
     found: list[str] = []
     imported: dict[str, str] = {}
     tree = ast.parse(source)
@@ -73,5 +73,5 @@ def touched(source: str) -> list[str]:
 
 
 def _is_mode(arguments: list[ast.expr]) -> bool:
-    """Whether a path is opened; a port's method is given one."""
+    """Return whether the call opens a path; a port's method is given one."""
     return bool(arguments) and isinstance(arguments[0], ast.Constant) and isinstance(arguments[0].value, str)

@@ -1,21 +1,20 @@
-"""A run of the simulator with several replicas of each partition: three brokers, each of which has them all.
+"""A run of the simulator with three brokers and a replica of each partition on all of them.
 
-As `cluster_simulation.py`. Beside what is done there brokers are cut off each other, one way or both, or one off all
-others; whoever is the controller ends; all end at once; and the power is cut where nothing is synced (`lossy`), of one
-broker at a time: while another replica has what was published, in sync or eligible, nothing may be lost by it.
-Partitions, those of the groups' journals too, are moved between the brokers all the time, turned back and sent
-elsewhere; at the end each broker is to have all of them again. Their preferred leaders are elected meanwhile, how many
-have to be in sync is changed, and topics of one to three replicas are made and deleted. A consumer reads from the
-replica on its rack (KIP-392).
+It works like `cluster_simulation.py`, with more faults. Brokers are cut off from each other, in one direction or both,
+or one from all others. The controller ends, or all brokers at once. Where nothing is synced (`lossy`), power cuts hit
+one broker at a time: nothing is lost while another replica, in sync or eligible, has the published records. Partitions,
+including the groups' journals, are moved, reverted and redirected all the time; at the end each broker has all of them
+again. Meanwhile preferred leaders are elected, min.insync.replicas changes, and topics of one to three replicas are
+created and deleted. A consumer reads from the replica on its rack (KIP-392).
 
-Beside C1, C2 and M1 to M7
+Beside C1, C2 and M1 to M7, these rules hold:
 
-    R1, R3    what was acknowledged by all, or read by anybody, is there at the end (C1, C2 of `histories.py`)
-    R2        below the high watermark the logs of all replicas are the same, byte by byte
-    R4        one leader of a partition in an epoch (M3); the high watermark that a leader shows never goes back in one
-    S1        a follower that says as of when it is has everything that any leader had published by then
-    R6        who joins the ISR has everything below it
-    R9        after all was healed every ISR is whole again
+- R1, R3: records that were acknowledged by all, or read by a client, are there at the end (C1, C2 of `histories.py`).
+- R2: below the high watermark the logs of all replicas are equal, byte by byte.
+- R4: a partition has one leader in an epoch (M3), and its shown high watermark never goes back in it.
+- S1: a follower that states a time up to which it is complete has everything that a leader had published by then.
+- R6: a replica that joins the ISR has everything below the high watermark.
+- R9: after all faults are healed every ISR is complete again.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ OUTDATED = {ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
 
 
 class ReplicatedSimulation(ClusterSimulation):
-    """See the module."""
+    """One run; see the module."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -67,9 +66,9 @@ class ReplicatedSimulation(ClusterSimulation):
         self._joined: dict[int, tuple[int, ...]] = {}
         self._published: dict[int, list[tuple[float, int]]] = {}
         self.safe_times = 0
-        """How often a follower has said as of when it is."""
+        """Number of times that a follower has stated a time up to which it is complete."""
         self._lost: dict[int, int] = {}
-        """The broker epoch of who has lost something, as it was before."""
+        """The earlier broker epoch of each broker that has lost records."""
         self.moves = 0
         assert self.world.ensemble is not None
         self.world.ensemble.observers.append(self._observe)
@@ -79,7 +78,7 @@ class ReplicatedSimulation(ClusterSimulation):
             "replica.lag.time.max.ms": str(LAG_MS),
             "offsets.topic.replication.factor": "3",
             "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-            # What one replica alone has, a power cut of that one may take.
+            # A power cut may lose records that only one replica has.
             "min.insync.replicas": "2" if self.mode == "lossy" else "1",
         }
 
@@ -96,7 +95,7 @@ class ReplicatedSimulation(ClusterSimulation):
     # -- faults --------------------------------------------------------------------------------------------
 
     def _tear(self) -> Tear:
-        """Of what is done to any broker at any time: in `lossy` the power is cut by `_lose`."""
+        """Choose a tear for ends of any broker at any time; in `lossy`, `_lose` cuts the power."""
         return super()._tear() if self.mode == "power" else Tear.KEPT
 
     async def _harm_ways(self) -> None:
@@ -123,7 +122,7 @@ class ReplicatedSimulation(ClusterSimulation):
                 await (self._lose if is_lost else self.random.choice(faults))()
 
     async def _move_partitions(self) -> None:
-        """Whichever broker is asked: to two or three of them, in any order, or no longer."""
+        """Move partitions to two or three brokers in any order, or cancel moves, through any broker."""
         while not self._healing:
             await asyncio.sleep(self.random.uniform(0.3, 3.0))
             context = self._some_context()
@@ -139,7 +138,7 @@ class ReplicatedSimulation(ClusterSimulation):
                     self.moves += await context.replica_changes.reassign([move]) == [None]
 
     async def _administer(self) -> None:
-        """Whichever broker is asked: have preferred leaders elected, or change how many have to be in sync."""
+        """Elect preferred leaders or change min.insync.replicas, through any broker."""
         fewest = 2 if self.mode == "lossy" else 1
         while not self._healing:
             await asyncio.sleep(self.random.uniform(0.5, 5.0))
@@ -170,7 +169,7 @@ class ReplicatedSimulation(ClusterSimulation):
         return self.random.choice(up) if up else None
 
     async def _part_two(self) -> None:
-        """Brokers; one of them may still hear the other."""
+        """Cut two brokers off from each other, in one direction or both."""
         one, other = self.random.sample(sorted(self.world.members), 2)
         members = self.world.members
         self.world.cut(members[one], members[other], both=self.random.random() < 0.5)
@@ -178,7 +177,7 @@ class ReplicatedSimulation(ClusterSimulation):
         self.world.heal()
 
     async def _isolate(self) -> None:
-        """One off all others; it may still hear them, or they it."""
+        """Cut one broker off from all others, in one direction or both."""
         alone = self.world.members[self.random.randrange(BROKERS)]
         way = self.random.randrange(3)
         for other in self.world.members.values():
@@ -206,20 +205,22 @@ class ReplicatedSimulation(ClusterSimulation):
         await super()._pause(member)
 
     async def _after_a_loss(self) -> None:
-        """Until the store knows whose log is not what it was. Whoever else leaves an ISR before leaves it to that one
-        alone, as it may where one replica is enough, and nobody leads any more.
+        """Wait until the store knows which log has lost records.
+
+        A replica that left the ISR before that could leave only the damaged one in it, where one replica is enough, and
+        the partition would stay without a leader.
         """
         while self._is_one_lossy:
             await self._rest()
 
     async def _crash(self, member: Member) -> None:
-        """Not of one that is being started by somebody else, who would wait for it for good."""
+        """Crash a broker, unless another task is starting it, which would wait for good."""
         while self._is_losing:
             await self._rest()
         await super()._crash(member)
 
     async def _end_together(self, members: Sequence[Member], tear: Callable[[], Tear]) -> None:
-        """Unless one of them is down, or about to be."""
+        """End brokers together, unless one of them is down or about to be."""
         if any(not member.is_up or member.died.is_set() for member in members):
             return
         self._is_losing = True
@@ -234,11 +235,11 @@ class ReplicatedSimulation(ClusterSimulation):
             self._is_losing = False
 
     async def _end_all(self) -> None:
-        """As when the power of a whole house is cut."""
+        """End all brokers at once, as by a power cut of the whole site."""
         await self._end_together(list(self.world.members.values()), self._tear)
 
     async def _end_controller(self) -> None:
-        """Whatever it is about to do."""
+        """End the controller, whatever it is about to do."""
         ensemble = self.world.ensemble
         assert ensemble is not None
         node = ensemble.node(tree.CONTROLLER)
@@ -248,7 +249,7 @@ class ReplicatedSimulation(ClusterSimulation):
                 return
 
     async def _lose(self) -> None:
-        """Of one broker everything that was not synced, while another has what was published."""
+        """Let one broker lose everything unsynced, while another one has the published records."""
         member = self.world.members[self.random.randrange(BROKERS)]
         if self._is_kept_without(member.node_id) and all(map(self._is_well, self.world.members.values())):
             self._lost[member.node_id] = _epoch(self._live(), member)
@@ -259,17 +260,19 @@ class ReplicatedSimulation(ClusterSimulation):
                 self._is_one_lossy = False
 
     def _is_well(self, member: Member) -> bool:
-        """Its session goes on, as far as it is up to it."""
+        """Return whether the broker can keep its session."""
         is_suspended = self.world.loop.is_suspended(member.owner)
         return not is_suspended and member.store is not None and member.store.connected
 
     def _is_kept_without(self, node_id: int) -> bool:
-        """As the store has it. Nobody else loses any: who is killed holds its log as it is."""
+        """Return whether, by the store, another broker has the records. Other brokers lose none: a killed one keeps
+        its log.
+        """
         assert self.world.ensemble is not None
         live = self._live()
         for member in self.world.members.values():
             if member.node_id != node_id and self._lost.get(member.node_id, -1) == _epoch(live, member):
-                return False  # it counts as the one that it was before it has lost something
+                return False  # the store does not know of its loss yet
         return all(
             {*state.isr, *state.elr} - {node_id}
             for name in self.world.ensemble.children(tree.TOPICS)
@@ -287,7 +290,7 @@ class ReplicatedSimulation(ClusterSimulation):
         return [] if node is None else list(tree.decode_states(node.data))
 
     async def _watch_high_watermarks(self) -> None:
-        """R4, looking at what runs."""
+        """Check R4 on the running brokers."""
         for number in itertools.count():
             await asyncio.sleep(0.05)
             for member in self.world.members.values():
@@ -315,7 +318,7 @@ class ReplicatedSimulation(ClusterSimulation):
                 self._check_safe_times()
 
     def _check_safe_times(self) -> None:
-        """S1, of all that follows."""
+        """Check S1 of all later answers."""
         for member in self.world.members.values():
             if member.direct is None or not member.direct.broker.is_loaded:
                 continue
@@ -337,7 +340,7 @@ class ReplicatedSimulation(ClusterSimulation):
                     )
 
     def _observe(self, session: int, operations: Sequence[StoreOperation]) -> None:
-        """R6, of what is written to the store."""
+        """Check R6 on each write to the store."""
         path = tree.chunk_path(KEPT, 0)
         for operation in operations:
             if isinstance(operation, CreateNode | SetNode) and operation.path == path:
@@ -369,7 +372,9 @@ class ReplicatedSimulation(ClusterSimulation):
     # -- clients -------------------------------------------------------------------------------------------
 
     async def _near_reader(self) -> None:
-        """From the replica on its rack, as its leader says; a reader that goes elsewhere goes on where it was."""
+        """Read from the replica on this client's rack, as the leader names it; a change of the replica keeps the
+        position.
+        """
         name, rack = "near", _rack(self.random.randrange(BROKERS))
         positions: dict[Place, int] = {}
         near: dict[Place, int] = {}
@@ -437,7 +442,7 @@ class ReplicatedSimulation(ClusterSimulation):
         )
 
     def _check_logs(self) -> None:
-        """R2."""
+        """Check R2."""
         for index, state in enumerate(self._states()):
             leader = self.world.members[state.leader].direct
             assert leader is not None
@@ -460,7 +465,7 @@ def _rack(node_id: int) -> str:
 
 
 def _epoch(live: Mapping[int, BrokerImage], member: Member) -> int:
-    """As the controller has it, which may not have heard yet that it is another process."""
+    """Return the broker's epoch as the controller knows it, which may not know yet that the process is new."""
     return live[member.node_id].epoch if member.node_id in live else UNKNOWN_EPOCH
 
 
@@ -482,5 +487,5 @@ def _content(log: Any, end_offset: int) -> bytes:
 def simulate_replication(
     seed: int, folder: Path, *, operations: int = 200, mode: str | None = None, **rest: Callable[[], Any]
 ) -> Report:
-    """One run. `seconds` are virtual ones."""
+    """Run one simulation; `seconds` are virtual ones."""
     return simulate_cluster(seed, folder, operations=operations, mode=mode, kind=ReplicatedSimulation, **rest)

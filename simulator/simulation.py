@@ -1,18 +1,18 @@
-"""One run of the simulator: a whole broker, clients that write down what they were told, faults, and the checks.
+"""One run of the simulator: a whole broker, clients that record their answers, faults, and the checks.
 
-A seed decides everything: what the broker promises (its durability), what is done to it, when, and how the clients'
-requests interleave. `simulate` gives the problems, none if every promise was kept; the same seed gives the same trace.
+A seed decides everything: the broker's durability, the faults and their times, and how the clients' requests
+interleave. `simulate` returns the problems, none if every promise was kept. The same seed gives the same trace.
 
-    kill    `durability=process`, the default: processes are killed, in the middle of a write too, and stopped
-    power   `durability=power`: the power is cut too; what was not synced is lost or torn. A topic of
-            `durability=process` beside it loses the end of its log at most
+- `kill`: with the default `durability=process`, processes are killed, also in the middle of a write, and stopped.
+- `power`: with `durability=power`, the power is cut too, and unsynced data is lost or torn. A topic of
+  `durability=process` beside it loses at most the end of its log.
 
-The clients: idempotent producers with several batches under way, transactional producers, a reader of everything and
-one of what is committed, a group's positions. Who is not answered asks again, as Kafka's clients do. What more there
-is to do (tables) comes as a `Workload`.
+The clients are idempotent producers with several batches under way, transactional producers, a reader of all records, a
+read_committed reader, and a group that commits offsets. They retry requests without an answer, as Kafka's clients do.
+More work (tables) comes as a `Workload`.
 
-At the end everything is healed; each client has to get on within twenty seconds of virtual time (R9), and what is there
-is held against what was acknowledged (C1, C2, C6 of `histories.py`).
+At the end everything is healed. Each client must make progress within 20 seconds of virtual time (R9), and the records
+are compared with the acknowledged ones (C1, C2, C6 of `histories.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from simulator.transactional_client import Client, committed_values
 from simulator.world import Link, LinkLostError, Member, World
 
 KEPT, LOOSE, MIXED = "kept", "loose", "mixed"
-"""Topics: of the broker's durability; of `process` whatever that is; the one transactions write to."""
+"""Topics: with the broker's durability; always with `process`; the one that transactions write to."""
 PARTITIONS = 2
 PATIENCE_SECONDS = 20.0
 RETRY_SECONDS = 0.05
@@ -71,7 +71,7 @@ CONFIG = {
     "log.message.timestamp.after.max.ms": str(1 << 60),
 }
 POWER_TEARS = (Tear.LOST, Tear.TORN, Tear.ZEROS)
-"""Not HOLES: a log that has them is refused, which `tests/log/test_crash.py` holds."""
+"""HOLES is left out: a log with holes is refused, which `tests/log/test_crash.py` checks."""
 PASSING = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -87,16 +87,16 @@ PASSING = {
 
 
 class Workload(Protocol):
-    """What clients do beside the broker's own."""
+    """Additional clients of a run."""
 
     async def prepare(self, simulation: Simulation) -> None:
-        """Before the first fault."""
+        """Prepare before the first fault."""
 
     def clients(self, simulation: Simulation) -> Sequence[Callable[[], Any]]:
-        """Coroutines that go on until `simulation.is_over`."""
+        """Return coroutines that go on until `simulation.is_over`."""
 
     async def check(self, simulation: Simulation) -> list[str]:
-        """After the last fault."""
+        """Check after the last fault, and return problems."""
 
 
 @dataclass
@@ -105,18 +105,18 @@ class History:
     polls: list[Poll] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
-    """Of a group, the last that was acknowledged."""
+    """The last acknowledged offset of each group."""
     unanswered: set[int] = field(default_factory=set)
-    """Positions of the group "group" that may be committed, whenever that may be."""
+    """Offsets of the group "group" that were not answered and may be committed at any time."""
 
 
 class Simulation:
-    """See the module."""
+    """One run; see the module."""
 
     kept_partitions = PARTITIONS
-    """Of the topic `KEPT`."""
+    """Number of partitions of the topic `KEPT`."""
     patience_seconds = PATIENCE_SECONDS
-    """How long a client may take to get on when all is healed."""
+    """Maximum time in which a client must make progress after all is healed."""
 
     def __init__(
         self,
@@ -138,50 +138,50 @@ class Simulation:
         self._progress: dict[str, float] = {}
         self._links: dict[tuple[str, int], Link] = {}
         self._asked: set[tuple[int, int, Place, int]] = set()
-        """Batches that somebody was asked to append."""
+        """Batches whose append was requested."""
 
     @property
     def is_over(self) -> bool:
         return self._left <= 0
 
     def did(self, who: str) -> None:
-        """A client has got on."""
+        """Note the progress of a client."""
         self._left -= 1
         self._progress[who] = self.world.loop.time()
 
     async def asked(self, link: Link, request: Any, version: int) -> Any:
-        """Of a request that may be repeated: until it is answered."""
+        """Send a request that may be repeated, until it is answered."""
         while True:
             try:
                 return await link.send(request, version)
             except LinkLostError:
                 await asyncio.sleep(RETRY_SECONDS)
 
-    # -- whom to ask ---------------------------------------------------------------------------------------
+    # -- brokers to ask ------------------------------------------------------------------------------------
 
     def link(self, name: str, node_id: int = 0) -> Link:
-        """A client's, always the same one."""
+        """Return a client's link to a broker, always the same one."""
         key = name, node_id
         if key not in self._links:
             self._links[key] = self.world.link(node_id, name)
         return self._links[key]
 
     async def anybody(self, name: str) -> Link:
-        """For what every broker answers."""
+        """Return a link for requests that every broker answers."""
         return self.link(name)
 
     async def leader(self, name: str, place: Place) -> Link:
-        """As far as this client knows."""
+        """Return a link to the leader, as far as this client knows."""
         return self.link(name)
 
     async def coordinator(self, name: str, group: str) -> Link:
         return self.link(name)
 
     def appended(self, link: Link, asked_at: float) -> None:
-        """A batch, as it was asked for then."""
+        """Note that a batch was appended that was first asked for at that time."""
 
     async def try_again(self, name: str, about: Place | str) -> None:
-        """After an attempt that failed: what the client knew need not be so any more."""
+        """Wait before a retry; the leader that the client knows may be old."""
         await asyncio.sleep(RETRY_SECONDS)
 
     async def run(self) -> list[str]:
@@ -212,7 +212,7 @@ class Simulation:
     async def _get_on(
         self, tasks: Sequence[asyncio.Future[Any]], harm: Sequence[asyncio.Future[Any]]
     ) -> None:
-        """To the end of the faults, and of what has to come after them."""
+        """Run to the end of the faults, and the rest of the run behind them."""
         world = self.world
         while not self.is_over and not all(task.done() for task in tasks):
             done, _ = await asyncio.wait([*tasks, *harm], timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
@@ -267,7 +267,7 @@ class Simulation:
         await self._up(member)
 
     async def _crash(self, member: Member) -> None:
-        """In the middle of what it writes, or of what its next start does."""
+        """Crash the broker in the middle of a write, or of its next start."""
         member.crash_soon(self.random.randrange(1, 60), self._tear())
         try:
             async with asyncio.timeout(2.0):
@@ -299,7 +299,7 @@ class Simulation:
         member.skew += self.random.choice((-3_600, -10, 10, 3_600))
 
     async def _heal(self) -> None:
-        """Everybody is up, nothing is lost any more."""
+        """Start all brokers and stop all faults."""
         world = self.world
         world.loss = 0.0
         world.heal()
@@ -331,7 +331,7 @@ class Simulation:
             assert answer.topics[0].error_code in (0, ErrorCode.TOPIC_ALREADY_EXISTS), answer
 
     async def _producer(self, name: str, topics: Sequence[str] = (KEPT,)) -> None:
-        """Idempotent, with up to three batches of a partition under way."""
+        """Run an idempotent producer with up to three batches of a partition under way."""
         number = 0
         identity = await self._identity(name)
         sequences: dict[Place, int] = {}
@@ -369,12 +369,14 @@ class Simulation:
         place: Place,
         batches: list[tuple[int, list[bytes]]],
     ) -> bool:
-        """Until all are acknowledged. False when the broker has forgotten the producer, as it may of a loose topic."""
+        """Send batches until all are acknowledged. Return False if the broker has forgotten the producer of a loose
+        topic.
+        """
         waiting = list(batches)
         while waiting:
             link = await self.leader(name, place)
-            # A log takes whatever comes first of a producer that it does not know: the second batch too, if it has
-            # refused the first because it was not led yet.
+            # A log accepts any first sequence of a producer that it does not know. So it could accept the second batch
+            # after it refused the first, because it had no leader yet.
             together = waiting if waiting[0][0] else waiting[:1]
             answers = await asyncio.gather(
                 *(self._ask_to_append(link, identity, place, *batch) for batch in together),
@@ -436,7 +438,7 @@ class Simulation:
         return part
 
     async def _reader(self) -> None:
-        """What is seen once stays: reads on, and now and then from the start."""
+        """Read on, and now and then from the start: records that were seen must stay."""
         positions: dict[Place, int] = {}
         turn = 0
         while not self.is_over:
@@ -456,7 +458,7 @@ class Simulation:
             await asyncio.sleep(self.random.uniform(0, 0.4))
 
     async def _fetch(self, name: str, place: Place, position: int) -> list[tuple[int, bytes]] | None:
-        """None when it was not answered. A position beyond the end is a problem."""
+        """Fetch; None if it was not answered. An offset beyond the end is a problem."""
         link = await self.leader(name, place)
         wanted = FetchPartition(partition=place[1], fetch_offset=position, partition_max_bytes=1 << 20)
         request = FetchRequest(
@@ -479,7 +481,7 @@ class Simulation:
         return [(at, value or b"") for at, value in values_of(part.records or b"") if at >= position]
 
     async def _transactions(self, name: str, version: int) -> None:
-        """One after another, each with records in both partitions and a group's position."""
+        """Run transactions one after another, each with records in both partitions and a group's offset."""
         patient: Any = _Patient(self.world.link(0, name))
         client, number = Client(patient, name, version, timeout_ms=1000), 0
         is_ready = False
@@ -517,15 +519,15 @@ class Simulation:
         while True:
             try:
                 return await committed_values(_Fetching(broker), MIXED, 0)  # type: ignore[arg-type]
-            except RuntimeError:  # it is starting
+            except RuntimeError:  # the broker is starting
                 await asyncio.sleep(0.05)
 
     async def _given_up(self, client: Client) -> Outcome:
-        """A new epoch ends it."""
+        """Abandon a transaction; a new epoch ends it."""
         return Outcome.UNKNOWN if await self._retried(client.init) else Outcome.FAILED
 
     async def _retried(self, ask: Callable[[], Any]) -> ErrorCode:
-        """The error that does not pass, or none."""
+        """Return the error that does not pass, or none."""
         while True:
             answer = await ask()
             if isinstance(answer, list):
@@ -536,7 +538,7 @@ class Simulation:
             await asyncio.sleep(0.05)
 
     async def _group(self) -> None:
-        """A position that grows."""
+        """Commit growing offsets of a group."""
         position = 0
         while not self.is_over:
             position += 1
@@ -646,7 +648,7 @@ class _Patient:
 
 
 class _Fetching:
-    """What `committed_values` asks of a broker."""
+    """The part of a broker that `committed_values` uses."""
 
     def __init__(self, patient: Any) -> None:
         self._patient = patient
@@ -684,7 +686,7 @@ def simulate(
     workloads: Callable[[], Sequence[Workload]] = tuple,
     config: Mapping[str, str] | None = None,
 ) -> Report:
-    """One run. `seconds` are virtual ones."""
+    """Run one simulation; `seconds` are virtual ones."""
     with World(seed, folder, loss=0.02, make_extensions=make_extensions) as world:
         simulation = Simulation(world, operations, workloads(), mode, config)
         begin = world.loop.time()

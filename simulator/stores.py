@@ -1,7 +1,7 @@
-"""The conformance suite of the CoordinationStore port: what embedded store, ZooKeeper and simulated ensemble share.
+"""The conformance suite of the CoordinationStore port, for the embedded store, ZooKeeper and the simulated ensemble.
 
-A subclass says how a store is opened. `SharedStoreConformance` adds what only stores with several sessions can show:
-two brokers, one of which dies. Every wait has a deadline.
+A subclass opens the store. `SharedStoreConformance` adds tests of several sessions: two brokers, one of which ends.
+Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEADLINE = 60.0
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until it holds; fails with `what` after the deadline."""
+    """Wait until the condition holds; fail with `what` after the deadline."""
     try:
         async with asyncio.timeout(DEADLINE):
             while not await holds():  # noqa: ASYNC110 - what is waited for may be another process's
@@ -40,10 +40,10 @@ async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 class StoreConformance:
-    """Promises of one session."""
+    """Tests of one session."""
 
     def store(self) -> AbstractAsyncContextManager[Any]:
-        """An open store without nodes of the test's."""
+        """Return an open store without nodes of the test's."""
         raise TypeError("a subclass opens the store")
 
     def run(self, test: Callable[[Any], Awaitable[None]]) -> None:
@@ -116,7 +116,7 @@ class StoreConformance:
         ids=["set", "delete", "check"],
     )
     def test_no_operation_takes_a_node_as_it_is(self, blind: Callable[[], Any]) -> None:
-        """Whoever has not read the version cannot change anything: ZooKeeper's -1, "whichever it is", is no version."""
+        """A version of -1, ZooKeeper's "any version", is refused: a change needs the version that was read."""
 
         async def test(store: CoordinationStore) -> None:
             await store.transact([CreateNode("/a", b"1")])
@@ -264,17 +264,17 @@ class StoreConformance:
         self.run(test)
 
     async def settled(self, store: CoordinationStore, told: asyncio.Event) -> None:
-        """Let a watch be set, where that takes a request: after two of the store's answers and a turn of the loop."""
+        """Wait until a watch is set, where that takes a request: two answers of the store and a turn of the loop."""
         for _ in range(3):
             await store.get("/")
             await asyncio.sleep(0.01)
 
 
 class SharedStoreConformance(StoreConformance):
-    """Promises that need two sessions."""
+    """Tests that need two sessions."""
 
     def stores(self, count: int) -> AbstractAsyncContextManager[list[Any]]:
-        """Open stores over the same nodes, none of which is the test's."""
+        """Return open stores over the same nodes, none of which is the test's."""
         raise TypeError("a subclass opens the stores")
 
     @asynccontextmanager

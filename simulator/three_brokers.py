@@ -1,8 +1,8 @@
-"""Three brokers in the place of one server, for tests that begin with one: `HEADRACE_BROKERS=3` chooses them.
+"""Three brokers in the place of one server, for tests of one server: `HEADRACE_BROKERS=3` chooses them.
 
-What a test does to its server is done to the cluster as a person would: `start` starts who is not running and returns
-when all are in sync, `kill` kills one, each time the next, so that the others take over what it led, and `stop` asks
-all to end, one after the other. Topics and tables whose replicas are not counted have `REPLICAS`.
+A test's operations on its server apply to the cluster. `start` starts the brokers that do not run, and returns when all
+are in sync. `kill` kills one, each time the next, so that the others take over its partitions. `stop` asks all to end,
+one after the other. Topics and tables without a replication factor have `REPLICAS`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 BROKERS = int(os.environ.get("HEADRACE_BROKERS", "1"))
-"""How many brokers a test's server is: 1 or 3."""
+"""Number of brokers of a test's server: 1 or 3."""
 if BROKERS not in (1, 3):
     raise ValueError(f"HEADRACE_BROKERS is {BROKERS}, but a test's server is 1 or 3 brokers")
 REPLICAS = BROKERS
 NUMBERS = (1, 2, 3)
 NODE_IDS = NUMBERS if BROKERS == 3 else (0,)
-"""Of a test's server."""
+"""Node ids of a test's server."""
 MIN_IN_SYNC = 2 if BROKERS == 3 else 1
 IN_SYNC_SECONDS = 120.0
 SETTINGS = {
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 class Member(Protocol):
-    """One `headrace serve`."""
+    """One `headrace serve` process."""
 
     @property
     def address(self) -> str: ...
@@ -47,7 +47,9 @@ class Member(Protocol):
 
 
 def settings_of(number: int, zookeeper: str) -> dict[str, str]:
-    """What makes a server the broker of this number. `zookeeper`: its address with the cluster's path."""
+    """Return the settings of the broker of this number. `zookeeper` is the ensemble's address with the cluster's
+    path.
+    """
     return {
         "node.id": str(number),
         "broker.rack": f"r{number}",
@@ -57,7 +59,7 @@ def settings_of(number: int, zookeeper: str) -> dict[str, str]:
 
 
 def path_in(zookeeper: str) -> str:
-    """A place for another cluster in the ZooKeeper at this address."""
+    """Return a path for another cluster in the ZooKeeper at this address."""
     return f"{zookeeper}/{uuid.uuid4().hex}"
 
 
@@ -65,7 +67,7 @@ M = TypeVar("M", bound=Member)
 
 
 class ThreeBrokers(Generic[M]):
-    """`is_in_sync` is asked with the addresses of all until it says so."""
+    """The three brokers. `is_in_sync` is called with all addresses until it returns true."""
 
     def __init__(self, members: Sequence[M], is_in_sync: Callable[[str], bool]) -> None:
         self.members = tuple(members)
@@ -75,11 +77,11 @@ class ThreeBrokers(Generic[M]):
 
     @property
     def address(self) -> str:
-        """Of all, with commas between them."""
+        """The addresses of all brokers, separated by commas."""
         return ",".join(member.address for member in self.members)
 
     def start(self) -> None:
-        """Raises TimeoutError if they are not one cluster in time."""
+        """Start the brokers. Raise TimeoutError if they do not form a cluster in time."""
         missing = [index for index in range(len(self.members)) if index not in self._running]
         with ThreadPoolExecutor(len(self.members)) as pool:
             list(pool.map(lambda index: self.members[index].start(), missing))
@@ -91,7 +93,7 @@ class ThreeBrokers(Generic[M]):
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """kill -9 of one that runs, each time the next."""
+        """Kill a running broker with SIGKILL, each time the next."""
         if self._running:
             index = next(index for index in self._turns if index in self._running)
             self.members[index].kill()
@@ -102,7 +104,7 @@ class ThreeBrokers(Generic[M]):
             self.kill()
 
     def stop_each(self) -> list[int]:
-        """SIGTERM, to one after the other; the exit codes."""
+        """Send SIGTERM to one after the other; return the exit codes."""
         codes = [self.members[index].stop() for index in sorted(self._running)]
         self._running.clear()
         return codes

@@ -1,4 +1,4 @@
-"""A transactional producer, of either version of transactions, that speaks to a `DirectBroker`; what consumers see."""
+"""A transactional producer of either transaction version for a `DirectBroker`, and the view of its consumers."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ T = TypeVar("T")
 
 
 class Client:
-    """`identity` is the producer's id and epoch; `sequences` the next one by partition."""
+    """The producer. `identity` is its id and epoch; `sequences` has the next one by partition."""
 
     def __init__(
         self, broker: DirectBroker, name: str = "tx", version: int = TV1, *, timeout_ms: int = 60_000
     ) -> None:
-        """`timeout_ms`: how long a batch may wait for its replicas and its fsync."""
+        """Create a producer. `timeout_ms` is how long a batch may wait for its replicas and its fsync."""
         self.broker, self.name, self.version = broker, name, version
         self._timeout_ms = timeout_ms
         self.identity = (-1, -1)
@@ -149,7 +149,7 @@ class Client:
 
 
 async def committed_values(broker: DirectBroker, topic: str = "a", partition: int = 0) -> list[bytes | None]:
-    """What a read_committed consumer makes of the partition: it leaves out what is aborted, and markers."""
+    """Return what a read_committed consumer sees of the partition, without aborted records and markers."""
     values: list[bytes | None] = []
     offset, aborting = 0, set()
     while True:
@@ -175,7 +175,7 @@ async def committed_values(broker: DirectBroker, topic: str = "a", partition: in
 async def position(
     broker: DirectBroker, group: str = "g", topic: str = "a", partition: int = 0, stable: bool = False
 ) -> int | ErrorCode:
-    """What the group has committed, or why that is not known."""
+    """Return the group's committed offset, or the error."""
     wanted = [OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
     request = OffsetFetchRequest(
         groups=[OffsetFetchRequestGroup(group_id=group, topics=wanted)], require_stable=stable
@@ -189,7 +189,7 @@ async def position(
 
 
 async def until(ask: Callable[[], Awaitable[T]], is_wanted: Callable[[T], bool]) -> T:
-    """Ask until the answer is as wanted, and give it."""
+    """Ask until the answer is the wanted one, and return it."""
     for _ in range(6000):
         answer = await ask()
         if is_wanted(answer):
@@ -203,7 +203,7 @@ def loaded(answer: object) -> bool:
 
 
 def place_of(request: Any) -> tuple[str, int] | None:
-    """The partition that a request is about, whose leader answers it; None for one of a coordinator."""
+    """Return the partition of a request to its leader; None for one to a coordinator."""
     match request:
         case ProduceRequest():
             topic = request.topic_data[0]
@@ -216,7 +216,7 @@ def place_of(request: Any) -> tuple[str, int] | None:
 
 
 def coordinated_by(request: Any) -> tuple[int, str]:
-    """The type of a coordinator's key, as in FindCoordinator, and the key."""
+    """Return the type of a coordinator's key, as in FindCoordinator, and the key."""
     if isinstance(request, TxnOffsetCommitRequest):
         return 0, request.group_id
     if isinstance(request, OffsetFetchRequest):

@@ -1,11 +1,11 @@
 """Transactions in a test: virtual time, partitions and a journal in memory, crashes, lost answers, zombies.
 
-`TransactionWorld` plays the coordinator's shell and the partitions for any number of transactional ids. The
-journal goes through Kafka's record format, partitions decide with the log's own `ProducerState`. A crash may
-come before or after any append to the journal or to a partition; `restart` keeps these and nothing else.
+`TransactionWorld` plays the coordinator's shell and the partitions for any number of transactional ids. The journal
+goes through Kafka's record format; partitions decide with the log's own `ProducerState`. A crash may come before or
+after any append to the journal or a partition; `restart` keeps these and nothing else.
 
-`SimulatedProducer` is a client of either version of transactions. What it was told goes into `History`, which
-`check_atomicity` holds against what a read_committed consumer sees (checker C6).
+`SimulatedProducer` is a client of either transaction version. Its answers go into `History`, which `check_atomicity`
+compares with the view of a read_committed consumer (checker C6).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TIMEOUT_MS = 60_000
 
 
 class CrashError(Exception):
-    """The broker died in the middle of a step."""
+    """The broker crashed in the middle of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Written:
 
 
 class SimulatedPartition:
-    """A log of single-record batches and markers: what survives, and the log's own rules."""
+    """A log of single-record batches and markers that survives crashes and keeps the log's own rules."""
 
     def __init__(self) -> None:
         self.state = ProducerState()
@@ -74,7 +74,9 @@ class SimulatedPartition:
         self.end_offset = 0
 
     def write(self, producer_id: int, epoch: int, sequence: int, transaction: int, number: int) -> None:
-        """Raises KafkaError as the log does; a repeated batch is accepted and not written again."""
+        """Write as the log does, and raise KafkaError as it does; a repeated batch is accepted and not written
+        again.
+        """
         header = BatchHeader(
             0, 49, -1, MAGIC_V2, 0, TRANSACTIONAL_BIT, 0, 0, 0, producer_id, epoch, sequence, 1, 1
         )
@@ -96,7 +98,7 @@ class SimulatedPartition:
         self.end_offset += 1
 
     def committed(self) -> list[Written]:
-        """What a read_committed consumer sees: below the last stable offset, without what was aborted."""
+        """Return what a read_committed consumer sees: records below the last stable offset that were not aborted."""
         stable = self.state.first_unstable_offset
         limit = self.end_offset if stable is None else stable
         return [
@@ -120,9 +122,9 @@ class TransactionWorld:
         self.transactions: dict[str, Transaction] = {}
         self.seconds = 1_000.0
         self.wall_offset_ms = 0
-        """Added to the wall clock: deadlines must not care."""
+        """Milliseconds added to the wall clock: deadlines must not depend on it."""
         self.crash_in: int | None = None
-        """The broker dies at the so many-th append from now on."""
+        """Number of the append, from now on, at which the broker crashes."""
         self.append_error = ErrorCode.NONE
         self.marker_error = False
         self._next_producer_id = 0
@@ -142,7 +144,7 @@ class TransactionWorld:
         return self._next_producer_id
 
     def run(self, transactional_id: str, event: Event) -> Result:
-        """The answer to a request; of other events nothing is to be made of it."""
+        """Run an event; return the answer to a request, and nothing useful for other events."""
         transaction = self.transactions.setdefault(transactional_id, Transaction(transactional_id))
         effects: deque[Effect] = deque(step(transaction, event, self.now, self.limits))
         answer = Result(ErrorCode.NONE)
@@ -242,7 +244,7 @@ class TransactionWorld:
         *,
         announces: bool,
     ) -> ErrorCode:
-        """Write one record (transaction, number) as `broker.transactions.admission` would let it."""
+        """Write one record (transaction, number), if `broker.transactions.admission` would admit it."""
         known = self.transactions.get(transactional_id)
         error = partition_error(known, *producer, key)
         if error is ErrorCode.TRANSACTION_ABORTABLE and announces:
@@ -260,7 +262,7 @@ class TransactionWorld:
 
 @dataclass
 class History:
-    """Outcomes by transaction: True committed, False aborted, None unknown; and what was acknowledged."""
+    """Outcomes by transaction (True: committed, False: aborted, None: unknown) and the acknowledged records."""
 
     outcomes: dict[int, bool | None] = field(default_factory=dict)
     acknowledged: dict[int, set[int]] = field(default_factory=dict)
@@ -282,7 +284,7 @@ RETRIED = frozenset(
 
 
 class SimulatedProducer:
-    """A client: keeps its requests until they are answered, retries them, and knows no more than its answers.
+    """A client that retries its requests until they are answered, and knows only its answers.
 
     `version` is that of transactions. With version 2 it may also send again what was answered long ago.
     """
@@ -302,7 +304,7 @@ class SimulatedProducer:
         self._old: list[Callable[[], object]] = []
 
     def act(self, rng: random.Random) -> None:
-        """Do or repeat one thing. May raise CrashError."""
+        """Do or repeat one step. May raise CrashError."""
         if self.failed:
             return
         if self._request is None:
@@ -313,7 +315,7 @@ class SimulatedProducer:
         self._answered(error)
 
     def act_late(self, rng: random.Random) -> None:
-        """Something that was sent long ago arrives (again)."""
+        """Deliver a request that was sent long ago, perhaps again."""
         if self._old and self.version >= RAISES_EPOCH:
             rng.choice(self._old)()
 
@@ -410,10 +412,11 @@ class SimulatedProducer:
 
 
 def check_atomicity(world: TransactionWorld, history: History, *, settled: bool = True) -> None:
-    """C6: everything of a committed transaction is seen, once; nothing of an aborted one; of one whose outcome
-    its client never learnt, all of what was written or nothing. Raises InvariantError.
+    """Check C6. Raise InvariantError if it is broken.
 
-    Before the world has settled, a committed transaction may be hidden in a partition by an earlier open one.
+    Each record of a committed transaction is seen once, and no record of an aborted one. If the client never learnt the
+    outcome, all of its records are seen, or none. Before the world has settled, a committed transaction may be hidden
+    in a partition by an earlier open one.
     """
     seen: dict[int, list[int]] = {}
     written: dict[int, set[int]] = {}
@@ -436,7 +439,7 @@ def check_atomicity(world: TransactionWorld, history: History, *, settled: bool 
     for partition in world.partitions.values():
         for producer_id, epoch, commit in partition.markers:
             decisions.setdefault((producer_id, epoch), set()).add(commit)
-    # Without raised epochs several transactions share one; with them a decision is one.
+    # Without raised epochs several transactions share one; with them each decision has its own.
     for (producer_id, epoch), decided in decisions.items():
         if any(
             t.stored is not None and t.stored.client_version >= RAISES_EPOCH

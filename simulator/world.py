@@ -1,23 +1,23 @@
-"""Whole brokers and their clients in one thread under virtual time: the composition root as it is, and seeded faults.
+"""Whole brokers and their clients in one thread under virtual time: the real composition root, and seeded faults.
 
-    with World(seed, folder) as world:
+with World(seed, folder) as world:
         world.run(scenario(world))
 
-A broker is the real one: its logs, its coordinators and its extensions. Simulated are time, randomness, threads
-(`loop.py`), its disk (`disk.py`), its coordination store (`coordination.py`) and the network (`network.py`). What
-RocksDB has is on a real disk, under the folder of the same name.
+A broker is the real one, with its logs, coordinators and extensions. Simulated are time, randomness, threads
+(`loop.py`), its disk (`disk.py`), its coordination store (`coordination.py`) and the network (`network.py`). RocksDB's
+files are on a real disk, under the folder of the same name.
 
-Each broker has a store of its own, as one process has, or all are sessions of one ensemble (`shared`). There what a
-dead process held stays until its session is over, and a broker can be cut off the ensemble (`Member.lose_store`).
+Each broker has a store of its own, or all are sessions of one ensemble (`shared`). In an ensemble the nodes of a dead
+process stay until its session is over, and a broker can be cut off from it (`Member.lose_store`).
 
-What can be done to a broker: `kill` (what was written is there, nothing else runs), `cut_power` (what was not synced is
-lost, torn, or there without the rest), `crash_soon` (either, in the middle of what it does to its disk), `suspend` and
-`resume` (a stopped process, whose timers fire late), `restart`. Files are taken over at that moment and the next start
-has a folder of its own, so that nothing that is left of the dead can touch them.
+Faults of a broker: `kill` leaves the written data and ends all work. `cut_power` loses or tears unsynced data.
+`crash_soon` does either in the middle of a change of the disk. `suspend` and `resume` stop a process, whose timers
+fire late then. `restart` starts it again. Its files are taken over at that moment, and the next start has a folder of
+its own, so that leftovers of the dead process cannot touch them.
 
-What can be done to the network is said there; `cut` takes members and names of clients. A client of a broker whose
-power was cut hears nothing, one of a broker that was killed is told. Requests of one connection keep their order; those
-of several do not.
+`network.py` describes faults of the network; `cut` takes members and names of clients. A client hears nothing from a
+broker whose power was cut; one of a killed broker gets a reset. Requests of one connection keep their order; those of
+several do not.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ PORT = 9092
 SESSION_MS = 6_000
 REFUSED_SECONDS = 0.001
 REQUEST_SECONDS = 10.0
-"""After this a client gives a request up."""
+"""Time after which a client abandons a request."""
 KV_LOST = 0.3
-"""How often a power cut takes a key-value store as a whole: nobody promised that its folder was durable."""
+"""Chance that a power cut loses a whole key-value store, whose folder was not made durable."""
 
 
 class LinkLostError(Exception):
-    """The connection is gone. `sent`: the broker may have carried the request out."""
+    """The connection is lost. `sent`: the broker may have carried the request out."""
 
     def __init__(self, *, sent: bool) -> None:
         super().__init__("after the request" if sent else "before the request")
@@ -75,9 +75,9 @@ class Member:
         self.machine = world.network.machine(f"broker-{node_id}")
         self.ensemble = world.ensemble or world.make_ensemble()
         self.skew = 0.0
-        """Of its wall clock, in seconds; a running process sees it change."""
+        """Error of its wall clock in seconds; a running process sees changes of it."""
         self.died = asyncio.Event()
-        """By `crash_soon`."""
+        """Set when `crash_soon` has ended the process."""
         self.store: SimulatedStore | None = None
         self._tear = Tear.KEPT
         self._world = world
@@ -102,8 +102,10 @@ class Member:
         return self.direct is not None
 
     async def start(self) -> bool:
-        """Whether it serves: not if it died on the way (`crash_soon`), or, in a cluster, gave up because it lost the
-        store or another broker is in its place. What it starts is its own, and goes with it.
+        """Start the broker; return whether it serves.
+
+        It does not if it ended on the way (`crash_soon`), or if it gave up in a cluster because it lost the store or
+        another broker has its place. All that it starts ends with it.
         """
         world, loop = self._world, self._world.loop
         extensions = tuple(world.make_extensions())
@@ -151,7 +153,7 @@ class Member:
         return True
 
     async def _connect(self) -> SimulatedStore:
-        """Of a store of its own, the session of the process before is over."""
+        """Connect to the store. In a store of its own, the session of the former process is over."""
         if self.store is not None and self._world.ensemble is None:
             self.ensemble.end(self.store.session)
         is_alone = self._world.ensemble is None
@@ -159,7 +161,7 @@ class Member:
         return self.store
 
     def lose_store(self) -> None:
-        """Nothing passes between this broker and the ensemble until `find_store`."""
+        """Cut this broker off from the ensemble until `find_store`."""
         self._world.loop.note("lose store", self.owner)
         if self.store is not None:
             self.ensemble.cut(self.store)
@@ -170,7 +172,7 @@ class Member:
             self.ensemble.heal(self.store)
 
     async def stop(self) -> None:
-        """As by SIGTERM."""
+        """Stop it as by SIGTERM."""
         if self.direct is None:
             return
         self._world.loop.note("stop", self.owner)
@@ -178,15 +180,15 @@ class Member:
         await asyncio.get_running_loop().create_task(broker.stop(), context=self._context)
 
     def kill(self) -> None:
-        """As by `kill -9`, between two of its steps."""
+        """Kill it as by `kill -9`, between two of its steps."""
         self._end(Tear.KEPT)
 
     def cut_power(self, tear: Tear) -> None:
-        """Its clients hear nothing of it."""
+        """Cut its power; its clients hear nothing."""
         self._end(tear)
 
     def crash_soon(self, operations: int, tear: Tear) -> None:
-        """It dies in the middle of what it does to its disk, after so many more changes; `died` is set then."""
+        """End it in the middle of a change of its disk, after that many more changes; `died` is set then."""
         self._tear = tear
         self.disk.crash_at = self.disk.operations + operations
 
@@ -208,7 +210,7 @@ class Member:
         await self.start()
 
     def bury(self) -> None:
-        """What `crash_soon` has left is what the next start finds."""
+        """Take over the files that `crash_soon` has left, for the next start."""
         self._end(self._tear)
 
     def _end(self, tear: Tear) -> None:
@@ -216,7 +218,7 @@ class Member:
         loop.note("end", self.owner, tear.value)
         loop.kill(self.owner)
         if self.direct is not None:
-            world.dead.append(self.direct)  # no destructor of it runs
+            world.dead.append(self.direct)  # so that no destructor of it runs
         self.direct = None
         old, is_cut = self.folder, tear is not Tear.KEPT
         self.machine.ended(silently=is_cut)
@@ -258,8 +260,9 @@ class Link:
         self.node_id = member.node_id
 
     async def send(self, request: ApiMessage, version: int | None = None) -> Any:
-        """The answer. Raises LinkLostError, for all that were to go over the connection that is lost. Requests that are
-        sent meanwhile keep their order.
+        """Send a request and return the answer; concurrent requests keep their order.
+
+        Raise LinkLostError for every request on a lost connection.
         """
         loop = self._world.loop
         api_version = type(request).MAX_VERSION if version is None else version
@@ -306,7 +309,7 @@ Place = str | Member
 
 
 class World:
-    """Members and links of one simulation. `loss` is the chance that a request loses its connection."""
+    """The members and links of one simulation. `loss` is the chance that a request loses its connection."""
 
     def __init__(
         self,
@@ -318,7 +321,7 @@ class World:
         make_extensions: Callable[[], Sequence[Extension]] = tuple,
         shared: bool = False,
     ) -> None:
-        """`shared`: all brokers are members of one cluster."""
+        """Create a world. `shared`: all brokers are members of one cluster."""
         self.seed = seed
         self.folder = folder
         self.make_extensions = make_extensions
@@ -346,7 +349,7 @@ class World:
         return SimulatedEnsemble(SimulatedClock(self.loop), seed=self.loop.random.getrandbits(64))
 
     def add(self, node_id: int, config: Mapping[str, str] | None = None) -> Member:
-        """A broker that is not started yet."""
+        """Add a broker that is not started yet."""
         member = self.members[node_id] = Member(self, node_id, config or {})
         return member
 
@@ -354,7 +357,7 @@ class World:
         return Link(self, self.members[node_id], name)
 
     def client(self, name: str) -> Network:
-        """What a client's process has of the network."""
+        """Return the network as a client's process sees it."""
         network = self._clients.get(name)
         if network is None:
             network = self._clients[name] = Network(
@@ -366,17 +369,17 @@ class World:
         return network
 
     def cut(self, sender: Place, receiver: Place, *, both: bool = True) -> None:
-        """What one sends the other does not hear until `heal`."""
+        """Cut two machines off from each other until `heal`."""
         self.network.cut(_place(sender), _place(receiver), both=both)
 
     def heal(self) -> None:
-        """All cuts."""
+        """Heal all cuts."""
         self.network.heal()
 
     # -- the run -------------------------------------------------------------------------------------------
 
     def run(self, scenario: Coroutine[Any, Any, Any]) -> Any:
-        """Run it to its end, and stop every member that is up. Raises DeadlockError when nobody can go on."""
+        """Run a scenario to its end, and stop every running member. Raise DeadlockError when no task can go on."""
 
         async def whole() -> Any:
             result = await scenario
@@ -389,7 +392,7 @@ class World:
     def __enter__(self) -> Self:
         logging.getLogger("headrace").setLevel(logging.CRITICAL)
         self._is_collecting = gc.isenabled()
-        gc.disable()  # it would end what the dead have left at moments that no seed decides
+        gc.disable()  # it would destroy leftovers of dead processes at moments that no seed decides
         return self
 
     def __exit__(
@@ -402,7 +405,7 @@ class World:
             if member.direct is not None:
                 self.dead.append(member.direct)
         for task in asyncio.all_tasks(self.loop):
-            task.cancel()  # a scenario that has failed
+            task.cancel()  # if the scenario has failed
         self.loop.bury()
         for direct in self.dead:
             direct.broker.network.close()
@@ -419,10 +422,10 @@ def _place(place: Place) -> str:
 
 
 def _nobody_is_served(peer: Peer, frame: bytes | memoryview) -> None:
-    raise CloseConnection("a client serves nobody")
+    raise CloseConnection("a client has no server")
 
 
 def _unless_dead(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a process says while it dies is not heard."""
+    """Run a callback, unless the process has ended meanwhile."""
     if not isinstance(context.get("exception"), SimulatedCrash):
         loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""A ZooKeeper server for tests, from the jars that pyspark carries: Java is all that is needed."""
+"""A ZooKeeper server for tests, from the jars that pyspark contains: it needs only Java."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pathlib import Path
 from headrace.broker.stores.zookeeper_server import answers, server_command, server_settings
 from simulator.ports import free_port
 
-TICK_MS = 200  # a session's timeout is between 2 and 20 ticks: tests want short ones
+TICK_MS = 200  # a session's timeout is between 2 and 20 ticks: tests need short ones
 LONG_SESSIONS = "maxSessionTimeout=60000\n"
-"""For tests in which none shall end: a machine with other work stops this server, or who asks it, for seconds."""
+"""For tests in which no session should end: on a busy machine the server or its client stands still for seconds."""
 READY_SECONDS = 60.0
 
 
 class ZooKeeperServer:
-    """One server process on a free port of 127.0.0.1, its data in `folder`. `settings`: more lines of its file;
-    `options`: more of Java's.
+    """One server process on a free port of 127.0.0.1, with its data in `folder`.
+
+    `settings` are more lines of its file; `options` are more options of Java.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ZooKeeperServer:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Returns when it answers. Raises RuntimeError if it does not."""
+        """Start the server; return when it answers. Raise RuntimeError if it does not."""
         self._folder.mkdir(parents=True, exist_ok=True)
         settings = self._folder / "zoo.cfg"
         own = server_settings(self._folder / "data", "127.0.0.1", self.port, self._tick_ms)
@@ -60,7 +61,7 @@ class ZooKeeperServer:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """As `kill -9`; `start` brings it back with its data."""
+        """Kill it as by `kill -9`; `start` brings it back with its data."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -76,7 +77,7 @@ class ZooKeeperServer:
 
 
 class ZooKeeperEnsemble:
-    """Some servers that are one ZooKeeper as long as most of them are there. What is done to all, and `servers`."""
+    """Several servers that are one ZooKeeper as long as most of them run: operations on all, and `servers`."""
 
     def __init__(self, folder: Path, count: int = 3, *, tick_ms: int = TICK_MS) -> None:
         numbers = range(1, count + 1)
@@ -97,7 +98,7 @@ class ZooKeeperEnsemble:
         return ",".join(server.address for server in self.servers)
 
     def start(self) -> None:
-        """Returns when each answers; they may not have agreed on a leader yet."""
+        """Start all; return when each answers. They may not have agreed on a leader yet."""
         for server in self.servers:
             server.start()
 

@@ -1,10 +1,10 @@
-"""What is shipped: `headrace`, everything in one install, and `headrace-client`, for programs that only connect.
+"""The two wheels: `headrace`, everything in one install, and `headrace-client`, for programs that only connect.
 
-Two distributions, and not an extra: an extra can only add to an install, and `pip install headrace` has to be all of
-it: server, SQL, tables. So what is smaller is a distribution of its own, as psycopg2-binary and opencv-python-headless
-are beside theirs. Both have the packages that the client is made of, and of one version they are the same files: one or
-the other is installed. Of headrace's dependencies the client has those that are named here: numba and LLVM (200 MB)
-compile what the interpreter then does itself (`protocol.loading.jit`), DuckDB and RocksDB are the server's and SQL's.
+They are two distributions, because an extra can only add to an install, and `pip install headrace` must have all of it:
+server, SQL, tables. The smaller one is separate, as psycopg2-binary and opencv-python-headless are. Both contain the
+client's packages, and those of one version are the same files: only one of the two is installed. The client has only
+those of headrace's dependencies that are named here. numba and LLVM (200 MB) compile code that the interpreter runs
+without them (`protocol.loading.jit`); DuckDB and RocksDB belong to the server and SQL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Where numba is installed too, rows are placed in buckets faster; reading records
 
 
 def client_project() -> str:
-    """The client's pyproject.toml, made from ours."""
+    """Return the client's pyproject.toml, made from headrace's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [each for each in project["dependencies"] if _name(each) in CLIENT_DEPENDENCIES]
     assert len(wanted) == len(CLIENT_DEPENDENCIES), "a dependency of the client is not one of ours any more"
@@ -66,14 +66,14 @@ def _name(requirement: str) -> str:
 
 
 def build(target: Path) -> list[Path]:
-    """Both wheels, into a folder."""
+    """Build both wheels into a folder."""
     return [build_headrace(target), build_client(target)]
 
 
 def build_headrace(target: Path) -> Path:
-    """With Spark's catalog compiled."""
+    """Build headrace with Spark's compiled catalog."""
     jar, shipped = catalog_jar(), CATALOG_FOLDER / CATALOG_JAR
-    if jar != shipped:  # else it is there from a build before
+    if jar != shipped:  # if not, it is there from an earlier build
         part = shipped.with_suffix(".part")
         shutil.copy(jar, part)
         part.replace(shipped)

@@ -35,17 +35,17 @@ import org.apache.fluss.utils.CloseableIterator;
 
 /**
  * The loads on PK tables of Apache Fluss, by its own Java client. One command a line on stdin, one answer a line on stdout:
- * "ok" and numbers, or "error" and why. The rows are those of bench/rows.py; keys come from a file of int64.
+ * "ok" and numbers, or "error" and the reason. The rows are those of bench/rows.py; keys come from a file of int64.
  *
- * <p>java FlussLoad ADDRESS, then
+ * <p>The commands of java FlussLoad ADDRESS:
  * <ul>
- *   <li>create TABLE plain|first_row|aggregation|prefix: in one bucket
- *   <li>drop TABLE
- *   <li>upsert TABLE FILE SEED all|partial: seconds until all rows are acknowledged
- *   <li>lookup TABLE FILE UNDER_WAY: seconds, and how many keys were not found
- *   <li>single TABLE FILE: milliseconds of each lookup, one after the other
- *   <li>prefix TABLE FILE UNDER_WAY: seconds, and rows found
- *   <li>limit TABLE ROWS TIMES: milliseconds of each
+ *   <li>create TABLE plain|first_row|aggregation|prefix: in one bucket.
+ *   <li>drop TABLE.
+ *   <li>upsert TABLE FILE SEED all|partial: seconds until all rows are acknowledged.
+ *   <li>lookup TABLE FILE UNDER_WAY: seconds, and the number of keys that were not found.
+ *   <li>single TABLE FILE: milliseconds of each lookup, one after the other.
+ *   <li>prefix TABLE FILE UNDER_WAY: seconds, and rows found.
+ *   <li>limit TABLE ROWS TIMES: milliseconds of each.
  * </ul>
  */
 public final class FlussLoad {

@@ -1,4 +1,4 @@
-"""Another tree's server is that tree's, and what is asked of a figure goes by what it is."""
+"""Another tree's server runs that tree's modules, and a figure's goal depends on its unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sum of processor time goes up only, whoever of the processes ends, and however."""
+"""The sum of processor times never goes down, however its processes end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = 10
 
 
 def there(*found: tuple[int, int, float, float]) -> dict[int, Process]:
-    """Of (number, parent, own seconds, seconds of children that have ended)."""
+    """Build processes from (number, parent, own seconds, seconds of ended children)."""
     return {pid: Process(pid, 100 + pid, parent, own, ended) for pid, parent, own, ended in found}
 
 
@@ -86,7 +86,7 @@ def test_the_sum_never_goes_down(seed: int) -> None:
 
 
 def test_a_real_worker_that_ends_unnoticed_is_not_forgotten() -> None:
-    """Whose parent ignores that it has ended, as those of Spark's workers do at times."""
+    """The worker's parent ignores its end, as the parents of Spark's workers sometimes do."""
     worker_code = (
         "import sys, time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
         "print(1, flush=True)\nsys.stdin.read()"

@@ -1,4 +1,4 @@
-"""What came of each application, for the table in COMPATIBILITY.md."""
+"""Collect the outcome of each application, for the table in COMPATIBILITY.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.three_brokers import BROKERS
 
 @pytest.fixture(scope="session")
 def outcomes() -> Iterator[dict[str, tuple[str, str, str]]]:
-    """(version, what, outcome) by application, written into COMPATIBILITY.md at the end if that is wanted."""
+    """(version, what, outcome) by application, written into COMPATIBILITY.md at the end if that is requested."""
     found: dict[str, tuple[str, str, str]] = {}
     yield found
     if os.environ.get("HEADRACE_WRITE_COMPATIBILITY") and BROKERS == 1:
@@ -25,7 +25,9 @@ def outcomes() -> Iterator[dict[str, tuple[str, str, str]]]:
 
 @pytest.fixture
 def attempt(outcomes: dict[str, tuple[str, str, str]]) -> Attempt:
-    """`with attempt(name, version, what)`: what came of the body; an application that cannot be had is skipped."""
+    """Record the outcome of the body of `with attempt(name, version, what)`; skip an application that is not
+    available.
+    """
 
     @contextmanager
     def trying(name: str, version: str, what: str) -> Iterator[None]:

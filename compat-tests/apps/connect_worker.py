@@ -1,4 +1,4 @@
-"""Kafka Connect as a distributed worker, whose connectors, positions and states are in topics of the server."""
+"""Kafka Connect as a distributed worker, whose connectors, offsets and states are in topics of the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RUNTIME = [
 
 
 def jars(*plugins: tuple[str, str, str]) -> Path:
-    """The folder with Connect and these connectors, fetched once."""
+    """Return the folder with Connect and these connectors, fetched once."""
     name = "-".join(
         ["connect", KAFKA_VERSION, "file", *(f"{artifact}-{version}" for _, artifact, version in plugins)]
     )
@@ -52,7 +52,7 @@ class Worker:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; returns when it answers."""
+        """Start it; return when it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port(0)
         json_converter = "org.apache.kafka.connect.json.JsonConverter"
@@ -88,7 +88,7 @@ class Worker:
         return (self.folder / "log").read_text(errors="replace")
 
     def put(self, name: str, config: Mapping[str, str]) -> None:
-        """Make a connector; while the worker joins its group it says so, and is asked again."""
+        """Create a connector. While the worker joins its group it refuses, and is asked again."""
         deadline = time.monotonic() + READY_SECONDS
         while True:
             try:
@@ -103,7 +103,7 @@ class Worker:
             time.sleep(1)
 
     def state(self, name: str) -> str:
-        """RUNNING, or why the connector's task does not run; empty while nobody knows."""
+        """Return RUNNING, or why the connector's task does not run; empty while that is unknown."""
         status = self._ask(f"/connectors/{name}/status")
         if status is None or not status["tasks"]:
             return "" if status is None else str(status["connector"].get("trace", ""))
@@ -134,7 +134,7 @@ class Worker:
 def run_java(
     folder: Path, classpath: Path, main: str, words: Sequence[str], heap: str, *options: str
 ) -> subprocess.Popen[bytes]:
-    """A Java program whose words go to `folder / "log"`, through log4j 2 too."""
+    """Start a Java program whose output goes to `folder / "log"`, also that of log4j 2."""
     logging = folder / "log4j2.properties"
     logging.write_text(
         "rootLogger.level=INFO\nrootLogger.appenderRef.out.ref=out\nappender.out.type=Console\n"
@@ -148,7 +148,7 @@ def run_java(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and insist after a while."""
+    """Ask it to end, and kill it after a while."""
     if process.poll() is None:
         process.terminate()
         try:

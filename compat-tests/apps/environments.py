@@ -15,7 +15,7 @@ INSTALL_SECONDS = 900
 
 
 def python_of(name: str, requirements: Sequence[str]) -> Path:
-    """The Python of an environment with these packages. Raises RuntimeError with what the installer said."""
+    """Return the Python of an environment with these packages. Raise RuntimeError with the installer's output."""
     digest = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "headrace" / "apps" / f"{name}-{digest}"

@@ -25,7 +25,7 @@ def produce(address: str, topic: str, records: Iterable[tuple[str | None, Any]])
 
 
 def consumed(address: str, topic: str, **settings: str) -> list[bytes]:
-    """The values of all records that are there, partition by partition."""
+    """Return the values of all present records, partition by partition."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -63,7 +63,7 @@ def rows_by_key(address: str, table: str, key: str) -> Mapping[Any, Mapping[str,
 def until(
     condition: Callable[[], Any], what: str, said: Callable[[], str] = str, seconds: float = WAIT_SECONDS
 ) -> Any:
-    """The first true value of the condition. said: what to show if it does not come."""
+    """Return the first true value of the condition. `said` returns what to show if it does not come."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

@@ -30,7 +30,7 @@ class MariaDb:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Make an empty server with the user and the database, and start it."""
+        """Create an empty server with the user and the database, and start it."""
         self.folder.mkdir(parents=True)
         data = self.folder / "data"
         for part in (data, data / "mysql", data / "performance_schema"):
@@ -92,7 +92,7 @@ class MariaDb:
         return self._client("SELECT 1;").returncode == 0
 
     def sql(self, text: str) -> str:
-        """Run statements; what came out."""
+        """Run statements; return the output."""
         done = self._client(text)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,9 +1,8 @@
-"""Applications from their registries, kept in a folder of the user's cache by version: nothing is installed into the
-system, and no rights are needed.
+"""Applications from their registries, in a folder of the user's cache by version, without installation or rights.
 
-Debian's packages are downloaded by apt with what they need and the system lacks, and unpacked into a folder. Jars come
-from Maven Central by Ivy (`bench.maven`), Python packages into environments of their own (`environments`), Go's from
-their modules.
+apt downloads Debian's packages with their missing dependencies, which are unpacked into a folder. Jars come from Maven
+Central by Ivy (`bench.maven`), Python packages into environments of their own (`environments`), Go programs from their
+modules.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _FIXED = ("HOME", "PATH", "LANG", "TMPDIR")
 
 
 class UnavailableError(Exception):
-    """An application that cannot be had here; the text says why, in few words."""
+    """An application is not available here; the text says why, in few words."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Unpacked:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For programs of it: their libraries are beside them."""
+        """Environment variables for its programs: their libraries are beside them."""
         libraries = [
             each for part in ("usr/lib", "lib") for each in sorted((self.root / part).rglob("lib*.so*"))
         ]
@@ -56,7 +55,7 @@ class Unpacked:
 
 
 def debian(name: str, packages: Sequence[str]) -> Unpacked:
-    """These packages and what they need. Raises UnavailableError without apt, or with what apt said."""
+    """Return these packages with their dependencies. Raise UnavailableError without apt, or with apt's message."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise UnavailableError("Debian's packages need apt-get and dpkg-deb")
     digest = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:12]
@@ -77,7 +76,7 @@ def debian(name: str, packages: Sequence[str]) -> Unpacked:
 
 
 def go_program(name: str, module: str, version: str, package: str, tags: str) -> Path:
-    """A program of a Go module, built by the module's own requirements. Raises UnavailableError."""
+    """Build a program of a Go module with the module's own requirements. Raise UnavailableError."""
     go = shutil.which("go")
     if go is None:
         raise UnavailableError("Go is not installed")
@@ -127,7 +126,7 @@ def _run(
 
 
 def maven_file(organisation: str, artifact: str, version: str, classifier: str, extension: str) -> Path:
-    """One file that Maven has beside an artifact's jar, such as a distribution. Raises UnavailableError."""
+    """Fetch one file that Maven has beside an artifact's jar, such as a distribution. Raise UnavailableError."""
     folder = cache_root() / "apps" / f"{artifact}-{version}-{classifier}"
     wanted = folder / f"{artifact}-{version}.{extension}"
     if (folder / COMPLETE).exists():

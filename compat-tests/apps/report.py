@@ -17,13 +17,13 @@ Installed from their registries and run against a server; what each does, apps/R
 
 
 def applications() -> str:
-    """That part as it stands; empty if there is none."""
+    """Return that part as it is; empty if there is none."""
     _, title, text = PATH.read_text().partition(f"\n{TITLE}")
     return title + text
 
 
 def write_applications(outcomes: Mapping[str, tuple[str, str, str]]) -> None:
-    """Put (version, what, outcome) of each application into that part; what was not run stays as it was."""
+    """Put (version, what, outcome) of each application into that part; other applications keep their lines."""
     before = PATH.read_text().partition(f"\n{TITLE}")[0].rstrip("\n")
     lines = [line.strip("|").split("|") for line in applications().splitlines() if line.startswith("|")]
     known = {name: words for name, *words in lines[2:]}

@@ -1,7 +1,7 @@
 """Stream libraries over topics and tables while the server is killed, and DuckDB on the lake's catalog.
 
 Left out of `make test`: the applications are installed from their registries first. `make compat` runs them and writes
-what came of it into COMPATIBILITY.md.
+the outcomes into COMPATIBILITY.md.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_a_stream_library_fills_a_table_while_the_server_is_killed(
 
 
 def arrived(server, process: subprocess.Popen[bytes], least: int) -> bool:
-    """Whether the table has so many rows before long."""
+    """Return whether the table gets that many rows in time."""
     deadline = time.monotonic() + ARRIVES_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with connect(server.address) as connection:

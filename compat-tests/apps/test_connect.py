@@ -1,5 +1,7 @@
-"""Kafka Connect as a distributed worker with its positions and connectors in us: a source that is exactly once through
-two `kill -9` of the server, a sink that reads a table, and what a transactional source onto a table is told.
+"""Kafka Connect as a distributed worker with its offsets and connectors in topics of the server.
+
+A source is exactly once through two `kill -9` of the server, a sink reads a table, and a transactional source onto a
+table gets a clear error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Debezium's connectors of PostgreSQL and MariaDB: in every mode of writing times, decimals and deletes, what they
-write for a row is that row in a table, with the schema around the record and without.
+"""Debezium's connectors of PostgreSQL and MariaDB: a row that they write is the same row in a table.
 
-The records go into plain topics first, are looked at (`headrace tables create --from-topic` makes the tables of those
-with schemas), and are then copied into the tables' topics byte for byte. With `HEADRACE_RECORD_EVENTS` naming a folder
-they are written there too: some of MariaDB's are what `headrace/tablelayer/tests/server/test_recorded_events.py` reads.
+This holds in every mode of writing times, decimals and deletes, with and without the schema around the record. The
+records go into plain topics first. `headrace tables create --from-topic` creates the tables of those with schemas, and
+the records are then copied into the tables' topics byte for byte. With `HEADRACE_RECORD_EVENTS` naming a folder they
+are written there too: some of MariaDB's are read by `headrace/tablelayer/tests/server/test_recorded_events.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VERSION = "3.4.0.Final"
 TIMES = ("adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds")
 DECIMALS = ("precise", "string", "double")
 TOMBSTONES = ("drop", "tombstone", "rewrite", "rewrite-with-tombstone", "delete-to-tombstone")
-"""Of `ExtractNewRecordState`: `delete.tombstone.handling.mode`."""
+"""The values of `delete.tombstone.handling.mode` of `ExtractNewRecordState`."""
 
 COLUMNS = {
     "postgres": "id int PRIMARY KEY, d date, t time(6), at timestamp(3), exact timestamp(6), seen timestamptz(6),"
@@ -65,7 +65,7 @@ SEEN = datetime.datetime(2024, 9, 19, 10, 0, 0, 123000, tzinfo=datetime.UTC)
 
 
 def wanted() -> dict[int, dict[str, Any]]:
-    """The rows of the source when all changes are done."""
+    """Return the rows of the source after all changes."""
     names = ("id", "d", "t", "at", "exact", "seen", "price", "note")
     date, time, moment = datetime.date, datetime.time, datetime.datetime
     rows = (
@@ -142,7 +142,7 @@ def mariadb_source(tmp_path: Path, attempt: Attempt) -> Iterator[Source]:
 
 
 def connectors(source: Source, server: str) -> dict[str, dict[str, str]]:
-    """By name, which is the prefix of its topic."""
+    """The connectors by name, which is the prefix of the topic."""
     made: dict[str, dict[str, str]] = {}
 
     def add(name: str, **more: str) -> None:
@@ -333,7 +333,7 @@ def test_every_kind_of_column_that_mariadb_has(mariadb_source: Source, own_serve
 
 
 def make_table(address: str, connector: str, topic: str) -> str:
-    """The table for a connector's records: from its topic where they have schemas, else from a statement."""
+    """Create the table for a connector's records: from its topic if they have schemas, else from a statement."""
     table = connector.replace("-", "_")
     kind, _, mode = connector.partition("-")
     if kind in ("schemas", "decimals") or mode.endswith("-true"):
@@ -355,7 +355,9 @@ def make_table(address: str, connector: str, topic: str) -> str:
 
 
 def rows(address: str, table: str) -> dict[int, dict[str, Any]]:
-    """The rows of a table, their values in the types of the others: a connector may have a coarser or a finer one."""
+    """Return the rows of a table, with values in the types of the others: a connector may have a coarser or a finer
+    one.
+    """
     with connect(address) as connection:
         found = connection.table(table).to_arrow().to_pylist()
     return {

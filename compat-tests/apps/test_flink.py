@@ -1,6 +1,7 @@
-"""Flink SQL over topics and tables while the server is killed: the `kafka` connector as a source, `upsert-kafka` as a
-sink into a table with a primary key, and that table as a source of its changes; the `kafka` connector's exactly-once
-sink into a topic, and what it is told of a table.
+"""Flink SQL over topics and tables while the server is killed.
+
+The `kafka` connector is a source, `upsert-kafka` a sink into a table with a primary key, and that table a source of its
+changes. The `kafka` connector's exactly-once sink writes into a topic, and gets a clear error for a table.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Flink:
         return f"{self.process.poll()} {self.said()[-4000:]}"
 
 
-# Two kills on a machine with much else to do may outlast the two minutes after which a producer gives a record up.
+# On a busy machine two kills may outlast the two minutes after which a producer abandons a record.
 def test_flink_sql_through_kills(own_server, tmp_path: Path, attempt: Attempt) -> None:
     what = "SQL: kafka and upsert-kafka, a topic to a table, its changes to another, the server killed twice"
     with attempt("Apache Flink", f"{FLINK}, connector {CONNECTOR}", what):

@@ -1,5 +1,6 @@
-"""Apache Kafka's MirrorMaker 2 between Apache Kafka and us, both ways: records, configurations, positions of groups;
-we are killed meanwhile. A table goes along, its options of ours left out as the guide has it.
+"""Apache Kafka's MirrorMaker 2 between Apache Kafka and Headrace, in both directions: records, configurations, offsets.
+
+Headrace is killed meanwhile. A table is mirrored too, without its Headrace options, as the guide describes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CONFIGS = {
     "max.message.bytes": "900000",
     "compression.type": "lz4",
 }
-# The guide's line: MirrorMaker's own default, and the options of tables, which Kafka does not know.
+# The guide's line: MirrorMaker's default, and the options of tables, which Kafka does not know.
 EXCLUDED = (
     "follower\\\\.replication\\\\.throttled\\\\.replicas,leader\\\\.replication\\\\.throttled\\\\.replicas,"
     "message\\\\.timestamp\\\\.difference\\\\.max\\\\.ms,message\\\\.timestamp\\\\.type,"
@@ -95,7 +96,7 @@ def fill(address: str, topic: str, numbers: range) -> None:
 
 
 def numbers_of(address: str, topic: str) -> list[int]:
-    """The records of a mirrored topic, in order; none while there is no such topic."""
+    """Return the records of a mirrored topic, in order; none while the topic does not exist."""
     described = AdminClient({"bootstrap.servers": address}).list_topics(topic, timeout=30).topics[topic]
     return [] if described.error is not None else sorted(map(int, consumed(address, topic)))
 
@@ -110,7 +111,7 @@ def committed(address: str, topic: str, partitions: int) -> int:
 
 
 def read_all(address: str, topic: str, count: int) -> None:
-    """Read as the group whose positions are mirrored."""
+    """Read as the group whose offsets are mirrored."""
     settings = {"bootstrap.servers": address, "group.id": "readers"}
     consumer = Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False})
     consumer.subscribe([topic])

@@ -1,6 +1,6 @@
-"""What ships logs and metrics into tables while the server is killed: rsyslog, syslog-ng and Telegraf.
+"""Log and metric shippers write into tables while the server is killed: rsyslog, syslog-ng and Telegraf.
 
-All deliver at least once, and the tables have primary keys: what was written to a file has to be there, once.
+All deliver at least once, and the tables have primary keys: each line that was written to a file must be there once.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ TELEGRAF_CONFIG = """
 def running(
     command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Callable[[], str]]:
-    """A program while the body runs; gives what reads what it has said."""
+    """Run a program while the body runs; give a function that returns its output."""
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
             command, stdout=said, stderr=subprocess.STDOUT, cwd=folder, env=environment
         )
-    try:  # "None:" begins what one says that runs
+    try:  # the output of a running program begins with "None:"
         yield lambda: f"{process.poll()}: {(folder / 'said').read_text(errors='replace')}"
     finally:
         stop(process)
@@ -102,7 +102,7 @@ def running(
 def through_kills(
     server: Any, table: str, key: str, write: Callable[[range], None], said: Callable[[], str]
 ) -> Mapping[Any, Mapping[str, Any]]:
-    """Write all in parts, the server killed between them; the table's rows when there are so many."""
+    """Write all parts, with kills of the server between them; return the table's rows when all are there."""
 
     def has(count: int) -> bool:
         assert said().startswith("None:"), said()[-4000:]

@@ -1,4 +1,4 @@
-"""Programs around a cluster that keep their state in it or look at it: Apicurio Registry and kafkatop."""
+"""Programs that keep their state in a cluster or monitor it: Apicurio Registry and kafkatop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ APICURIO, KAFKATOP = "3.0.9", "1.16"
 
 @contextmanager
 def registry(folder: Path, program: Path, server: str) -> Iterator[str]:
-    """Apicurio Registry with its store in topics of the server; gives its address."""
+    """Run Apicurio Registry with its store in topics of the server; return its address."""
     port = free_port(0)
     settings = {
         "apicurio.storage.kind": "kafkasql",

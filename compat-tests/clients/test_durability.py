@@ -1,4 +1,4 @@
-"""kill -9 of the server in the middle of producing: what was acknowledged is there, once, in order."""
+"""kill -9 of the server in the middle of producing: acknowledged records are there once, in order."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ KILLS = 2
 
 
 def paced(stop):
-    """0, 1, 2, ... at some 2,000 a second, until `stop` is set."""
+    """Yield 0, 1, 2, ... at about 2,000 a second, until `stop` is set."""
     for index in itertools.count():
         if stop.is_set():
             return

@@ -13,7 +13,7 @@ ROWS = 600
 
 @pytest.mark.slow
 def test_produced_to_the_whole_read_by_pattern_through_a_kill(own_server):
-    """What was acknowledged is in its partition, once; a consumer of the pattern sees partitions come, and all rows."""
+    """Acknowledged rows are in their partition, once; a consumer of the pattern sees new partitions, and all rows."""
     name = "visits"
     server = own_server
     with connect(server.address) as connection:

@@ -6,7 +6,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from simulator.three_brokers import REPLICAS
 
-pytestmark = pytest.mark.xdist_group("records")  # what is written once is read by all
+pytestmark = pytest.mark.xdist_group("records")  # records that are written once are read by all
 Record = adapters.Record
 
 COMPRESSIONS = ["none", "gzip", "snappy", "lz4", "zstd"]

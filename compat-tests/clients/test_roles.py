@@ -1,4 +1,4 @@
-"""Three users of one server, each with what its ACLs give it: seen by kafka-python over SASL."""
+"""Three users of one server, each with the rights of its ACLs, seen by kafka-python over SASL."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def allow(admin, who: str, operation, resource_type, name: str, kind=ACLResource
 
 @pytest.fixture
 def opened() -> Iterator[Callable]:
-    """`opened(client)` is closed at the end: its threads would go on asking a server that is gone."""
+    """Close `opened(client)` at the end: its threads would go on asking a server that is gone."""
     clients = []
 
     def keep(client):
@@ -116,7 +116,7 @@ def test_each_user_has_what_its_acls_give_and_no_more(secured, opened, wait_unti
     def refused() -> set[tuple[str, ...]]:
         return {(line["principal"], line["api"], line["operation"], line["resource"]) for line in lines()}
 
-    # By its metadata, if the producer happened to ask for them first. A thread writes it down, soon.
+    # The producer may have asked for metadata first, which gives this line. A thread writes it, soon.
     last = {("User:ann", "Produce", "WRITE", "orders"), ("User:ann", "Metadata", "DESCRIBE", "orders")}
     wait_until(lambda: refused() & last, "the last refusal in the audit log")
     assert ("User:ann", "Metadata", "DESCRIBE", "others") in refused()

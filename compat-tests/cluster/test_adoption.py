@@ -1,4 +1,4 @@
-"""A server that was alone, with clients of all kinds, becomes the first of three, and then is killed."""
+"""A single server with clients of all kinds becomes the first of three brokers, and then is killed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def fill(address):
 
 
 def committed(consumer, places):
-    """None while the coordinator is being found."""
+    """Return committed offsets; None while the coordinator is being found."""
     try:
         return [max(0, each.offset) for each in consumer.committed(places, DEADLINE_SECONDS)]
     except KafkaException as error:
@@ -128,7 +128,7 @@ def committed(consumer, places):
 
 
 def look(addresses):
-    """Everything that clients can see of what `fill` has made."""
+    """Return all that clients can see of the data that `fill` has written."""
     consumer = Consumer(
         {
             "bootstrap.servers": addresses,

@@ -48,13 +48,13 @@ def zookeeper(tmp_path_factory, free_port):
 
 @pytest.fixture
 def brokers(zookeeper, tmp_path, server_process_class):
-    """By their node ids, in a path of ZooKeeper of their own."""
+    """Brokers by node id, in a ZooKeeper path of their own."""
     yield from _three(zookeeper, tmp_path, server_process_class)
 
 
 @pytest.fixture
 def tiered_brokers(zookeeper, tmp_path, server_process_class):
-    """The same, with remote storage."""
+    """The same brokers with remote storage."""
     remote = {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.directory": str(tmp_path / "remote"),
@@ -67,7 +67,7 @@ def tiered_brokers(zookeeper, tmp_path, server_process_class):
 
 @pytest.fixture
 def third(zookeeper, tmp_path, server_process_class):
-    """One alone."""
+    """The third broker alone."""
     yield from (each[3] for each in _members((3,), zookeeper, tmp_path, server_process_class))
 
 
@@ -172,7 +172,7 @@ def test_tables_are_written_and_read_through_any_broker(brokers):
             rows[number] for number in (0, 77, 499)
         ]
         producer = KafkaProducer(bootstrap_servers=[one.address], acks="all", enable_idempotence=True)
-        for number in range(1000):  # a Kafka client knows nothing of buckets
+        for number in range(1000):  # a Kafka client knows no buckets
             value = json.dumps({"id": number, "v": "from Kafka"}).encode()
             producer.send("default.k", value, partition=number % 2)
         producer.close()
@@ -214,7 +214,7 @@ def test_a_killed_broker_is_missed_and_leads_again_when_it_is_back(brokers):
 
 @pytest.mark.soak
 def test_transactions_over_all_brokers_are_whole_through_kills(brokers):
-    """Each broker leads partitions, and each is killed in the middle of it, the coordinator among them."""
+    """Each broker leads partitions, and each is killed in the middle of a transaction, also the coordinator."""
     eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
     with connect(brokers[1].address) as connection:
         connection.kafka.create_topic("t", partitions=6)
@@ -248,8 +248,8 @@ def test_transactions_over_all_brokers_are_whole_through_kills(brokers):
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_tables_with_replicas_keep_what_they_acknowledged_when_their_leaders_are_killed(brokers):
-    """A client upserts and looks up all the while; each bucket's leader is killed in turn. Numbers of rows are given
-    once, and stay.
+    """A client upserts and looks up all the while; each bucket's leader is killed in turn. Rows get their numbers
+    once.
     """
     eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
     addresses = ",".join(each.address for each in brokers.values())
@@ -320,7 +320,7 @@ def test_tables_with_replicas_keep_what_they_acknowledged_when_their_leaders_are
 
 @pytest.mark.soak
 def test_any_replica_answers_lookups_while_a_leader_stands_or_is_gone(brokers):
-    """What it gives is never staler than it says, while rows are written."""
+    """An answer is never staler than it states, while rows are written."""
     eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
     addresses = ",".join(each.address for each in brokers.values())
     keys, over, acknowledged = 60, threading.Event(), []
@@ -407,7 +407,7 @@ def _transactional(addresses):
 
 
 def _transact(producer, addresses, attempt, kills):
-    """What became of it, and the producer to go on with. `kills` begin in the middle of it."""
+    """Run a transaction; return its outcome, and the producer to go on with. `kills` begin in the middle of it."""
     try:
         producer.begin_transaction()
         for number in range(RECORDS):
@@ -438,7 +438,7 @@ def _transact(producer, addresses, attempt, kills):
 
 
 def _committed_attempts(addresses, topic, partitions):
-    """By reading all that is committed, up to where nothing is open any more."""
+    """Return the committed attempts, by reading up to where no transaction is open."""
     consumer = Consumer(
         {
             "bootstrap.servers": addresses,
@@ -470,7 +470,7 @@ def _committed_attempts(addresses, topic, partitions):
 
 @pytest.mark.soak
 def test_a_process_that_was_stopped_beyond_its_session_acknowledges_nothing_before_it_is_back(brokers):
-    """What was sent to it while it stood is what it does first."""
+    """It first carries out the requests that were sent to it while it was stopped."""
     eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
     with connect(brokers[1].address) as connection:
         connection.kafka.create_topic("t", partitions=3)
@@ -522,7 +522,7 @@ def test_what_cannot_be_is_said_in_one_sentence(third, zookeeper, tmp_path, serv
 
 
 def _other(server_process_class, tmp_path, zookeeper):
-    """A second cluster beside the first, which stays."""
+    """A second cluster beside the first one, which stays."""
     path = f"{zookeeper}/second"
     (tmp_path / "second").mkdir()
     other = server_process_class(tmp_path / "second", **{"node.id": "7", "zookeeper.connect": path})
@@ -533,13 +533,13 @@ def _other(server_process_class, tmp_path, zookeeper):
 
 @pytest.mark.soak
 def test_what_all_replicas_have_acknowledged_outlives_their_leader(brokers):
-    """Idempotent, acks=all, through a kill of the leader and a clean stop of the next one."""
+    """An idempotent producer with acks=all, through a kill of the leader and a clean stop of the next one."""
     _outlives(brokers, ("kill", "stop"), {"min.insync.replicas": "2"})
 
 
 @pytest.mark.soak
 def test_a_remote_log_goes_on_through_the_kills_of_its_leaders(tiered_brokers):
-    """The same through two kills, of what is soon in remote storage alone."""
+    """The same through two kills, with records that are soon only in remote storage."""
     remote = {"remote.storage.enable": "true", "segment.bytes": "60000", "local.retention.bytes": "1"}
     remote |= {"min.insync.replicas": "2", "file.delete.delay.ms": "0"}
     found = _outlives(tiered_brokers, ("kill", "kill"), remote, value_size=500)
@@ -549,7 +549,7 @@ def test_a_remote_log_goes_on_through_the_kills_of_its_leaders(tiered_brokers):
 
 
 def _outlives(brokers, ends, configs, value_size=0):
-    """What is found, by offset, when the leader has ended in each of these ways while records were written."""
+    """Return the records by offset, after the leader has ended in each of these ways while records were written."""
     address = ",".join(process.address for process in brokers.values())
     with KafkaAdminClient(bootstrap_servers=address) as admin:
         admin.create_topics([NewTopic("kept", 1, 3, topic_configs=configs)])
@@ -604,7 +604,7 @@ def _outlives(brokers, ends, configs, value_size=0):
 
 
 def cluster_partitions(brokers, topic):
-    """As whichever broker that is up describes them."""
+    """Return the partitions as a running broker describes them."""
     for process in brokers.values():
         if process.process is not None and process.process.poll() is None:
             try:

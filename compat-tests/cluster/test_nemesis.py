@@ -1,8 +1,10 @@
-"""Three real processes and a real ZooKeeper under faults: nothing acknowledged is lost, doubled or torn, groups never
-go back, lookups are linearizable, the logs of all replicas are the same, and after each fault all is well again.
+"""Three real processes and a real ZooKeeper under faults: the checkers find no error, and each fault is healed.
 
-    export HEADRACE_NEMESIS_SEED=7 HEADRACE_NEMESIS_RUNS=1 HEADRACE_NEMESIS_SECONDS=300
-    HEADRACE_NEMESIS_FAULTS=STOPS,KILLS pytest -s -m soak compat-tests/cluster/test_nemesis.py::test_nemesis
+No acknowledged record is lost, doubled or torn, groups never go back, lookups are linearizable, the logs of all
+replicas are equal, and after each fault the cluster is whole again.
+
+export HEADRACE_NEMESIS_SEED=7 HEADRACE_NEMESIS_RUNS=1 HEADRACE_NEMESIS_SECONDS=300 HEADRACE_NEMESIS_FAULTS=STOPS,KILLS
+    pytest -s -m soak compat-tests/cluster/test_nemesis.py::test_nemesis
 """
 
 from __future__ import annotations
@@ -63,8 +65,10 @@ def run(
     are_logs_whole=True,
     **settings,
 ) -> None:
-    """`faults` are taken one after the other; `rate` is of the load. `patience_seconds`: with each step.
-    `prepare` is done before anything is started; `options` are of the table, `settings` of the brokers.
+    """Run a cluster under `faults`, one after the other; `rate` is that of the load.
+
+    `patience_seconds` is the time for each step. `prepare` is called before the start; `options` are those of the
+    table, `settings` those of the brokers.
     """
     cluster = Cluster(folder, server_process_class, **settings)
     prepare(cluster)
@@ -113,12 +117,12 @@ def run(
 
 
 def log_problems(folder) -> list[str]:
-    """C3, R2: the log of each partition is whole, and the same at every broker."""
+    """Check C3 and R2: the log of each partition is whole, and the same on every broker."""
     problems = []
     for topic in ("plain", "tx", TABLE):
         for path in sorted((folder / "1" / "data").glob(f"{topic}-*")):
             if path.name.endswith("-stray"):
-                continue  # what was damaged, and has been copied anew
+                continue  # a damaged log that was copied anew
             logs = []
             for number in NODES:
                 segments = sorted((folder / str(number) / "data" / path.name).glob("*.log"))
@@ -131,7 +135,7 @@ def log_problems(folder) -> list[str]:
 
 
 def drawn(seed, kinds, seconds):
-    """Faults of these kinds, in turns of all, until the time is over."""
+    """Yield faults of these kinds, in rounds of all, until the time is over."""
     dice, ends = random.Random(seed), time.monotonic() + seconds
     while True:
         for fault in dice.sample(kinds, len(kinds)):
@@ -159,8 +163,8 @@ def test_nemesis(tmp_path, server_process_class):
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_an_ensemble_that_loses_its_quorum_now_and_then_loses_nothing(tmp_path, server_process_class):
-    """Three ZooKeepers. Without two of them nobody acknowledges anything when the leases have ended, and who asks is
-    told so; brokers come back by themselves.
+    """Three ZooKeepers. Without two of them no write is acknowledged after the leases have ended, and clients get
+    errors; brokers come back by themselves.
     """
     ensemble = ZooKeeperEnsemble(tmp_path / "ensemble", tick_ms=TICK_MS)
     faults = drawn(SEED, ENSEMBLE, SECONDS)
@@ -170,7 +174,7 @@ def test_an_ensemble_that_loses_its_quorum_now_and_then_loses_nothing(tmp_path, 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_a_disk_that_is_full_now_and_then_loses_nothing(tmp_path, server_process_class):
-    """Of one broker, on a small file system of its own: root can mount one."""
+    """One broker is on a small file system of its own, which needs root to mount."""
 
     def prepare(cluster):
         assert cluster.mount(random.Random(SEED).choice(NODES), 256), "mounting a tmpfs takes root"
@@ -182,7 +186,7 @@ def test_a_disk_that_is_full_now_and_then_loses_nothing(tmp_path, server_process
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_tables_and_topics_with_replicas_and_a_remote_log_lose_nothing(tmp_path, server_process_class):
-    """What is in remote storage goes from the brokers' disks while they are killed and stopped."""
+    """Records in remote storage are removed from the brokers' disks while brokers are killed and stopped."""
     remote = {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.directory": str(tmp_path / "remote"),
@@ -205,7 +209,7 @@ def test_tables_and_topics_with_replicas_and_a_remote_log_lose_nothing(tmp_path,
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_leader_that_was_stopped_beyond_its_session_shows_nothing_old(tmp_path, server_process_class):
-    """A lookup that waited for it all the while is the first thing that it finds when it goes on."""
+    """A lookup that waited for it all the while is the first request that it finds."""
     with Cluster(tmp_path, server_process_class) as cluster:
         patient = connect(cluster.addresses, ClientConfig(request_timeout_ms=100_000))
         other = connect(cluster.addresses, ClientConfig(request_timeout_ms=3_000))

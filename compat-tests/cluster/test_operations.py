@@ -30,7 +30,7 @@ def java():
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory, server_process_class, free_port):
-    """By their node ids, each on a rack of its own."""
+    """Brokers by node id, each on a rack of its own."""
     zookeeper = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "zookeeper", "--listen", zookeeper]
     command += ["--data", str(tmp_path_factory.mktemp("zookeeper"))]
@@ -227,7 +227,7 @@ def test_a_broker_that_is_gone_for_good_is_listed_until_it_is_unregistered(broke
 
 
 class Producing:
-    """Everything is delivered when it is left."""
+    """A producer; all its records are delivered at the end of the block."""
 
     def __init__(self, bootstrap):
         self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
@@ -309,7 +309,7 @@ def test_a_broker_is_drained_and_given_partitions_again(brokers):
 
 @pytest.mark.soak
 def test_a_follower_that_is_the_only_replica_and_then_follows_again_loses_nothing(brokers):
-    """Three replicas become one that did not lead, then another, then both, of which one is killed."""
+    """Three replicas become one that did not lead, then another one, then both, one of which is killed."""
     filled(brokers, "alone", {0: [1, 2, 3]})
     config = ClientConfig(delivery_timeout_ms=DEADLINE_SECONDS * 1000)
     with connect(addresses(brokers), config) as connection:

@@ -1,5 +1,5 @@
-"""A cluster whose machines are all gone, and a bucket: a single machine has what had been copied, groups go on, and it
-becomes the first of a new cluster.
+"""A cluster that has lost all machines, and its bucket: a single machine has the copied data, and becomes the first
+of a new cluster.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def zookeeper(tmp_path, free_port):
 
 @pytest.fixture(params=["folder", "s3", "s3 that fails"])
 def bucket(request, tmp_path, monkeypatch):
-    """The URL of a place that outlives the machines, and what ends its faults."""
+    """Return the URL of a store that outlives the machines, and a function that ends its faults."""
     if request.param == "folder":
         yield f"file://{tmp_path}/bucket", lambda: None
         return

@@ -1,5 +1,5 @@
-"""A cluster in which nothing is said in the clear: to ZooKeeper, between brokers, and with clients. Who has no part in
-it finds out nothing from any of its ports.
+"""A cluster with encryption everywhere: to ZooKeeper, between brokers, and with clients. A stranger learns nothing
+from any of its ports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Member(ServerProcess):
     """A broker with a listener for brokers and one for clients, both SASL_SSL."""
 
     def __init__(self, folder, number: int, certificates, zookeeper: str, mechanism: str) -> None:
-        """`mechanism`: how brokers log in to each other."""
+        """Create a broker. `mechanism` is that of logins between brokers."""
         super().__init__(folder)
         self.inside = free_port()
         (folder / "server.properties").write_text(
@@ -185,7 +185,7 @@ def test_records_outlive_their_leader_and_nobody_else_has_a_part_in_it(
     consumer.close()
     other = next(each for number, each in brokers.items() if number != partition.leader)
     for changes in (
-        {"sasl.password": BROKER_PASSWORD, "sasl.username": "broker"},  # is known inside only
+        {"sasl.password": BROKER_PASSWORD, "sasl.username": "broker"},  # is known only on the inner listener
         {"security.protocol": "PLAINTEXT"},
         {"bootstrap.servers": f"localhost:{other.inside}"},  # wants a certificate
     ):

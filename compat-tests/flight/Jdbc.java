@@ -1,7 +1,7 @@
 import java.sql.*;
 import java.util.*;
 
-/** What a program with Apache Arrow's JDBC driver does: names, types, queries, prepared statements, errors. */
+/** A program with Apache Arrow's JDBC driver: names, types, queries, prepared statements, errors. */
 public final class Jdbc {
     public static void main(String[] args) throws Exception {
         try (Connection connection = DriverManager.getConnection(args[0])) {

@@ -1,4 +1,4 @@
-"""Apache Arrow's JDBC driver against `headrace console --flight-sql`: what DBeaver and other Java tools do."""
+"""Apache Arrow's JDBC driver, as DBeaver and other Java tools use it, against `headrace console --flight-sql`."""
 
 import re
 import subprocess

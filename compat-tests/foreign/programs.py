@@ -39,7 +39,7 @@ class Program:
     transactions: bool = True
     deletes_records: bool = True
     member_of_commits: str = "empty"
-    """The state of a group that has offsets and no member, in this client's words."""
+    """The client's name for the state of a group that has offsets and no members."""
 
 
 PROGRAMS = (
@@ -61,7 +61,7 @@ PROGRAMS = (
 
 
 def command(program: Program) -> list[str]:
-    """What to run, built if need be, by one process at a time. Raises ToolMissingError."""
+    """Return the command to run, built if necessary, by one process at a time. Raise ToolMissingError."""
     home = _home()
     home.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(home / "lock"):
@@ -69,7 +69,7 @@ def command(program: Program) -> list[str]:
 
 
 def needed(*names: str) -> pytest.MarkDecorator:
-    """The mark of a test that uses these: they are built before its time begins."""
+    """Mark a test that uses these programs: they are built before its time begins."""
     return pytest.mark.needs.with_args(lambda: [command(each) for each in PROGRAMS if each.name in names])
 
 
@@ -107,7 +107,7 @@ def _run(arguments: list[str], cwd: Path, **environment: str) -> None:
 
 def _java(program: Program) -> list[str]:
     source = HERE / "java" / "ForeignClient.java"
-    folder = _folder(program.name, source, Path(__file__))  # the versions of its libraries stand here
+    folder = _folder(program.name, source, Path(__file__))  # the versions of the libraries are in this file
     if not (folder / ".complete").exists():
         _tool("javac")
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def _fetch_kafka_clients(version: str, folder: Path) -> None:
         '<configurations><conf name="default"/></configurations><dependencies>'
         f'<dependency org="org.apache.kafka" name="kafka-clients" rev="{version}" conf="default->runtime,master"/>'
         '<dependency org="org.slf4j" name="slf4j-nop" rev="1.7.36" conf="default->runtime,master"/>'
-        # Bearer tokens are read with these two, which are not among what kafka-clients names.
+        # Reading bearer tokens needs these two, which are not dependencies of kafka-clients.
         '<dependency org="com.fasterxml.jackson.core" name="jackson-databind" rev="2.18.2"'
         ' conf="default->runtime,master"/>'
         '<dependency org="org.bitbucket.b_c" name="jose4j" rev="0.9.6" conf="default->runtime,master"/>'

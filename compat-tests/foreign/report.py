@@ -1,4 +1,4 @@
-"""COMPATIBILITY.md: what is advertised, what the clients of the last run used of it, and how it went."""
+"""Write COMPATIBILITY.md: the advertised versions, those that clients used in the last run, and the outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.protocol.errors import ErrorCode
 PATH = Path(__file__).resolve().parent.parent / "COMPATIBILITY.md"
 PRIVATE_KEYS_FROM = 10_000
 IN_PROCESS = {"kafka-python": "kafka-python", "rdkafka": "confluent-kafka", "aiokafka": "aiokafka"}
-"""How the client ids begin that the Python clients take by themselves. They read what the others wrote."""
+"""Prefixes of the client ids that the Python clients choose. They read the other clients' records."""
 
 HEAD = """# Compatibility
 
@@ -48,7 +48,9 @@ def render(
     outcomes: Mapping[tuple[str, str], str],
     usages: Mapping[tuple[str, int, int], Usage],
 ) -> str:
-    """The document: `advertised` by API key, `outcomes` by (client, scenario), `usages` by (client, key, version)."""
+    """Return the document: `advertised` by API key, `outcomes` by (client, scenario), `usages` by (client, key,
+    version).
+    """
     clients = list(dict.fromkeys(client for client, _ in outcomes))
     scenarios = list(dict.fromkeys(scenario for _, scenario in outcomes))
     rows = [[client, *(outcomes.get((client, scenario), "") for scenario in scenarios)] for client in clients]
@@ -104,7 +106,7 @@ def _table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def advertised_in(text: str) -> dict[int, tuple[int, int]]:
-    """The ranges that a document says are advertised, by API key."""
+    """Return the version ranges that a document names as advertised, by API key."""
     table = text.split("## APIs by version by client")[1].split("## Error codes seen")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line[1:2].isdigit()]
     ranges = {int(name.split()[0]): versions.split("-") for name, versions in rows}

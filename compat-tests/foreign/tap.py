@@ -1,7 +1,7 @@
-"""A proxy in front of the server that notes which client sent which version of which API, and how it was answered.
+"""A proxy in front of the server that records which client used which API version, and the errors in the answers.
 
-The server advertises the tap's address, so that clients stay with it. Bytes pass unchanged. A client is known by
-the client id of its requests. Answers are decoded with the project's own messages to find error codes.
+The server advertises the tap's address, so that clients stay with it. Bytes pass unchanged. Clients are told apart by
+the client id of their requests. Answers are decoded with the project's own messages to find error codes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ API_VERSIONS = 18
 
 @dataclass
 class Usage:
-    """What was seen of one version of one API from one client."""
+    """The usage of one version of one API by one client."""
 
     requests: int = 0
     answers: int = 0
@@ -42,7 +42,7 @@ class Usage:
 
 
 def messages() -> dict[int, tuple[type[ApiMessage], type[ApiMessage]]]:
-    """Requests and responses by API key, of the APIs that Kafka has."""
+    """Requests and responses of Kafka's APIs, by API key."""
     found: dict[int, dict[bool, type[ApiMessage]]] = defaultdict(dict)
     for module in iter_modules(message_modules.__path__):
         for value in vars(import_module(f"headrace.protocol.messages.{module.name}")).values():
@@ -105,7 +105,7 @@ class Tap:
 
     def _request(self, frame: bytes, pending: dict[int, tuple[Usage, int, int]]) -> None:
         key, version, correlation = peek_request(frame)
-        header, _ = decode_request_header(frame, 1)  # the client id stands at the same place in both
+        header, _ = decode_request_header(frame, 1)  # the client id has the same position in both versions
         usage = self.usages[header.client_id or "", key, version]
         usage.requests += 1
         pending[correlation] = (usage, key, version)
@@ -127,7 +127,7 @@ class Tap:
 
 
 def advertised_by(port: int) -> dict[int, tuple[int, int]]:
-    """The version range of each API that a server answers ApiVersions with."""
+    """Return the version range of each API in a server's ApiVersions answer."""
     request = ApiVersionsRequest(client_software_name="compat", client_software_version="1")
     body = [encode_request_header(RequestHeader(API_VERSIONS, 3, 1, "compat"), 2), request.encode(3)]
     with socket.create_connection(("127.0.0.1", port), 10) as connection:

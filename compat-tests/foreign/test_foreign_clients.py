@@ -34,7 +34,7 @@ IN_PROCESS = (foreign_clients.KafkaPython, foreign_clients.Confluent, foreign_cl
 
 @pytest.fixture(scope="session")
 def tapped(tmp_path_factory, request):
-    """A server behind a tap; when the run ends, what was seen becomes COMPATIBILITY.md."""
+    """A server behind a tap; at the end of the run the recorded usage is written to COMPATIBILITY.md."""
     make_server = request.getfixturevalue("make_server")
     free_port = request.getfixturevalue("free_port")
     process = make_server(tmp_path_factory.mktemp("tapped"))
@@ -44,7 +44,7 @@ def tapped(tmp_path_factory, request):
         port = free_port()
         upstreams[port] = member.port
         member.settings["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
-        if BROKERS > 1:  # what they tell each other does not go by the tap
+        if BROKERS > 1:  # requests between brokers do not pass the tap
             inside = f"INSIDE://127.0.0.1:{free_port()}"
             member.settings |= {
                 "listener.security.protocol.map": "INSIDE:PLAINTEXT,PLAINTEXT:PLAINTEXT",
@@ -69,7 +69,7 @@ def tapped(tmp_path_factory, request):
 
 
 def play(tapped, program: Program, scenario: str, *arguments: object) -> list[list[str]]:
-    """The words of the lines that a program printed; skips where its language is missing."""
+    """Return the words of the lines that a program printed; skip if its language is missing."""
     try:
         called = command(program)
     except ToolMissingError as error:
@@ -186,7 +186,7 @@ def test_two_members_share_a_topic(tapped, program, protocol, create, unique):
     ]
     assert [len(parts) for parts in owned] == [2, 2]
     assert owned[0] | owned[1] == {"0", "1", "2", "3"}
-    if protocol == "consumer":  # and did not quietly fall back to the classic protocol
+    if protocol == "consumer":  # it did not fall back to the classic protocol silently
         assert any(name == program.name and key == 68 for name, key, _ in tapped.usages)
     before = tapped.outcomes.get((program.name, "groups"), "")
     tapped.outcomes[program.name, "groups"] = before + (", " if before else "passed: ") + protocol

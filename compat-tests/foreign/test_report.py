@@ -1,4 +1,4 @@
-"""COMPATIBILITY.md says what the server says."""
+"""COMPATIBILITY.md agrees with the server's advertised versions."""
 
 import sys
 from pathlib import Path

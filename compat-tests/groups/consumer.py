@@ -1,7 +1,7 @@
 """A consumer in a process of its own, so that it can be killed: `consumer.py CLIENT ADDRESS GROUP TOPIC [INSTANCE]`.
 
-Prints a line per event: `assigned 0,2`, `got PARTITION OFFSET VALUE`, `committed`. Commits after every poll that
-gave records. Leaves the group on SIGTERM.
+It prints a line per event: `assigned 0,2`, `got PARTITION OFFSET VALUE`, `committed`. It commits after every poll that
+returned records, and leaves the group on SIGTERM.
 """
 
 import asyncio
@@ -44,12 +44,14 @@ class Stop:
 
 
 def run_confluent(address, group, topic, instance, **settings):
-    """`settings` choose another assignor or protocol, under which assignments come as differences."""
+    """Run confluent-kafka. `settings` choose another assignor or protocol, under which assignments come as
+    differences.
+    """
     from confluent_kafka import Consumer, KafkaException
 
     def commit(message):
-        """Once more if the answer is lost with its connection, which librdkafka leaves to the application. Whether
-        the rebalance allowed it.
+        """Commit, and once more if the answer is lost with its connection, which librdkafka leaves to the
+        application. Return whether the rebalance allowed it.
         """
         attempts_left = COMMIT_ATTEMPTS
         while True:
@@ -91,7 +93,8 @@ def run_confluent(address, group, topic, instance, **settings):
         if settings and said != owned:
             said = owned
             assigned(owned)
-        # What a rebalance refused is committed after it, if the partition was kept: then nobody reads it again.
+        # A commit that a rebalance refused is repeated after it, if the partition was kept: no other member reads its
+        # records again.
         uncommitted = [one for one in uncommitted if one.partition() in owned]
         if message is not None and not message.error():
             say("got", message.partition(), message.offset(), message.value().decode())
@@ -108,7 +111,7 @@ def run_confluent_cooperative(address, group, topic, instance):
 
 
 def run_confluent_consumer(address, group, topic, instance):
-    """The consumer group protocol (KIP-848): the broker has the times and assigns."""
+    """Run the consumer group protocol (KIP-848): the broker sets the times and assigns."""
     run_confluent(address, group, topic, instance, **{"group.protocol": "consumer"})
 
 
@@ -121,10 +124,10 @@ def run_kafka_python_cooperative(address, group, topic, instance):
 
 
 def resume_rebalance(consumer):
-    """Against a defect of kafka-python 3.0.12, shown in FINDINGS.md to be the same with Apache Kafka.
+    """Work around a defect of kafka-python 3.0.12, which FINDINGS.md shows with Apache Kafka too.
 
-    A rebalance that new metadata ask for is not taken up again when the leader's `poll` ends between its JoinGroup
-    and the answer to its SyncGroup: computing the assignment has already cleared what the next `poll` looks at.
+    A rebalance for new metadata is not resumed when the leader's `poll` ends between its JoinGroup and the answer to
+    its SyncGroup: computing the assignment has already cleared the state that the next `poll` checks.
     """
     if consumer._coordinator._join_task is not None:
         consumer._coordinator.request_rejoin()

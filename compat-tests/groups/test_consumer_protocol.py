@@ -42,7 +42,7 @@ def said_by(process: subprocess.Popen[str]) -> str:
 
 
 def table(text: str) -> list[list[str]]:
-    """The rows of a tool's table below its heading; none if it says that there is no group."""
+    """Return the rows of a tool's table below its heading; none if it says that there is no group."""
     rows = [line.split() for line in text.splitlines() if line.strip()]
     start = next((index for index, row in enumerate(rows) if row[0] == "GROUP"), len(rows))
     return rows[start + 1 :]
@@ -92,7 +92,7 @@ def test_javas_consumer_and_kafkas_tools(own_server, tool, wait_until):
 
 @pytest.mark.one_process("the files in its data directory")
 def test_kafka_reads_the_journal_of_a_group(own_server, tool, wait_until):
-    """Kafka's dump tool decodes every kind of record that a group of this protocol leaves behind."""
+    """Kafka's dump tool decodes every kind of record that a group of this protocol writes."""
     own_server.settings["group.consumer.session.timeout.ms"] = "60000"
     own_server.restart()
     admin = AdminClient({"bootstrap.servers": own_server.address})

@@ -1,4 +1,4 @@
-"""Two consumers share a group; they come, leave and die; positions survive the death of the broker."""
+"""Two consumers share a group; they join, leave and are killed; offsets survive a kill of the broker."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ SESSION_BEYOND_A_RESTART_MS = 60_000
 
 
 class Member:
-    """A consumer process and what it has said."""
+    """A consumer process and its output."""
 
     def __init__(self, client, server, group, topic, instance=None, session_ms=1_500):
         script = Path(__file__).with_name("consumer.py")
@@ -99,7 +99,7 @@ def produce(server, topic, values):
 
 
 def committed(server, group, topic):
-    """Positions by partition; None if the coordinator does not answer, which is no answer to the question."""
+    """Return offsets by partition; None if the coordinator does not answer, which says nothing about the offsets."""
     consumer = Consumer({"bootstrap.servers": server.address, "group.id": group})
     try:
         wanted = [TopicPartition(topic, partition) for partition in sorted(PARTITIONS)]
@@ -130,7 +130,7 @@ def test_members_join_leave_and_die(server, unique, members, wait_until, client)
         described = admin.describe_consumer_groups([group])[group].result(30)
         return described.state, len(described.members)
 
-    # A cooperative member joins once more after it has given something up.
+    # A cooperative member joins once more after it has revoked a partition.
     wait_until(lambda: state() == (ConsumerGroupState.STABLE, 2), "the group to be stable")
     second.leave()
     wait_until(lambda: first.assignment == PARTITIONS, "the member that stays to have everything again")
@@ -157,7 +157,7 @@ def test_members_join_leave_and_die(server, unique, members, wait_until, client)
 
 
 def test_three_kinds_of_clients_in_one_group(server, unique, members, wait_until):
-    """All know the range assignor; the leader's bytes must reach each of them as they are."""
+    """All know the range assignor; the leader's bytes must reach each of them unchanged."""
     topic, group = unique("topic"), unique("group")
     create(server, topic)
     everybody = [members(client, server, group, topic) for client in CLIENTS]
@@ -173,7 +173,7 @@ def test_three_kinds_of_clients_in_one_group(server, unique, members, wait_until
 def test_static_member_comes_back_to_its_partitions(server, unique, members, wait_until, client):
     topic, group = unique("topic"), unique("group")
     admin = create(server, topic)
-    # Who comes back is in time: whose session is over has lost its partitions.
+    # A member that comes back is in time: after the end of its session it would have lost its partitions.
     first = members(client, server, group, topic, instance="one", session_ms=SESSION_BEYOND_A_RESTART_MS)
     second = members(client, server, group, topic, instance="two", session_ms=SESSION_BEYOND_A_RESTART_MS)
     wait_until(lambda: share(first, second), "two static members to share")
@@ -194,7 +194,7 @@ def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wai
     own_server.restart()
     create(own_server, topic)
     produce(own_server, topic, [f"a{index}" for index in range(40)])
-    # The session has to outlast the restart: whose it does not, may read again what it could not commit.
+    # The session must outlast the restart: otherwise a member may read records again that it could not commit.
     member = members(client, own_server, group, topic, session_ms=SESSION_BEYOND_A_RESTART_MS)
     wait_until(lambda: len(member.got) == 40, "the first records")
     wait_until(
@@ -254,17 +254,17 @@ def test_static_member_of_the_consumer_protocol_restarts_without_a_rebalance(
 def test_members_change_to_the_consumer_protocol_one_by_one_and_back(
     own_server, unique, members, wait_until, client
 ):
-    """A running group of classic members is taken over by members of the other protocol, and given back.
+    """Members of the consumer protocol replace a running group of classic members, and the other way round.
 
-    Each is replaced as an upgrade of an application does it: the new one joins, the old one leaves. The broker is
-    killed in between, with members of both in the group. No record is left out.
+    Each is replaced as by an upgrade of an application: the new one joins, the old one leaves. The broker is killed in
+    between, with members of both protocols in the group. No record is left out.
     """
     server, topic, group = own_server, unique("topic"), unique("group")
     admin = create(server, topic)
     stop, sent = threading.Event(), []
 
     def keep_producing():
-        # The positions are compared with what was sent: a record must not be there twice when the broker is killed.
+        # The offsets are compared with the sent records: a record must not be there twice when the broker is killed.
         producer = Producer({"bootstrap.servers": server.address, "enable.idempotence": True})
         while not stop.wait(0.02):
             sent.append(f"v{len(sent)}")

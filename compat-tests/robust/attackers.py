@@ -1,16 +1,15 @@
-"""Everything that strangers, and clients with few rights, do to a broker to disturb it, all at once.
+"""All attacks of strangers, and of clients with few rights, on a broker, all at once.
 
-    python attackers.py PLAIN_PORT TLS_PORT SEED [burn]
+python attackers.py PLAIN_PORT TLS_PORT SEED [burn]
 
-begins when a line `go` comes on its standard input, pauses at `stop`, and ends with it; after each `stop` it writes how
-often each kind of attack was made, as JSON. One process with one event loop, paced: `PER_SECOND` says how much of each
-kind.
+The process begins at a line `go` on its standard input, pauses at `stop`, and ends with its input. After each `stop` it
+prints the number of attacks of each kind, as JSON. It has one paced event loop: `PER_SECOND` is the rate of each kind.
 
-Attackers have machines of their own; here they are `nice`, and with `burn` they burn as much processor time when they
-pause as they used while they attacked (`Burner`): what is measured beside them with and without attacks differs by what
-the broker does then, not by who gets the processor.
+Real attackers have machines of their own. Here they are `nice`, and with `burn` they use as much processor time in
+pauses as in attacks (`Burner`). So measurements with and without attacks differ by the broker's work, not by its share
+of the processor.
 
-Attackers come from many addresses (127.0.0.2 and so on). HEADRACE_ATTACK_TIMES multiplies what there is of each kind.
+Attackers come from many addresses (127.0.0.2 and so on). HEADRACE_ATTACK_TIMES multiplies the rate of each kind.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ HOST = "127.0.0.1"
 TIMES = float(os.environ.get("HEADRACE_ATTACK_TIMES", "1"))
 EVE, EVES_PASSWORD = "eve", "eve-secret"
 EVES_TOPIC = "eves-own"
-"""Compacted, and hers to write: the broker opens what she sends."""
+"""A compacted topic that eve may write to: the broker decompresses her batches."""
 SOMEBODY_ELSES = "legal"
 ADDRESSES = 40
 ANSWER_SECONDS_MAX = 20.0
 HELD_MAX = 150
-"""Connections that are held open at a time, of each kind that holds some."""
+"""Maximum number of open connections, for each kind of attack that holds some."""
 BURST_SECONDS = 0.01
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(32))
 PER_SECOND = {
@@ -86,7 +85,7 @@ OF_EVE = {
     "all configurations",
     "bombs",
 }
-"""What is done on one authenticated connection each, one request after the other."""
+"""Attacks of one authenticated connection each, one request after the other."""
 
 
 def frame(request: ApiMessage, version: int, correlation_id: int = 1) -> bytes:
@@ -104,7 +103,7 @@ def shake(mechanism: str) -> bytes:
 
 
 def bomb() -> bytes:
-    """A few kilobytes that open to 300 MiB."""
+    """A few kilobytes that decompress to 300 MiB."""
     head = build_batch([Record(b"k", b"v" * 100, (), int(time.time() * 1000))], compression=Compression.GZIP)
     batch = bytearray(head[:HEADER_SIZE] + gzip.compress(bytes(8 << 20), 9) * 40)
     struct.pack_into(">i", batch, 8, len(batch) - 12)
@@ -122,7 +121,7 @@ class Connection:
         self.reader, self.writer = reader, writer
 
     async def ask(self, *frames: bytes) -> bytes:
-        """The answer to the last one."""
+        """Send frames one after the other; return the last answer."""
         answer = b""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             for each in frames:
@@ -145,7 +144,7 @@ class Attackers:
         self.chance = random.Random(seed)
         self.made: Counter[str] = Counter()
         self.odd: Counter[str] = Counter()
-        """Where an attack did not go as it has to: an answer that is missing."""
+        """Attacks with an unexpected result, such as a missing answer."""
         self.held: Counter[str] = Counter()
         self.context = ssl.create_default_context()
         self.context.check_hostname = False
@@ -168,7 +167,7 @@ class Attackers:
             connection.close()
 
     async def eve(self, kind: str) -> Connection:
-        """Her connection for this, authenticated; it stays."""
+        """Return eve's authenticated connection for this kind; it stays open."""
         connection = self.eves.get(kind)
         if connection is None or connection.reader.at_eof():
             async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -244,7 +243,7 @@ class Attackers:
         async with self.connected(self.tls_port if tls else self.plain_port, tls=tls) as connection:
             connection.writer.write(struct.pack(">i", size) + bytes(self.chance.randint(0, 200_000)))
             if size == 100 << 20 and not tls:
-                await asyncio.sleep(1)  # it may be as long as that
+                await asyncio.sleep(1)  # the delay may be that long
             else:
                 await asyncio.wait_for(connection.until_closed(), ANSWER_SECONDS_MAX)
 
@@ -370,7 +369,7 @@ class Attackers:
 
 
 class Burner:
-    """Burns processor time, as much in a second as was used per second while there were attacks."""
+    """Burn as much processor time per second as was used per second of attacks."""
 
     def __init__(self) -> None:
         self.share = 0.0
@@ -392,14 +391,14 @@ class Burner:
 
 
 async def main(plain_port: int, tls_port: int, seed: int, burns: bool) -> None:
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # whatever who has started it runs in
+    os.sched_setscheduler(
+        0, os.SCHED_OTHER, os.sched_param(0)
+    )  # not in the class of the process that started this one
     os.setpriority(os.PRIO_PROCESS, 0, 15)
     attackers = Attackers(plain_port, tls_port, seed)
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(
-        lambda *_: None
-    )  # connections that end under asyncio's hands are what is wanted
+    loop.set_exception_handler(lambda *_: None)  # connections that end under asyncio are intended
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     attacking: asyncio.Task[None] | None = None
     stop = asyncio.Event()

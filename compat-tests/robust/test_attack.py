@@ -1,13 +1,14 @@
-"""A broker under attack of every kind at once, beside a legitimate load: what is acknowledged stays, and is quick.
+"""A broker under attacks of every kind at once, beside a legitimate load: acknowledged records stay, and answers are
+quick.
 
-The attackers are a process of their own (`attackers.py`); they attack in turns, so that the same load is measured with
-and without them. Server, load and attackers share the cores of one machine, and what is measured is to be the server:
+The attackers are a process of their own (`attackers.py`). They attack in turns, so that the same load is measured with
+and without them. Server, load and attackers share the cores of one machine, but only the server is to be measured. So
 in the soak server and load run before everything else (`before_others`), and the attackers burn as much processor time
-in the turns without attacks as they used in those with them. Beside what clients feel, it is printed how long the
-server says that turns of its event loop took, and how much of that was processor time.
+in turns without attacks as in turns with them. Beside the clients' times, the test prints the server's own measure of
+its event loop's turns, and the processor time in them.
 
-HEADRACE_ATTACK_SECONDS says how long `make soak` goes on (an hour), HEADRACE_SOAK_SEED with which seed,
-HEADRACE_ATTACK_TIMES how many times as much of each attack there is. Only the soak judges the figures.
+HEADRACE_ATTACK_SECONDS is the duration of `make soak` (an hour), HEADRACE_SOAK_SEED its seed, HEADRACE_ATTACK_TIMES a
+factor for the number of attacks. Only the soak judges the figures.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))
 P99_RATIO_MAX = 2.0
 MEMORY_RATIO_MAX = 1.10
 LINES_A_MINUTE_MAX = 500
-"""Of each log: twenty and one of each kind, and there are a score of them."""
+"""Limit of each log: twenty-one lines of each kind, and there are about twenty kinds."""
 TURNS = ("headrace_event_loop_turn_seconds", "headrace_event_loop_turn_cpu_seconds")
 TOPIC, PARTITIONS, GROUP = attackers.SOMEBODY_ELSES, 3, "legal-readers"
 PASSWORDS = {"admin": "admin-secret", "ann": "ann-secret", attackers.EVE: attackers.EVES_PASSWORD}
@@ -63,7 +64,7 @@ ANSWER_SECONDS_MAX = 60
 
 
 class Attacked(ServerProcess):
-    """A server with a listener for everybody and one with TLS and passwords."""
+    """A server with a plain listener and one with TLS and passwords."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -103,7 +104,7 @@ super.users=User:admin
         return {**config, **{name.replace("_", "."): value for name, value in more.items()}}
 
     def prepare(self) -> None:
-        """Topics, users and rights."""
+        """Create topics, users and rights."""
         admin = AdminClient(self.client("admin"))
         topics = [
             NewTopic(TOPIC, PARTITIONS, 1),
@@ -145,7 +146,7 @@ super.users=User:admin
 
 
 class Measures:
-    """The server's histograms of its event loop, summed up by phase of the load."""
+    """The server's histograms of its event loop, added up by phase of the load."""
 
     def __init__(self, server: Attacked) -> None:
         self._server = server
@@ -154,7 +155,7 @@ class Measures:
         self.mark("")
 
     def mark(self, phase: str) -> None:
-        """What has come since the last time was of that phase."""
+        """Count everything since the last call for that phase."""
         with urllib.request.urlopen(self._server.metrics, timeout=ANSWER_SECONDS_MAX) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         now = Counter(
@@ -173,7 +174,7 @@ class Measures:
         return self._found[phase][name, math.inf]
 
     def quantile_ms(self, phase: str, part: float, name: str) -> float:
-        """Within a bucket values are taken to be spread evenly."""
+        """Return a quantile, with the values of a bucket spread evenly."""
         found = sorted((bound, count) for (each, bound), count in self._found[phase].items() if each == name)
         wanted, below, low = part * self.count(phase, name), 0, 0.0
         for bound, count in found:
@@ -186,7 +187,9 @@ class Measures:
 
 
 class Legitimate:
-    """One who writes, one who reads what is written, one who asks for metadata; how long each thing took, by phase."""
+    """A writer, a reader of its records, and a client that asks for metadata; the duration of each request, by
+    phase.
+    """
 
     def __init__(self, server: Attacked) -> None:
         self.phase = "before"
@@ -270,7 +273,7 @@ class Attacking:
     """The process of the attackers."""
 
     def __init__(self, server: Attacked, seed: int, *, burn: bool) -> None:
-        """`burn`: they use the processor while they pause, too."""
+        """Start them. `burn`: they use the processor in the pauses, too."""
         ports = (str(server.port), str(server.tls_port))
         command = [sys.executable, attackers.__file__, *ports, str(seed), *(["burn"] if burn else [])]
         self._process = subprocess.Popen(
@@ -302,8 +305,9 @@ class Attacking:
 def attack(
     server: Attacked, seconds: float, phase_seconds: float, seed: int, *, burn: bool = False
 ) -> tuple[Legitimate, float]:
-    """The load, and by how much memory has grown since a twelfth of the time: on a machine with more to do, a first
-    turn is over before each kind of attack was there as often as it may be at a time.
+    """Run the load; return it and the growth of memory since a twelfth of the time.
+
+    On a busy machine a first turn is over before each kind of attack has reached its maximum.
     """
     server.prepare()
     attacking = Attacking(server, seed, burn=burn)
@@ -350,7 +354,7 @@ def attack(
 
 
 def check_records(server: Attacked, legitimate: Legitimate) -> None:
-    """Everything acknowledged is read back, from where it was acknowledged."""
+    """Check that all acknowledged records are read back, at their offsets."""
     consumer = Consumer(server.client("ann", group_id=GROUP, enable_auto_commit=False))
     ends = [
         consumer.get_watermark_offsets(TopicPartition(TOPIC, index), ANSWER_SECONDS_MAX)[1]
@@ -370,19 +374,21 @@ def check_records(server: Attacked, legitimate: Legitimate) -> None:
 
 
 def check_logs(server: Attacked, seconds: float) -> None:
-    """No failure of the server, and so many lines as an attacker may cause."""
+    """Check that the logs have no failure of the server, and at most the lines that attackers may cause."""
     lines_max = LINES_A_MINUTE_MAX * (1 + seconds / 60)
     for path in (server.directory / "server.log", server.directory / "data" / "headrace.log"):
         text = path.read_text()
         assert "Traceback" not in text, text[text.index("Traceback") - 1000 :][:3000]
         assert text.count("\n") <= lines_max, path
-    assert "more lines of this kind" in server.log() or seconds < 120, "what was left out is told"
+    assert "more lines of this kind" in server.log() or seconds < 120, (
+        "omitted lines are not counted in the log"
+    )
 
 
 @contextlib.contextmanager
 def before_others(server: Attacked) -> Iterator[None]:
-    """Server and load run before everything else that wants a core (SCHED_RR), where that is allowed; the load first,
-    which does little at a time.
+    """Run server and load before all other processes (SCHED_RR), where that is allowed; the load first, which works
+    in short bursts.
     """
     assert server.process is not None
     threads = [int(each.name) for each in Path(f"/proc/{server.process.pid}/task").iterdir()]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(STRACE is None, reason="needs strace")
 
 
 class Injection:
-    """`strace` on a running server for as long as the block lasts. `where`: only calls on this file or folder."""
+    """`strace` on a running server until the block ends. `where`: only calls on this file or folder."""
 
     def __init__(self, server, calls: str, fault: str, where: Path | None = None) -> None:
         self.server = server
@@ -55,7 +55,7 @@ class Injection:
 
 
 def is_traced(thread: Path) -> bool:
-    """Or gone meanwhile."""
+    """Return whether it is traced, or gone."""
     try:
         return "TracerPid:\t0\n" not in (thread / "status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -63,7 +63,7 @@ def is_traced(thread: Path) -> bool:
 
 
 def send(address: str, topic: str, partition: int, seconds: float = 30) -> KafkaError | None:
-    """One record, not repeated: None if it was acknowledged."""
+    """Send one record without retries; return None if it was acknowledged."""
     outcome: list[KafkaError | None] = []
     producer = Producer(
         {
@@ -92,7 +92,7 @@ def topic_with_records(server, unique, **config: str) -> str:
 
 
 def check_after(server, topic: str, count: dict[int, tuple[int, int]]) -> None:
-    """After another start: of each partition from so many to so many records, and it takes more."""
+    """Restart, and check that each partition has between `least` and `most` records and accepts more."""
     server.restart()
     offsets: dict[int, list[int]] = {0: [], 1: []}
     for poll in read_all(server.address, topic, "after"):
@@ -108,7 +108,7 @@ def eio_of_fsync(server, unique, which: str) -> None:
     log = file_of(server, topic, 0)
     config = {"data": log, "folder": log.parent}
     if which == "folder":
-        # The next batch begins a segment, so that a new name has to be made durable.
+        # The next batch begins a segment, so that a new name must become durable.
         entry = ConfigEntry("segment.bytes", "100", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource("topic", topic, incremental_configs=[entry])
         admin = AdminClient({"bootstrap.servers": server.address})
@@ -142,7 +142,7 @@ def failing_writes(server, unique, error: str) -> None:
 def killed_at(server, unique, calls: str, when: int, *, of_the_log: bool = True) -> None:
     plain, transactional = unique("plain"), unique("tx")
     create_topic(server.address, transactional, durability="power")
-    # Segments are replaced often where it is the renames of their indexes and snapshots that count.
+    # Segments are replaced often if the renames of their indexes and snapshots matter.
     small = {} if of_the_log else {"segment.bytes": "20000"}
     create_topic(server.address, plain, durability="power", **small)
     where = server.directory / "data" / f"{plain}-0" / f"{0:020}.log" if of_the_log else None
@@ -156,7 +156,7 @@ def killed_at(server, unique, calls: str, when: int, *, of_the_log: bool = True)
 
 
 def slow_fsyncs(server, unique) -> None:
-    """Forty connections, a disk that takes 50 ms: everybody shares."""
+    """Forty connections on a disk that takes 50 ms share fsyncs."""
     topic = topic_with_records(server, unique, durability="power")
     producers = [
         Producer({**CONNECTION, "bootstrap.servers": server.address, "linger.ms": 0}) for _ in range(40)

@@ -1,6 +1,6 @@
-"""kill -9 again and again under load: nothing acknowledged is lost, nothing is doubled, no offset has two values.
+"""kill -9 again and again under load: no acknowledged record is lost or doubled, and no offset has two values.
 
-`make soak` runs the long ones; HEADRACE_SOAK_SECONDS and HEADRACE_SOAK_SEED say how long and which.
+`make soak` runs the long ones; HEADRACE_SOAK_SECONDS and HEADRACE_SOAK_SEED set duration and seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEGABYTES_MAX = 600
 def kill_and_check(
     server, unique, durability: str, seconds: float, seed: int, pause: tuple[float, float]
 ) -> None:
-    """Kills at random moments, at least three, until the time is over."""
+    """Kill at random moments, at least three times, until the time is over."""
     rng = random.Random(seed)
     plain, transactional = unique("plain"), unique("tx")
     for topic in (plain, transactional):
@@ -51,13 +51,14 @@ def kill_and_check(
     server.kill()
     for topic in (plain, transactional):
         for path in sorted((server.directory / "data").glob(f"{topic}-*/*.log"))[:-1]:
-            # Of what is not written any more; the last segment may have grown since its indexes were written.
+            # Only of segments that are not written any more; the last one may have grown since its indexes were
+            # written.
             if path.with_suffix(".index").exists():
                 assert not check_log(*read_segment(path)), path
 
 
 def resources(pid: int) -> tuple[int, int]:
-    """(resident megabytes, open descriptors)."""
+    """Return (resident megabytes, open descriptors)."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") >> 20, len(os.listdir(f"/proc/{pid}/fd"))
 

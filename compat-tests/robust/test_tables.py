@@ -1,6 +1,6 @@
 """Tables behind kill -9: no acknowledged row is lost right after a flush, and a large table is back at once.
 
-HEADRACE_SOAK_KILLS, HEADRACE_SOAK_SEED and HEADRACE_SOAK_ROWS say how often, which, and how large.
+HEADRACE_SOAK_KILLS, HEADRACE_SOAK_SEED and HEADRACE_SOAK_ROWS set the number of kills, the seed and the size.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))
 ROWS = int(os.environ.get("HEADRACE_SOAK_ROWS", "2000000"))
 ROWS_PER_UPSERT = 50_000
 FIRST_LOOKUP_SECONDS = float(os.environ.get("HEADRACE_SOAK_LOOKUP_SECONDS", "2"))
-"""From the start of the process that follows the kill."""
+"""Maximum time from the start of the process after the kill."""
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_no_acknowledged_row_is_lost_by_a_kill_straight_after_a_flush(own_server, durability) -> None:
-    """Upserts of old and new keys, acknowledged by all; then at once kill -9, a start, and every row is compared."""
+    """Old and new keys are upserted and acknowledged by all; after an immediate kill -9 and a start, every row is
+    compared.
+    """
     rng, expected = random.Random(SEED), {}
     with connect(own_server.address) as connection:
         connection.execute(

@@ -1,11 +1,11 @@
-"""Two tierers at once behind kill -9 in the middle of their rounds, while everything is written to.
+"""Two tierers at once are killed with -9 in the middle of their rounds, while everything is written to.
 
-A kill falls between the first file of a round, its branch, and its last, the branch's end: the lake's folder is
-watched, and the tierer that has the round, or both, die when it has begun, when its rows are on the branch, or when
-main has them already. At every look the lake is the log up to the offsets inside its snapshot, and all of it in the
-end. Iceberg is read by pyiceberg, Paimon by its own library in a JVM of the test.
+A kill falls between the first file of a round (the start of its branch) and the last (the branch's end). The test
+watches the lake's folder, and kills the round's tierer or both when the round has begun, when its rows are on the
+branch, or when main has them already. Each snapshot of the lake equals the log up to the offsets inside it, and the
+last one equals the whole log. Iceberg is read by pyiceberg, Paimon by its own library in a JVM of the test.
 
-HEADRACE_SOAK_SECONDS (600) and HEADRACE_SOAK_SEED (1) say how long and which.
+HEADRACE_SOAK_SECONDS (600) and HEADRACE_SOAK_SEED (1) set duration and seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))
 ROOT = Path(__file__).parents[2]
 REGIONS = ("eu", "us", "asia")
 APPENDED = ("log", "log2", "parts", "events")
-"""Tables and a topic with one row for each number. More than two, so that some are not leased to the dead."""
+"""Tables and a topic with one row for each number. More than two, so that some are not leased to killed tierers."""
 STAGES = (BEGUN, WRITTEN, WRITTEN, COMMITTED)
 FOLDERS = {"iceberg": IcebergFolder, "paimon": PaimonFolder}
 
@@ -48,7 +48,7 @@ pytestmark = [
 
 
 class Tierer:
-    """`headrace tier`, to be killed with its JVM."""
+    """`headrace tier`, which is killed with its JVM."""
 
     def __init__(self, address: str, folder: Path) -> None:
         self.output = folder / f"tierer-{time.monotonic_ns()}.log"
@@ -99,7 +99,7 @@ def create_all(address: str, lake: str) -> None:
 
 
 class Load(threading.Thread):
-    """Writes to everything until it is told to stop; then `rows` and `state` are what was written."""
+    """Write to everything until told to stop; then `rows` and `state` have the written rows."""
 
     def __init__(self, address: str, seed: int) -> None:
         super().__init__(name="load", daemon=True)
@@ -152,17 +152,17 @@ def total(offsets: dict) -> int:
 
 
 def check_prefixes(folder: LakeFolder) -> None:
-    """Log tables and topics have one row for each offset, each once."""
+    """Check that log tables and topics have one row for each offset, once."""
     for name in APPENDED:
         offsets, rows = folder.read(name)
         keys = [row["k"] for row in rows]
         assert len(keys) == len(set(keys)), f"{name}: rows twice"
-        # A batch of the producer and of the client is one record an offset.
+        # A batch of the producer and of the client has one record for each offset.
         assert len(keys) == total(offsets), f"{name}: {len(keys)} rows at {offsets}"
 
 
 class Reaper:
-    """Kills tierers inside of rounds. `inside`: how far the rounds were that a kill cut off."""
+    """Kill tierers inside of rounds. `inside` counts the stages of the killed rounds."""
 
     def __init__(self, folder: LakeFolder, connection: Any, rng: random.Random) -> None:
         self.inside: Counter[str] = Counter()
@@ -172,8 +172,9 @@ class Reaper:
         self._rng = rng
 
     def strike(self, tierers: list[Tierer], until: float) -> list[Tierer]:
-        """Wait for one of the next few rounds and kill who has it, or everybody, in it; the dead. None of them if
-        `until` passes first.
+        """Wait for one of the next few rounds, and kill its tierer, or all of them, in it; return the killed ones.
+
+        None is killed if `until` passes first.
         """
         waiting, spared = self._folder.rounds(), self._rng.randrange(3)
         while time.monotonic() < until:
@@ -194,12 +195,12 @@ class Reaper:
         return []
 
     def _owner(self, name: str, tierers: list[Tierer]) -> list[Tierer]:
-        """By what the server says: workers are called by their process."""
+        """Return the tierer of a round by the server's answer: workers have the names of their processes."""
         workers = {each.name.removeprefix("default."): each.worker for each in list_lake(self._connection)}
         return [each for each in tierers if (workers.get(name) or "").endswith(f"-{each.process.pid}")]
 
     def _reaches(self, found: tuple[str, int], stage: str, until: float) -> bool:
-        """Whether a round comes so far before it is over, or `until` passes; after a moment more."""
+        """Return whether a round reaches a stage before it is over or `until` passes; after a short wait."""
         while (how_far := self._folder.rounds().get(found)) != stage:
             if how_far is None or time.monotonic() > until:
                 return False
@@ -245,7 +246,7 @@ def test_tierers_are_killed_in_the_middle_of_rounds_while_everything_is_written_
             )  # fmt: skip
             if not once.returncode and "another tierer has this table" not in once.stdout:
                 break
-            time.sleep(10)  # leases of the killed
+            time.sleep(10)  # leases of the killed tierers
         check_prefixes(folder)
         for name in APPENDED:
             assert {row["k"] for row in folder.read(name)[1]} == set(range(load.rows)), name

@@ -1,6 +1,6 @@
-"""Every kind of listener side by side, from a file as Kafka has it, and the clients that people use on each of them.
+"""Every kind of listener side by side, from a file in Kafka's format, with the usual clients of each.
 
-What must fail with TLS is tried by librdkafka and by the standard library's sockets.
+librdkafka and the standard library's sockets try what must fail with TLS.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RECORDS = 50
 
 
 class Secured(ServerProcess):
-    """A server whose listeners stand in a file; `ports` by their names."""
+    """A server whose listeners are in a file; `ports` by their names."""
 
     def __init__(self, folder) -> None:
         super().__init__(folder)
@@ -135,7 +135,7 @@ group.initial.rebalance.delay.ms=0
         return context
 
     def python(self, listener: str) -> dict[str, object]:
-        """Of kafka-python and aiokafka."""
+        """Return the settings of kafka-python and aiokafka."""
         protocol = self.protocols[listener]
         config: dict[str, object] = {
             "bootstrap_servers": self.at(listener),
@@ -151,7 +151,7 @@ group.initial.rebalance.delay.ms=0
         return config
 
     def foreign(self, listener: str) -> dict[str, str]:
-        """Of the programs of `compat-tests/foreign`."""
+        """Return the environment of the programs of `compat-tests/foreign`."""
         protocol = self.protocols[listener]
         environment = {}
         if protocol.endswith("SSL"):
@@ -164,7 +164,7 @@ group.initial.rebalance.delay.ms=0
         return environment
 
     def java(self, listener: str) -> str:
-        """A file of properties for Kafka's tools."""
+        """Write a file of properties for Kafka's tools."""
         protocol = self.protocols[listener]
         lines = [f"security.protocol={protocol}"]
         if protocol.endswith("SSL"):
@@ -328,7 +328,9 @@ BY_FOREIGN = [
 @needed("kafkajs")
 @pytest.mark.parametrize(("name", "listener"), BY_FOREIGN)
 def test_clients_of_other_languages(secured, name, listener, unique) -> None:
-    """What they write is read by librdkafka; who does not trust the server, or shows no certificate, writes nothing."""
+    """librdkafka reads their records; a client that does not trust the server, or shows no certificate, writes
+    nothing.
+    """
     try:
         started = command(next(each for each in PROGRAMS if each.name == name))
     except ToolMissingError as missing:
@@ -339,7 +341,7 @@ def test_clients_of_other_languages(secured, name, listener, unique) -> None:
     admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
 
     def writes(environment: dict[str, str], seconds: int) -> bool:
-        """Some try again without end when they are refused."""
+        """Return whether a client can write; some retry without end when they are refused."""
         try:
             done = subprocess.run(
                 [*started, secured.at(listener), "c", "produce", topic, "none", "3"],
@@ -367,7 +369,7 @@ def test_clients_of_other_languages(secured, name, listener, unique) -> None:
 
 
 def shown(secured, listener: str) -> int:
-    """The serial number of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate that a new connection is shown."""
     context = secured.context(listener)
     with (
         socket.create_connection(("127.0.0.1", secured.ports[listener]), 10) as sock,
@@ -412,7 +414,7 @@ def test_certificates_are_replaced_at_sighup(secured) -> None:
         time.sleep(0.05)
 
 
-# -- what must fail ----------------------------------------------------------------------------------------
+# -- connections that must fail ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -463,7 +465,7 @@ def test_an_old_version_of_tls_is_refused(secured) -> None:
 
 @pytest.fixture
 def unmet(tmp_path):
-    """Nobody has come to it yet: of what happens too often only some lines are written."""
+    """A server without earlier connections: frequent lines are limited, and would be left out."""
     server = Secured(tmp_path)
     server.start()
     yield server

@@ -1,5 +1,6 @@
-"""Byte quotas that `kafka-configs` has set, held to within a tenth over half a minute: for producers and consumers of
-topics, and for appends and lookups of tables, all at the same time.
+"""Byte quotas set by `kafka-configs` are kept to within a tenth over half a minute.
+
+They apply to producers and consumers of topics, and to appends and lookups of tables, all at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 
 
 def measured(step: Callable[[], int]) -> float:
-    """Bytes a second over half a minute; `step` says how many bytes it was."""
+    """Return bytes a second over half a minute; `step` returns the bytes of one call."""
     began, moved = time.monotonic(), 0
     while time.monotonic() - began < SECONDS:
         moved += step()

@@ -1,6 +1,6 @@
 """Foreign clients log in by each mechanism, over plain connections and TLS, and are refused in Kafka's words.
 
-One server with a `server.properties` as Kafka's has it. Users of SCRAM are made by `kafka-configs`.
+One server has a `server.properties` in Kafka's format. `kafka-configs` creates the users of SCRAM.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from joserfc import jwk, jwt
 from headrace.tablelayer import client as headrace
 
 ROOT = Path(__file__).resolve().parents[2]
-# They share a server, whose users Kafka's tools make.
+# They share a server, whose users Kafka's tools create.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("sasl"), NEEDED]
 SECURITY = "org.apache.kafka.common.security"
 PASSWORDS = {"ann": "pass-of-ann-1", "carl": "pass-of-carl-2"}
 USERS = {"PLAIN": "ann", "SCRAM-SHA-256": "carl", "SCRAM-SHA-512": "carl"}
 PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL")
 SESSION_SECONDS = 20
-"""A client authenticates itself again after nine tenths of it: it may be held up for the last."""
+"""A client authenticates again after nine tenths of it; the last tenth is for delays."""
 MECHANISMS = (*USERS, "OAUTHBEARER")
 MODULES = {
     "PLAIN": f"{SECURITY}.plain.PlainLoginModule",
@@ -54,7 +54,7 @@ MODULES = {
 
 
 def certificate(directory: Path) -> None:
-    """One that signs itself: `server.pem` with its key, `ca.pem` to trust."""
+    """Write a self-signed certificate: `server.pem` with its key, `ca.pem` to trust."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
@@ -154,7 +154,7 @@ group.initial.rebalance.delay.ms=0
         return f"127.0.0.1:{self.ports[protocol]}"
 
     def java_properties(self, protocol: str, mechanism: str, jaas: str) -> str:
-        """A file for `--command-config`."""
+        """Write a file for `--command-config`."""
         path = self.directory / f"{protocol}-{mechanism}-{abs(hash(jaas))}.properties"
         lines = [f"security.protocol={protocol}", f"sasl.mechanism={mechanism}", f"sasl.jaas.config={jaas}"]
         if protocol == "SASL_SSL":
@@ -197,7 +197,7 @@ def secured(tmp_path_factory, free_port):
 
 
 def librdkafka(secured: Secured, protocol: str, mechanism: str, name: str, password: str) -> list[str]:
-    """Produce one record; what went wrong."""
+    """Produce one record; return the error."""
     problems: list[str] = []
     config = {
         "bootstrap.servers": secured.address(protocol),
@@ -241,7 +241,7 @@ def kafka_python(secured: Secured, protocol: str, mechanism: str, name: str, pas
             security_protocol=protocol,
             sasl_mechanism=mechanism,
             ssl_cafile=str(secured.directory / "ca.pem"),
-            bootstrap_timeout_ms=60_000 if is_known else 4_000,  # it tries again when it is refused
+            bootstrap_timeout_ms=60_000 if is_known else 4_000,  # it retries when it is refused
             **options,
         )
     except kafka.errors.KafkaError as error:
@@ -288,8 +288,9 @@ FOREIGN = "java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platform
 
 
 def quickly(rows: Sequence[str], columns: Sequence[str], quick: Collection[str] | None = None) -> list[Any]:
-    """All pairs; each row (of those named as quick) with one column at once, the rest, which take minutes of waiting,
-    in the soak."""
+    """Return all pairs; each row (of those named as quick) with one column at once, the rest, which wait for
+    minutes, in the soak.
+    """
     at_once = rows if quick is None else quick
     return [
         pytest.param(
@@ -338,7 +339,7 @@ def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechan
         pytest.skip(f"{name}: {missing}")
 
     def produces(protocol: str, login: dict[str, str], seconds: int = 60) -> bool:
-        """Some try again without end when they are refused."""
+        """Return whether a client can produce; some retry without end when they are refused."""
         environment = {"FOREIGN_MECHANISM": mechanism, **login}
         if protocol == "SASL_SSL":
             environment["FOREIGN_CA"] = str(secured.directory / "ca.pem")
@@ -356,7 +357,7 @@ def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechan
             return False
         return done.returncode == 0 and done.stdout.splitlines()[-1:] == ["done"]
 
-    librdkafka(secured, "SASL_SSL", "PLAIN", "ann", PASSWORDS["ann"])  # the topic is there
+    librdkafka(secured, "SASL_SSL", "PLAIN", "ann", PASSWORDS["ann"])  # creates the topic
     if mechanism == "OAUTHBEARER":
         (secured.directory / "expired").write_text(secured.expired_token)
         good, wrong = ({"FOREIGN_TOKEN": str(secured.directory / file)} for file in ("token", "expired"))
@@ -400,7 +401,7 @@ def test_kcat_gets_in_and_is_refused(secured, mechanism, protocol) -> None:
 
 
 def ours(secured: Secured, protocol: str, mechanism: str, **more: str) -> dict[str, str]:
-    """What Headrace's own client is configured with; names with `_` for dots."""
+    """Return the configuration of Headrace's own client, with `_` for dots."""
     properties = {"security.protocol": protocol, "sasl.mechanism": mechanism}
     if protocol == "SASL_SSL":
         properties["ssl.ca.location"] = f"{secured.directory}/ca.pem"
@@ -408,7 +409,7 @@ def ours(secured: Secured, protocol: str, mechanism: str, **more: str) -> dict[s
 
 
 def gets_in(secured: Secured, properties: dict[str, str]) -> None:
-    """Through `connect`, and through a command with a file of the same properties."""
+    """Connect through `connect`, and through a command with a file of the same properties."""
     address = secured.address(properties["security.protocol"])
     with headrace.connect(address, properties=properties) as connection:
         assert "default" in connection.admin.list_databases()
@@ -441,7 +442,7 @@ def test_our_own_client_gets_in_with_a_bearer_token(secured, protocol) -> None:
 
 @pytest.fixture(scope="module")
 def delegated(secured) -> tuple[str, str]:
-    """The id and the secret of a token of carl's."""
+    """Return the id and the secret of a token of carl's."""
     carl = secured.java_properties(
         "SASL_SSL", "SCRAM-SHA-256", jaas("SCRAM-SHA-256", "carl", PASSWORDS["carl"])
     )
@@ -559,7 +560,7 @@ def test_delegation_tokens_by_kafkas_tool(secured) -> None:
 
 
 def test_a_producer_outlives_its_sessions(secured) -> None:
-    """It authenticates itself again before its session ends, and is never hung up on (KIP-368)."""
+    """It authenticates again before its session ends, and is never disconnected (KIP-368)."""
     problems: list[str] = []
     producer = confluent_kafka.Producer(
         {

@@ -32,7 +32,7 @@ def main(server: str, folder: str) -> None:
     start(source(), "default.copy")
     start(source().selectExpr("k", "n AS total"), "default.sums")
     print("running", flush=True)
-    spark.streams.awaitAnyTermination()  # raises what ended one
+    spark.streams.awaitAnyTermination()  # raises the exception that ended one
 
 
 if __name__ == "__main__":

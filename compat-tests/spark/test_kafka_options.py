@@ -1,4 +1,4 @@
-"""Spark's unchanged Kafka source and sink with each of their options that says where to begin, end and split.
+"""Spark's unchanged Kafka source and sink with each of their options for the begin, the end and splits.
 
 Part of `make compat`. Names and meanings: Spark's Structured Streaming + Kafka Integration Guide.
 """
@@ -150,7 +150,7 @@ def merged(batches):
 
 
 def stream(spark, server, tmp_path, checkpoint="checkpoint", trigger=None, **options):
-    """Runs a stream to its end; the numbers of each micro-batch."""
+    """Run a stream to its end; return the numbers of each micro-batch."""
     batches = []
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", server.address)
     query = (

@@ -1,11 +1,11 @@
-"""A table streamed by Spark into two others that are tiered into the lake, while everything is killed at random.
+"""Spark streams a table into two others that are tiered into the lake, while all processes are killed at random.
 
-One server, or three with ZooKeeper and three replicas of each bucket. Servers, tierer, Spark driver (with its JVM) and
-single Python workers die by kill -9 and are started again. At the end the input, the tables on the server and their
-copies in the lake are compared, row by row.
+There is one server, or three with ZooKeeper and three replicas of each bucket. Servers, tierer, Spark driver (with its
+JVM) and single Python workers are killed with -9 and started again. At the end the input, the tables on the server and
+their copies in the lake are compared, row by row.
 
-HEADRACE_SOAK_SECONDS (7200; of the cluster 600), HEADRACE_SOAK_SEED (1) and HEADRACE_SOAK_PAUSE (10,60) say how long,
-which and how often.
+HEADRACE_SOAK_SECONDS (7200; for the cluster 600), HEADRACE_SOAK_SEED (1) and HEADRACE_SOAK_PAUSE (10,60) set duration,
+seed and pauses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "7200"))
 CLUSTER_SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "600"))
 SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))
 PAUSE = tuple(float(each) for each in os.environ.get("HEADRACE_SOAK_PAUSE", "10,60").split(","))
-"""Seconds between two kills, the least and the most."""
+"""The minimum and maximum of seconds between two kills."""
 SETTLE_SECONDS = 1800
 KEYS = 500
 
@@ -48,7 +48,7 @@ CREATE TABLE sums (k BIGINT, total BIGINT, PRIMARY KEY (k) NOT ENFORCED) WITH ('
 
 
 class Kept:
-    """A process with all that it starts, which is started again whenever it has ended."""
+    """A process with its children, which is started again whenever it has ended."""
 
     def __init__(self, name: str, command: list[str], folder: Path) -> None:
         self.name, self.starts, self.ended_by_itself = name, 0, 0
@@ -60,7 +60,7 @@ class Kept:
             return
         if self.process is not None:
             self.ended_by_itself += 1
-            self.kill()  # what it has left behind
+            self.kill()  # the children that it has left
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Kept:
         self.process = None
 
     def kill_a_worker(self, rng: random.Random) -> bool:
-        """kill -9 of one Python worker of Spark; whether there was one."""
+        """Kill one Python worker of Spark with -9; return whether there was one."""
         workers = [pid for pid in self._session() if b"pyspark.daemon" in _command_of(pid)]
         if not workers:
             return False
@@ -115,7 +115,7 @@ def _command_of(pid: int) -> bytes:
 
 
 class Input(threading.Thread):
-    """Appends rows until it is told to stop; every one is acknowledged, or retried until it is."""
+    """Append rows until told to stop; every row is acknowledged or retried."""
 
     def __init__(self, address: str) -> None:
         super().__init__(name="input", daemon=True)
@@ -136,7 +136,7 @@ class Input(threading.Thread):
 
 
 def sql(address: str, text: str) -> list[list[str]]:
-    """What `headrace sql` answers, as texts."""
+    """Return the answer of `headrace sql`, as strings."""
     command = [
         sys.executable,
         "-m",
@@ -179,14 +179,14 @@ def test_r3_5_c7_nothing_is_lost_or_doubled_on_the_way_into_the_lake(
 def test_r3_5_c7_so_it_is_with_replicas_when_brokers_are_killed(
     tmp_path, server_process_class, free_port
 ) -> None:
-    """One broker at a time, when all replicas are in sync."""
+    """One broker at a time is killed, when all replicas are in sync."""
     with cluster(tmp_path, server_process_class, free_port()) as (address, servers):
         run(tmp_path, address, ("broker", "broker", "tierer", "driver", "worker"), servers, CLUSTER_SECONDS)
 
 
 @contextmanager
 def cluster(folder, server_process_class, zookeeper_port):
-    """The address and the processes of three brokers, and three replicas of everything."""
+    """Return the address and the processes of three brokers with three replicas of everything."""
     place = f"127.0.0.1:{zookeeper_port}"
     words = ["zookeeper", "--listen", place, "--data", str(folder / "zookeeper")]
     zookeeper = Kept("zookeeper", [sys.executable, "-m", "headrace.tablelayer.cli.main", *words], folder)
@@ -245,7 +245,7 @@ def run(folder, address, victims, servers, seconds) -> None:
             victim = rng.choice(victims)
             if victim in ("driver", "worker"):
                 copied = copied_rows(address)
-                if copied == seen:  # one that is always killed while it starts shows nothing
+                if copied == seen:  # a tierer that is always killed while it starts makes no progress
                     continue
                 seen = copied
             if victim in ("server", "broker"):
@@ -286,7 +286,7 @@ def copied_rows(address: str) -> int:
 
 
 def tier_all(address: str) -> None:
-    """Everything into the lake; a tierer that was killed keeps its round until its lease ends."""
+    """Tier everything into the lake; a killed tierer keeps its round until its lease ends."""
     command = [sys.executable, "-m", "headrace.tablelayer.cli.main", "tier", "--once", "--server", address]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     deadline = time.monotonic() + SETTLE_SECONDS
@@ -300,7 +300,7 @@ def tier_all(address: str) -> None:
 
 
 def settle(address: str, count: int, kept: list[Kept]) -> None:
-    """Wait until Spark has carried everything over."""
+    """Wait until Spark has copied everything."""
     deadline = time.monotonic() + SETTLE_SECONDS
     with connect(address) as connection:
         copy, sums = connection.table("default.copy"), connection.table("default.sums")
@@ -313,7 +313,7 @@ def settle(address: str, count: int, kept: list[Kept]) -> None:
 
 
 def compare(address: str, count: int) -> list[str]:
-    """What differs between the input, the tables and the lake."""
+    """Return the differences between the input, the tables and the lake."""
     expected = Counter(range(count))
     sums = {key: sum(range(key, count, KEYS)) for key in range(min(KEYS, count))}
     with connect(address) as connection:

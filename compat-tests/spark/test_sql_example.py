@@ -1,5 +1,5 @@
-"""The notebook of Spark SQL, in a session that `headrace.spark` makes and in one that a program makes by itself; and
-what the catalog says where the Python that it finds has no headrace.
+"""The notebook of Spark SQL, in a session by `headrace.spark` and in one by the program itself, and the catalog's
+error when its Python has no headrace.
 """
 
 from __future__ import annotations

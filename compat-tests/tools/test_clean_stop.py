@@ -1,4 +1,4 @@
-"""SIGTERM: what is under way is answered, files are closed, and the next start scans nothing."""
+"""SIGTERM: requests under way are answered, files are closed, and the next start scans nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def frame(key: int, version: int, correlation_id: int, body: bytes) -> bytes:
 
 
 def waiting_fetch(topic: bytes, correlation_id: int) -> bytes:
-    """Fetch 4 at offset 0 of partition 0."""
+    """Send Fetch 4 at offset 0 of partition 0."""
     body = struct.pack(">iiiib", -1, FETCH_WAITS_SECONDS * 1000, 1, 1 << 20, 0)
     body += struct.pack(">ih", 1, len(topic)) + topic + struct.pack(">iiqi", 1, 0, 0, 1 << 20)
     return frame(1, 4, correlation_id, body)
@@ -36,7 +36,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 def unread(port: int) -> list[int]:
-    """Of each connection of this port the bytes that have come and are not taken in yet (proc_net_tcp)."""
+    """Return the received and unread bytes of each connection of this port (proc_net_tcp)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = [row for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01"]
     return [int(row[4].partition(":")[2], 16) for row in established]
@@ -78,7 +78,7 @@ def test_a_stopped_server_answers_what_it_was_asked_and_starts_without_a_scan(ow
     before = {path: path.stat().st_mtime_ns for path in data.glob("full-*/*.log")}
     assert len(before) == 20
     own_server.start()
-    # Nothing was opened: no descriptor of a log is held, and no file was touched.
+    # The start opened nothing: no log has an open descriptor, and no file was touched.
     assert own_server.process is not None
     descriptors = Path(f"/proc/{own_server.process.pid}/fd")
     targets = [os.readlink(each) for each in descriptors.iterdir()]

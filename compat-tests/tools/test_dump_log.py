@@ -1,4 +1,4 @@
-"""What is on disk for a plain topic is what Kafka writes: its own dump tool reads it without complaint.
+"""The files of a plain topic are in Kafka's format: Kafka's own dump tool reads them without complaint.
 
 Kafka's published jars are fetched on the first run (`python -m bench.kafka_peer`); Java is needed.
 """
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 
 @pytest.fixture(scope="session")
 def dump_tool():
-    """Runs Kafka's DumpLogSegments on files; gives what it printed."""
+    """Run Kafka's DumpLogSegments on files; return its output."""
     java = JavaTools()
     return lambda *arguments: java.run("DumpLogSegments", *arguments)
 
@@ -92,7 +92,7 @@ def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_
         producer.produce("plain", f"{number}", partition=0)
         positions = [TopicPartition("plain", 0, number)]
         producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), DEADLINE_SECONDS)
-        assert producer.flush(DEADLINE_SECONDS) == 0  # an abort drops what was not sent yet
+        assert producer.flush(DEADLINE_SECONDS) == 0  # an abort drops unsent records
         end = producer.abort_transaction if number % 2 else producer.commit_transaction
         end(DEADLINE_SECONDS)
     consumer.close()

@@ -1,4 +1,4 @@
-"""`kafka-acls` in all its verbs, and what its ACLs mean to clients: across a kill, and on connections that are open."""
+"""`kafka-acls` with all its options, and the effect of its ACLs on clients: across a kill, and on open connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def java():
 
 @pytest.fixture
 def secured(make_server, tmp_path):
-    """Whoever connects is User:ANONYMOUS, and a super user as long as that is in the settings."""
+    """A server where every client is User:ANONYMOUS, a super user as long as the settings say so."""
     settings = {"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"}
     process = make_server(tmp_path, **settings).start()
     yield process
@@ -30,7 +30,7 @@ def secured(make_server, tmp_path):
 
 
 def listed(printed: str) -> dict[tuple[str, str, str], set[tuple[str, ...]]]:
-    """What `--list` prints, by resource type, name and pattern type."""
+    """Return the output of `--list`, by resource type, name and pattern type."""
     found: dict[tuple[str, str, str], set[tuple[str, ...]]] = {}
     current: set[tuple[str, ...]] = set()
     for line in printed.splitlines():
@@ -98,7 +98,7 @@ def test_what_acls_mean_to_clients(secured, java) -> None:
         )
 
     acls("--add", "--producer", "--consumer", "--topic", "orders", "--group", "readers")
-    cluster = ("Alter", "Describe", "ClusterAction")  # the last for other brokers, who are ANONYMOUS too
+    cluster = ("Alter", "Describe", "ClusterAction")  # the last for other brokers, which are ANONYMOUS too
     acls("--add", *(word for operation in cluster for word in ("--operation", operation)), "--cluster")
     secured.settings["super.users"] = ""
     secured.kill_all()
@@ -131,7 +131,7 @@ def test_what_acls_mean_to_clients(secured, java) -> None:
     stranger.close()
 
     acls("--remove", "--force", "--operation", "Write", "--operation", "Read", "--topic", "orders")
-    assert send("orders") == "TOPIC_AUTHORIZATION_FAILED"  # of a connection that was open all the time
+    assert send("orders") == "TOPIC_AUTHORIZATION_FAILED"  # on a connection that was open all the time
     told = consumer.poll(60)
     assert told is not None
     assert told.error().code() == KafkaError.TOPIC_AUTHORIZATION_FAILED

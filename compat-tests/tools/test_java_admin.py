@@ -1,7 +1,7 @@
-"""Kafka's command-line tools against us: what an administrator types, and what it prints.
+"""Kafka's command-line tools against a server, with an administrator's commands and their output.
 
-The quick tests take the versions that Java picks and a consumer with a fetch session; the whole tour of the
-tools (a minute and a half) is for `make soak`.
+The quick tests take the versions that Java chooses and a consumer with a fetch session; the whole tour of the tools (a
+minute and a half) is for `make soak`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulator.three_brokers import NODE_IDS, REPLICAS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDED]
 
-# What Java 4.3 must find usable, at its own highest version.
+# APIs that Java 4.3 must report as usable, at its own highest version.
 USABLE = {
     "Produce": 13, "Fetch": 18, "ListOffsets": 11, "Metadata": 13, "OffsetCommit": 10, "OffsetFetch": 10,
     "FindCoordinator": 6, "JoinGroup": 9, "Heartbeat": 4, "LeaveGroup": 5, "SyncGroup": 5, "DescribeGroups": 6,
@@ -120,7 +120,7 @@ class FetchRecorder:
 
 @pytest.mark.one_process("a recorder stands before it")
 def test_a_java_consumer_reads_everything_through_a_fetch_session(own_server, java) -> None:
-    """The server tells clients to come through the relay, so that what they ask can be seen."""
+    """The server tells clients to come through the relay, so that their requests can be recorded."""
     own_server.kill()
     recorder = FetchRecorder(own_server.port)
     own_server.settings["advertised.listeners"] = f"127.0.0.1:{recorder.port}"
@@ -289,7 +289,7 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     printed = java.run(
         *groups, "--group", group, "--topic", topic, "--reset-offsets", "--to-earliest", "--execute"
     )
-    found = re.findall(rf"{group} +{topic} +(\d+) +(\d+)", printed)  # in no order
+    found = re.findall(rf"{group} +{topic} +(\d+) +(\d+)", printed)  # in no fixed order
     assert sorted(found) == [("0", "0"), ("1", "40"), ("2", "0")]
     assert printed.count(group) >= 3
     java.run(*groups, "--group", group, "--delete-offsets", "--topic", topic)

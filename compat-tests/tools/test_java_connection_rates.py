@@ -1,4 +1,4 @@
-"""`kafka-configs` limits how many connections there are and how fast they come (KIP-612), while clients use them."""
+"""`kafka-configs` limits the number and rate of connections (KIP-612), while clients use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 RATE = "max.connection.creation.rate"
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 BURST = 4
-"""Of a rate of one: 2.2 seconds' worth, and those two that find something left."""
+"""The burst of a rate of one: 2.2 seconds' worth, and the two connections that find something left."""
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def server(tmp_path):
 
 
 def ask(port: int) -> None:
-    """A client that connects, asks, and goes."""
+    """Connect, send a request and disconnect."""
     client = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
     assert client.list_topics(timeout=60).brokers
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server hangs up instead of answering a request."""
+    """Return whether the server closes the connection instead of answering a request."""
     connection.settimeout(60)
     try:
         connection.sendall(API_VERSIONS)
@@ -88,7 +88,7 @@ def test_an_address_that_connects_too_often_is_closed(server) -> None:
     crowd = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(30)]
     closed = sum(map(is_closed, crowd))
     assert 20 <= closed < 30
-    time.sleep(3)  # for the tool's own
+    time.sleep(3)  # for the tool's own connections
     mine = (*at, "--entity-type", "ips", "--entity-name", "127.0.0.1")
     java.run(CONFIGS, *mine, "--alter", "--add-config", "connection_creation_rate=1000")
     described = java.run(CONFIGS, *at, "--entity-type", "ips", "--describe")

@@ -19,7 +19,7 @@ from foreign_clients import DEADLINE_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
-QUIET = {"log_level": 0}  # that a server was stopped is part of the test
+QUIET = {"log_level": 0}  # the test stops servers
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -70,7 +70,7 @@ def fill(address: str, compacted: dict[str, str]) -> None:
 
 
 def read(address: str, topic: str, partition: int) -> list[Row]:
-    """What a read_committed consumer sees."""
+    """Return what a read_committed consumer sees."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -105,7 +105,7 @@ def everything(address: str) -> dict[tuple[str, int], list[Row]]:
 
 
 def wait_until_compacted(folder: Path, address: str) -> None:
-    """Until some offsets are gone."""
+    """Wait until some offsets are gone."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         if len(read(address, "compacted", 0)) < 1500:
@@ -169,7 +169,7 @@ def test_what_kafka_wrote_is_read_here(kafka, own_server) -> None:
         name: len(rows) for name, rows in expected.items()
     }
     assert found == expected
-    # It goes on from there, and survives a kill.
+    # The log goes on from there, and survives a kill.
     end = expected["plain", 1][-1][0]
     producer = Producer({"bootstrap.servers": own_server.address, **QUIET})
     producer.produce("plain", "more", partition=1)
@@ -198,7 +198,7 @@ def test_what_was_written_here_is_read_by_kafka(kafka, server_process_class, tmp
     producer.flush(DEADLINE_SECONDS)
     wait_until_compacted(folder / "data" / "compacted-0", ours.address)
     assert ours.stop() == 0
-    ours.start()  # without the cleaner at work between this reading and Kafka's
+    ours.start()  # the cleaner must not run between this reading and Kafka's
     expected = everything(ours.address)
     assert ours.stop() == 0
 
@@ -219,7 +219,7 @@ def test_what_was_written_here_is_read_by_kafka(kafka, server_process_class, tmp
         for path in (folder / "data" / name).iterdir():
             if path.suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
                 shutil.copyfile(path, target / path.name)
-    (kafka.data / ".kafka_cleanshutdown").unlink(missing_ok=True)  # have it look at what is there
+    (kafka.data / ".kafka_cleanshutdown").unlink(missing_ok=True)  # so that Kafka checks the files
     address = kafka.start()
     found = everything(address)
     assert {name: len(rows) for name, rows in found.items()} == {

@@ -1,5 +1,6 @@
-"""The remote log on an S3 server: Kafka's clients read what is only there, its tools say where it is, and what the
-store does wrong loses nothing."""
+"""The remote log on an S3 server: Kafka's clients read remote records, its tools show their place, and faults of
+the store lose nothing.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def segments(store: FaultyS3) -> list[str]:
 
 
 def records(store: FaultyS3) -> list[str]:
-    """All but the cluster's metadata."""
+    """Return all files but the cluster's metadata."""
     return [name for name in store.names() if "/cluster/" not in name]
 
 
@@ -65,7 +66,7 @@ def test_clients_read_from_the_beginning_what_is_only_in_remote_storage(
         produce(address, topic, 0, 600)
         wait_until(lambda: is_local_gone(connection, topic), "copies", PATIENCE_SECONDS)
         assert connection.kafka.offsets(topic, EARLIEST) == {0: 0}
-        local = connection.kafka.offsets(topic, EARLIEST_LOCAL)[0]  # asked first: both go on
+        local = connection.kafka.offsets(topic, EARLIEST_LOCAL)[0]  # asked for first: both grow
         assert connection.kafka.offsets(topic, LATEST_TIERED)[0] >= local - 1 >= 299
         assert consume(address, topic, unique("group"), 600) == list(range(600))
         connection.kafka.delete_topic(topic)
@@ -76,7 +77,7 @@ def test_clients_read_from_the_beginning_what_is_only_in_remote_storage(
 def test_a_new_machine_that_has_the_bucket_alone_serves_what_is_there(
     store, tmp_path, unique, wait_until, server_process_class
 ):
-    """kill -9, no data directory any more; topics, log tables, primary-key tables, and what they go on with."""
+    """After kill -9 and without a data directory, topics, log tables and primary-key tables are served and go on."""
     topic, log_table, keyed = unique("tiered"), "default.clicks", "default.people"
     options = ", ".join(f"'{name}' = '{value}'" for name, value in TOPIC.items())
     settings = {

@@ -1,4 +1,4 @@
-"""Tables that are altered and written to while the server is killed: nothing acknowledged is lost or changed."""
+"""Tables are altered and written to while the server is killed: nothing acknowledged is lost or changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_alters_and_writes_of_every_schema_survive_kill_9(own_server, wait_until
     stop = threading.Event()
 
     def write() -> None:
-        """A writer that was opened before every ALTER, and goes on through all of them and all kills."""
+        """Write with a writer that was opened before every ALTER, through all of them and all kills."""
         with connect(own_server.address) as connection:
             table = connection.table("default.t")
             start = 0
@@ -47,7 +47,7 @@ def test_alters_and_writes_of_every_schema_survive_kill_9(own_server, wait_until
                 connection.execute(f"ALTER TABLE t ADD c{number} INT NOT NULL DEFAULT {number} FIRST")
                 connection.table("default.t").upsert([{"k": -1 - number, "v": number, f"c{number}": -5}])
             if number % (ROUNDS // KILLS) == 1:
-                # An ALTER that is under way when the server dies is carried out, or not at all.
+                # An ALTER that is under way when the server is killed is carried out, or not at all.
                 attempt = threading.Thread(target=alter_while_killed, args=(own_server.address,))
                 attempt.start()
                 own_server.restart()
@@ -86,4 +86,4 @@ def alter_while_killed(address: str) -> None:
         with connect(address) as connection:
             connection.execute("ALTER TABLE t ADD x INT")
     except (ConnectionFailed, OutcomeUnknown, TableError):
-        return  # its outcome is not known, or it was carried out by the first attempt
+        return  # its outcome is unknown, or the first attempt carried it out

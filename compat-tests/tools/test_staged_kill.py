@@ -1,4 +1,4 @@
-"""R3.5 behind kill -9: batches of tasks that are repeated in other orders, while the server dies and comes back."""
+"""R3.5 behind kill -9: batches whose tasks are repeated in other orders, while the server is killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = int(os.environ.get("HEADRACE_SEED", "0")) or random.randrange(1 << 30)
 
 
 def run_task(table, batch_id: int, rows: list[int], random_: random.Random) -> Receipt:
-    """One run of a task: its rows in any order and any number of pieces."""
+    """Run a task once: its rows in any order and any number of pieces."""
     rows = random_.sample(rows, len(rows))
     writer = table.staged_writer("query", batch_id, f"{random_.getrandbits(64):x}")
     cuts = sorted({0, len(rows), *random_.choices(range(len(rows) + 1), k=2)})
@@ -38,7 +38,7 @@ def test_r3_5_a_batch_is_written_once_whatever_dies(own_server) -> None:
     kills, steps, patience = [], [0], 1.0
 
     def kill() -> None:
-        """Sooner or later, but not so soon that nothing is ever done in between."""
+        """Kill at a random time, but not before some work is done."""
         nonlocal patience
         done = 0
         while not stop.wait(random_.uniform(0.3, 1.5) * patience):
@@ -58,10 +58,12 @@ def test_r3_5_a_batch_is_written_once_whatever_dies(own_server) -> None:
                 rows = list(range(written, written + random_.randrange(1, 3000)))
                 for _ in range(
                     random_.randrange(1, 3)
-                ):  # the driver may die after the commit, and repeat it all
+                ):  # the driver may die after the commit, and repeat everything
                     parts = random_.randrange(1, 4)
                     tasks = [rows[part::parts] for part in range(parts)]
-                    run_task(table, batch_id, tasks[0], random_)  # failed or speculative: it never counts
+                    run_task(
+                        table, batch_id, tasks[0], random_
+                    )  # a failed or speculative attempt, which never counts
                     receipts = [run_task(table, batch_id, task, random_) for task in tasks]
                     table.commit_staged("query", batch_id, receipts)
                     steps[0] += 1
@@ -76,7 +78,7 @@ def test_r3_5_a_batch_is_written_once_whatever_dies(own_server) -> None:
 
 
 def connect_patiently(address: str):
-    """The server may be down just now."""
+    """Connect, and wait if the server is down."""
     deadline = time.monotonic() + 60
     while True:
         try:

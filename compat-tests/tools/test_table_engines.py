@@ -1,4 +1,4 @@
-"""Merge engines and numbered columns through every door that a user takes, and behind kill -9."""
+"""Merge engines and numbered columns by every API of a user, and behind kill -9."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_example_of_the_documentation_by_sql_and_kafka(server) -> None:
         "SELECT price, sales, last_update_time FROM product_stats WHERE product_id = 1",
     )
     assert all(each in shown for each in ("2 rows written", "30.2", "35", "2024-01-01 11:00:00")), shown
-    # Kafka's producers add to it, and a record that would overflow says which it is.
+    # Kafka's producers add to it, and the error of a record that would overflow names it.
     failures: list[str] = []
     producer = Producer({"bootstrap.servers": server.address, "linger.ms": 50})
 
@@ -62,7 +62,7 @@ def test_the_example_of_the_documentation_by_sql_and_kafka(server) -> None:
     sales = [json.loads(message.value())["sales"] for message in consumer.consume(3, 60)]
     consumer.close()
     assert sales == [15, 35, 42]
-    # UPDATE sets, whatever the functions are.
+    # UPDATE sets values, whatever the functions are.
     sql(server.address, "UPDATE product_stats SET sales = 1 WHERE product_id = 1")
     with connect(server.address) as connection:
         table = connection.table("default.product_stats")
@@ -73,7 +73,7 @@ def test_the_example_of_the_documentation_by_sql_and_kafka(server) -> None:
 
 @pytest.mark.soak
 def test_counters_and_numbers_are_exact_through_kill_9(own_server, wait_until) -> None:
-    """Every load adds 1 to each of 50 counters, and looks up 20 names that become rows with numbers of their own."""
+    """Every load adds 1 to each of 50 counters, and looks up 20 names, which become rows with numbers of their own."""
     with connect(own_server.address) as connection:
         connection.execute(
             "CREATE TABLE hits (k BIGINT, n BIGINT, PRIMARY KEY (k) NOT ENFORCED) WITH ('bucket.num' = '2', "
@@ -93,9 +93,7 @@ def test_counters_and_numbers_are_exact_through_kill_9(own_server, wait_until) -
                 hits, ids = connection.table("default.hits"), connection.table("default.ids")
                 for number in range(LOADS):
                     hits.upsert([{"k": key, "n": 1} for key in range(KEYS)])
-                    names = [
-                        f"name {number * 10 + each}" for each in range(20)
-                    ]  # half of them are there already
+                    names = [f"name {number * 10 + each}" for each in range(20)]  # half of them exist already
                     found, rows = ids.lookup(names, insert_if_absent=True)
                     assert all(found)
                     for name, value in zip(names, rows.column("id").to_pylist(), strict=True):

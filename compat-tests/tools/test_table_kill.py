@@ -1,4 +1,4 @@
-"""A table behind kill -9: every row that was acknowledged is there, its state is kept, its changelog whole."""
+"""A table behind kill -9: every acknowledged row is there, the state is kept, and the changelog is whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def write_until(stop: threading.Event, address: str, acknowledged: list[int]) -> None:
-    """Upserts ever new keys, each batch acknowledged by all, through whatever happens to the server."""
+    """Upsert ever new keys, each batch with acks=all, through all faults of the server."""
     with connect(address) as connection:
         table = connection.table("default.t")
         start = 0
@@ -31,7 +31,7 @@ def write_until(stop: threading.Event, address: str, acknowledged: list[int]) ->
 
 
 def is_kept(current: Path) -> bool:
-    """Whether the store with this file has rows in another one, and says so: its manifest is written after that."""
+    """Return whether the store with this file has written rows to another one: its manifest is written after that."""
     try:
         tables = [path.stat().st_mtime_ns for path in current.parent.glob("*.sst")]
         manifest = current.with_name(current.read_text().strip())
@@ -78,7 +78,7 @@ def test_acknowledged_rows_survive_kill_9_and_the_state_is_kept(own_server, wait
                 part.batch.column("k").to_pylist(), part.change_types.tolist(), strict=True
             )
         ]
-        # Nothing was repeated: retries are recognised, so that every row was inserted once and never updated.
+        # No row was repeated: retries are recognised, so that every row was inserted once and never updated.
         assert sorted(changes) == [(key, 1) for key in range(total)]
     log = (own_server.directory / "data" / "headrace.log").read_text()
     kept = [int(text) for text in re.findall(r"table default\.t bucket \d+: kept (\d+) rows", log)]

@@ -1,4 +1,4 @@
-"""The wheels, each in an environment in which nothing else is installed, used from another folder."""
+"""The wheels, each in an environment without other packages, used from another folder."""
 
 import json
 import re
@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_grou
 
 
 class Installed:
-    """A wheel with its dependencies, as locked, in an environment of its own."""
+    """A wheel with its locked dependencies, in an environment of its own."""
 
     def __init__(self, wheel: Path, folder: Path) -> None:
         self.folder = folder
         environment = folder / "environment"
         self.python, self.headrace = environment / "bin" / "python", environment / "bin" / "headrace"
-        for name in ("protocol", "broker", "tablelayer"):  # a user's own modules, beside a script of theirs
+        for name in ("protocol", "broker", "tablelayer"):  # modules of a user, beside their script
             (folder / f"{name}.py").write_text("OWN = True\n")
         self.alone = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
         self._uv("venv", "--python", sys.executable, environment)
@@ -82,7 +82,7 @@ def test_a_users_own_modules_stay_theirs(whole):
 
 
 def test_one_install_has_server_sql_and_client(whole, served):
-    """Nothing is compiled there yet, so a table with keys is opened here; the soak has rows in one."""
+    """No kernel is compiled there yet, so a table with keys is opened here; the soak has rows in one."""
     assert whole.command("--version").startswith("headrace 0.")
     said = whole.command(
         "sql", "-s", served, "-e",
@@ -145,7 +145,7 @@ def test_the_client_alone_has_no_compiler_no_duckdb_no_rocksdb(whole, served, tm
     assert "reading records needs numba" in lines[2]
     assert "headrace[spark]" in lines[3]
     assert lines[4].startswith("0.")
-    # What was placed by the interpreter's hash is looked up with the compiled one.
+    # Rows that the interpreter's hash placed are looked up with the compiled one.
     printed = whole.program(
         f"""
         import headrace

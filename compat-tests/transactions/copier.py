@@ -1,12 +1,12 @@
 """Consume, transform, produce, exactly once: `copier.py ADDRESS INPUT OUTPUT GROUP ID COUNT`.
 
-Copies records of one topic into another in transactions that also hold its positions, a few at a time, until
-the group has passed COUNT records. Can be killed and started again at any moment.
+It copies records of one topic into another, in transactions that also commit its offsets, a few at a time, until the
+group has passed COUNT records. It can be killed and started again at any moment.
 
-librdkafka must not look for its brokers anew (`metadata.recovery.strategy`): when the only broker is away for a
-moment it throws away what it knows, except that a broker it has thrown away was the group's coordinator. Then
-`send_offsets_to_transaction` waits for that one for ever, whatever its timeout, without asking anybody
-(confluentinc/librdkafka#5511 and #5456). It does so against Apache Kafka 4.3.1 too: FINDINGS.md.
+librdkafka must not look for its brokers anew (`metadata.recovery.strategy`). When its only broker is away for a moment,
+it forgets the broker, but not that the broker was the group's coordinator. Then `send_offsets_to_transaction` waits for
+it without end, whatever its timeout, and sends no request (confluentinc/librdkafka#5511 and #5456). The same happens
+against Apache Kafka 4.3.1: FINDINGS.md.
 """
 
 import faulthandler
@@ -67,5 +67,5 @@ def main(address, source, target, group, transactional_id, count):
 
 
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # says where it hangs
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # prints where it hangs
     main(*sys.argv[1:6], int(sys.argv[6]))

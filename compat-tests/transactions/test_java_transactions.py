@@ -1,4 +1,4 @@
-"""A Java 4.3 producer with version 2 of transactions behind a network that delivers late; `kafka-transactions`."""
+"""A Java 4.3 producer with transactions version 2 behind a network that delivers late; `kafka-transactions`."""
 
 import re
 import shutil
@@ -39,7 +39,7 @@ def create(address, topic):
 
 
 def read(address, topic, isolation="read_committed"):
-    """Up to the last stable offset, or to the end."""
+    """Return all values up to the last stable offset, or to the end."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -61,7 +61,7 @@ def read(address, topic, isolation="read_committed"):
 
 
 def error_of(key, version, answer):
-    """The error code of an answer to Produce 13 or EndTxn 5, which is given without its length."""
+    """Return the error code of an answer to Produce 13 or EndTxn 5, given without its length."""
     body = answer[5:]  # correlation id, no tags
     if key == END:
         return struct.unpack_from(">ih", body)[1]
@@ -72,7 +72,7 @@ def error_of(key, version, answer):
 
 @pytest.mark.one_process("a proxy holds back what goes to it")
 def test_e4_version_2_of_java_nothing_late_is_written_or_ends_anything(own_server, java):
-    """Copies of Produce and EndTxn arrive when the epoch has been raised and the next transaction is open."""
+    """Copies of Produce and EndTxn arrive after the epoch was raised and the next transaction has begun."""
     own_server.kill()
     proxy = LateProxy(own_server.port, [PRODUCE, END], END)
     own_server.settings["advertised.listeners"] = f"127.0.0.1:{proxy.port}"
@@ -87,7 +87,7 @@ def test_e4_version_2_of_java_nothing_late_is_written_or_ends_anything(own_serve
         assert read(address, "t", "read_uncommitted") == everything, "nothing is there twice"
         found = {key: [error_of(*each) for each in proxy.answers if each[0] == key] for key in (PRODUCE, END)}
         print({key: {code: codes.count(code) for code in set(codes)} for key, codes in found.items()})
-        # NONE: a copy of the open transaction's own batch, which is answered as the duplicate that it is.
+        # NONE: a copy of the open transaction's own batch, which is answered as a duplicate.
         assert set(found[PRODUCE]) == {NONE, INVALID_EPOCH}
         assert len(found[END]) >= 10
         assert set(found[END]) == {PRODUCER_FENCED}

@@ -194,7 +194,7 @@ def late(own_server):
 
 @pytest.mark.one_process("a proxy holds back what goes to it")
 def test_e4_version_1_partitions_added_late_do_not_tear_the_next_transaction(late, unique):
-    """librdkafka, whose epoch stays: what arrives late begins the next transaction, which is still whole."""
+    """librdkafka keeps its epoch: a late request begins the next transaction, which is still whole."""
     proxy = late([ADD_PARTITIONS], ADD_PARTITIONS)
     address, topic = f"127.0.0.1:{proxy.port}", unique("topic")
     create(address, topic)
@@ -216,7 +216,7 @@ def test_e4_version_1_partitions_added_late_do_not_tear_the_next_transaction(lat
 
 
 class Copier:
-    """`copier.py` as a process that can be killed and started again; what it prints is counted."""
+    """`copier.py` as a process that can be killed and started again; its printed lines are counted."""
 
     def __init__(self, address, name, log):
         self.command = [
@@ -244,14 +244,14 @@ class Copier:
             self.lines += 1
 
     def wait_for_lines(self, count):
-        """False if it has ended before."""
+        """Return False if it has ended before."""
         wanted, deadline = self.lines + count, time.monotonic() + SILENCE_SECONDS
         while self.lines < wanted and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         return self.lines >= wanted
 
     def finish(self):
-        """The exit code; one that is silent for long says where it hangs."""
+        """Return the exit code; a copier that is silent for long prints where it hangs."""
         while self.process.poll() is None:
             if not self.wait_for_lines(1) and self.process.poll() is None:
                 self.process.send_signal(signal.SIGUSR1)
@@ -269,8 +269,8 @@ class Copier:
 @pytest.mark.slow
 @pytest.mark.timeout(240 + KILLS * (KILL_SECONDS + 20) + COPIERS * RECORDS / 50)
 def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(own_server):
-    """All are killed with -9 at random moments. Under read_committed the output, which they share, has the input
-    of each, in order.
+    """All are killed with -9 at random moments. Under read_committed their common output has each input's records,
+    in order.
     """
     address, rng = own_server.address, random.Random(SEED)
     print(f"HEADRACE_COPIER_SEED={SEED} HEADRACE_COPIER_DURABILITY={DURABILITY}")
@@ -304,7 +304,7 @@ def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(o
                     copier.end()
                     copier.start()
         for name, copier in copiers.items():
-            for _ in range(4):  # it may have met the end of the last broker
+            for _ in range(4):  # it may still see the end of the last broker
                 if (code := copier.finish()) == 0:
                     break
                 died += 1

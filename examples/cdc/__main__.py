@@ -1,8 +1,9 @@
 """`python -m examples.cdc`: PostgreSQL's changes in primary-key tables, through Debezium, until both sides are equal.
 
-Snapshot, changes of every kind, large values that an update leaves alone, a broker that is killed while changes come,
-and reads of lake and log together. Needs PostgreSQL and Java; the jars are fetched once. With HEADRACE_BROKERS=3 three
-brokers and a ZooKeeper are in the place of the server: the leader of a bucket is killed, and changes go on without it.
+It shows a snapshot, changes of every kind, large values that an update leaves alone, a broker that is killed while
+changes come, and reads of lake and log together. It needs PostgreSQL and Java; the jars are fetched once. With
+HEADRACE_BROKERS=3 three brokers and a ZooKeeper replace the server: the leader of a bucket is killed, and changes go on
+without it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def connector(postgres: Postgres) -> Mapping[str, str]:
 
 
 def wait_until_equal(stage: Stage, postgres: Postgres, connection: Connection, worker: Connect) -> None:
-    """Wait until the tables hold what PostgreSQL's do."""
+    """Wait until the tables equal PostgreSQL's."""
     for table, query in QUERIES.items():
         deadline = time.monotonic() + EQUAL_SECONDS
         source = by_key(table, postgres.rows(query))
@@ -84,7 +85,9 @@ def wait_until_equal(stage: Stage, postgres: Postgres, connection: Connection, w
             if failed:
                 raise StepFailedError(f"the connector stopped: {failed[0][-1500:]}")
             time.sleep(0.5)
-        stage.check(f"shop.{table} is PostgreSQL's {table}", not unlike, unlike or f"{len(source):,} rows")
+        stage.check(
+            f"shop.{table} equals PostgreSQL's {table}", not unlike, unlike or f"{len(source):,} rows"
+        )
 
 
 def check_union(stage: Stage, postgres: Postgres, connection: Connection) -> None:
@@ -95,13 +98,13 @@ def check_union(stage: Stage, postgres: Postgres, connection: Connection) -> Non
         if len(rows) != len(source):
             unlike = unlike or f"{len(rows)} rows, {len(source)} in PostgreSQL"
         stage.check(
-            f"lake and log of shop.{table} together are it too", not unlike, unlike or f"{len(rows):,} rows"
+            f"lake and log of shop.{table} together equal it too", not unlike, unlike or f"{len(rows):,} rows"
         )
 
 
 @contextmanager
 def steady_changes(postgres: Postgres) -> Iterator[list[int]]:
-    """Transactions one after the other while the body runs; how many, as they are done."""
+    """Run transactions one after the other while the body runs; the list has their number."""
     done, ended = [0], threading.Event()
 
     def work() -> None:
@@ -120,7 +123,7 @@ def steady_changes(postgres: Postgres) -> Iterator[list[int]]:
 
 
 def check_that_a_leader_is_not_missed(stage: Stage, cluster: Cluster, connection: Connection) -> None:
-    """kill -9 of a bucket's leader, while orders change: every bucket of theirs goes on before it is back."""
+    """Kill a bucket's leader with -9 while orders change: every bucket of them goes on before it is back."""
     table = "shop.orders"
     number = connection.kafka.describe_topic(table).leaders[0]
     killed = cluster.servers[number]
@@ -154,7 +157,7 @@ def run(stage: Stage, postgres: Postgres, server: Server | Cluster) -> None:
             worker = Connect(WORK / "connect", server.address, {"shop": connector(postgres)})
             resources.append(worker.stop)
             worker.start()
-            stage.say(f"Debezium {DEBEZIUM_VERSION}, with its defaults but for where things are")
+            stage.say(f"Debezium {DEBEZIUM_VERSION}, with its defaults except for addresses and names")
             wait_until_equal(stage, postgres, connection, worker)
         with stage.step("Updates, deletes, keys that change; large values are left alone"):
             postgres.sql(CHANGES)
@@ -172,7 +175,7 @@ def run(stage: Stage, postgres: Postgres, server: Server | Cluster) -> None:
                 stage.say(server.start())
             time.sleep(5)
             stage.check("changes went on meanwhile", done[0] > before, f"{done[0]} transactions")
-        with stage.step("Table is table, also over lake and log"):
+        with stage.step("Both sides are equal, also over lake and log"):
             connection.close()
             connection = connect(server.address)
             resources.append(connection.close)
@@ -187,7 +190,7 @@ def main() -> int:
     stage = Stage("Headrace: changes of a PostgreSQL database")
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    # PostgreSQL does not run as root, and whoever runs it instead may not look into this folder.
+    # PostgreSQL does not run as root, and its user may not enter this folder.
     postgres = Postgres.in_temporary_folder()
     settings = {"datalake.iceberg.warehouse": str(WORK / "lake")}
     server = (

@@ -22,7 +22,7 @@ _SETTINGS = {"wal_level": "logical", "listen_addresses": "127.0.0.1", "fsync": "
 
 
 def programs() -> Path:
-    """The folder of `initdb` and `postgres`. Raises StepFailedError."""
+    """Return the folder of `initdb` and `postgres`. Raise StepFailedError."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda each: each.parts[-3])
     if found:
         return found[-1].parent
@@ -42,11 +42,14 @@ class Postgres:
 
     @classmethod
     def in_temporary_folder(cls, **settings: str) -> Postgres:
-        """One whose folder its user may enter, whoever owns where the example runs. settings: besides its own."""
+        """Create a server in a folder that its user may enter, whichever user owns the example's folder.
+
+        `settings` are additional ones.
+        """
         return cls(Path(tempfile.mkdtemp(prefix="headrace-postgres-")), settings=settings)
 
     def start(self) -> str:
-        """Make a cluster of databases and start it; its version."""
+        """Create a cluster of databases and start it; return its version."""
         self.port = free_port(5432)
         if os.geteuid() == 0:
             owner = pwd.getpwnam("postgres")
@@ -66,7 +69,7 @@ class Postgres:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def sql(self, text: str) -> str:
-        """Run statements; what came out, without titles. Raises StepFailedError."""
+        """Run statements; return the output without titles. Raise StepFailedError."""
         done = subprocess.run(
             [
                 str(programs() / "psql"), "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-d", DATABASE,
@@ -82,11 +85,11 @@ class Postgres:
         return self.sql(text).splitlines()
 
     def rows(self, query: str) -> list[dict[str, Any]]:
-        """The rows of a query, as JSON writes them."""
+        """Return the rows of a query, as JSON writes them."""
         return [json.loads(line) for line in self.lines(f"SELECT row_to_json(r) FROM ({query}) r")]
 
     def _run(self, program: str, *words: str) -> None:
-        said = self.folder.with_suffix(".out")  # a file: a server that goes on would keep a pipe open
+        said = self.folder.with_suffix(".out")  # a file: a server that runs on would keep a pipe open
         with said.open("w+") as out:
             done = subprocess.run(
                 [str(programs() / program), *words],

@@ -1,1 +1,1 @@
-"""The whole idea on real data: tables, Kafka clients, Spark, the lake, and a server that is killed."""
+"""The whole pipeline on real data: tables, Kafka clients, Spark, the lake, and a server that is killed."""

@@ -31,17 +31,17 @@ def main() -> int:
             demo.start_server,
         ),
         ("Tables, in SQL", demo.create_tables),
-        ("Data in by three doors", demo.load),
-        ("The pipeline: stopped half way, started again", demo.run_half),
-        (f"The fright: kill -9 of {'a broker' if several else 'the server'}", demo.fright),
+        ("Load data by three clients", demo.load),
+        ("The pipeline: stopped half way and started again", demo.run_half),
+        (f"The crash: kill -9 of {'a broker' if several else 'the server'}", demo.fright),
         ("Ask it", demo.ask),
         (f"The lake: tiered into {lake.title()}, exactly once", demo.tier),
         ("Union read: lake and log, while rows arrive", demo.union),
         ("The check: against DuckDB, to the cent", demo.verify),
     ]
     if demo.secure:
-        steps.insert(3, ("Users, and what each may do", demo.let_in))
-        steps.append(("The fence: what each may not do", demo.fence))
+        steps.insert(3, ("Users and their rights", demo.let_in))
+        steps.append(("Users and what they cannot do", demo.fence))
     return stage.run(steps, demo.close)
 
 

@@ -1,4 +1,4 @@
-"""Ordinary Kafka clients (confluent-kafka). Nothing here knows that there are tables."""
+"""Ordinary Kafka clients (confluent-kafka). They do not know that there are tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from examples.stage import StepFailedError
 
 
 def produce(address: str, topic: str, values: Iterable[bytes], access: Mapping[str, str]) -> int:
-    """Send values, wait until all are acknowledged; how many. Raises StepFailedError if one was refused.
+    """Send values, wait until all are acknowledged, and return their number. Raise StepFailedError if one was refused.
 
     `access`: the properties of security, none where nothing is protected.
     """
@@ -58,12 +58,12 @@ def produce(address: str, topic: str, values: Iterable[bytes], access: Mapping[s
 
 @dataclass
 class GroupReading:
-    """What a consumer group saw."""
+    """The records that a consumer group read."""
 
     messages: int = 0
     tombstones: int = 0
     of_key: list[tuple[int, int, dict[str, Any] | None]] = field(default_factory=list)
-    """(partition, offset, row or None for a tombstone) of the key that was asked for."""
+    """(partition, offset, row or None for a tombstone) of the requested key."""
 
 
 def read_with_group(
@@ -76,8 +76,8 @@ def read_with_group(
     until_tombstone: bool,
     timeout_s: float = 60.0,
 ) -> GroupReading:
-    """Read a topic from its beginning as a consumer group and commit; stop at the key's tombstone, or when
-    nothing comes any more.
+    """Read a topic from its beginning as a consumer group and commit; stop at the key's tombstone, or when no more
+    records come.
     """
     consumer = Consumer(
         {

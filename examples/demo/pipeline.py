@@ -32,7 +32,7 @@ class Pipeline:
     query: Any = None
 
     def start(self) -> None:
-        """Start where the checkpoint says."""
+        """Start where the checkpoint ends."""
         from pyspark.sql import functions as f
 
         orders = (
@@ -44,7 +44,7 @@ class Pipeline:
             .option("maxOffsetsPerTrigger", str(BATCH_ROWS))
             # The connector asks for offsets after every poll: few large polls instead of many of 500 records.
             .option("kafka.max.poll.records", "100000")
-            # A server that restarts is no reason to end the query.
+            # A restart of the server must not end the query.
             .option("fetchOffset.numRetries", "60")
             .option("fetchOffset.retryIntervalMs", "500")
             .load()
@@ -85,8 +85,8 @@ class Pipeline:
         )
 
     def wait(self, rows: Callable[[], int], target: int, show: Callable[[int], None]) -> int:
-        """Wait until `rows()` is at least `target`; the last number seen. Raises StepFailedError if the query
-        died or nothing moves any more.
+        """Wait until `rows()` is at least `target`; return the last number. Raise StepFailedError if the query
+        ended or makes no progress.
         """
         seen, moved = -1, time.monotonic()
         while seen < target:
@@ -96,16 +96,16 @@ class Pipeline:
                 show(seen)
             error = self.query.exception()
             if error is not None or not self.query.isActive:
-                raise StepFailedError(f"the pipeline died: {str(error)[:1500]}")
+                raise StepFailedError(f"the pipeline ended: {str(error)[:1500]}")
             if time.monotonic() - moved > STUCK_AFTER_S:
                 raise StepFailedError(
-                    f"the pipeline stands still at {seen:,} of {target:,} rows: {self.query.status}"
+                    f"the pipeline makes no progress at {seen:,} of {target:,} rows: {self.query.status}"
                 )
             time.sleep(0.2)
         return seen
 
     def drain(self) -> None:
-        """Wait until everything that is there is through and checkpointed, then stop."""
+        """Wait until all present rows are processed and checkpointed, then stop."""
         self.query.processAllAvailable()
         self.stop()
 
@@ -115,7 +115,7 @@ class Pipeline:
             self.query.stop()
 
     def batches(self) -> list[tuple[int, int, float]]:
-        """(batch id, rows, seconds) of what this run of the query did."""
+        """Return (batch id, rows, seconds) of the batches of this run of the query."""
         return [
             (progress["batchId"], progress["numInputRows"], progress["durationMs"]["triggerExecution"] / 1000)
             for progress in self.query.recentProgress

@@ -36,10 +36,10 @@ WORK = ROOT / ".demo"
 LAKE_VARIABLE = "LAKE"
 LAKES = ("iceberg", "paimon")
 LATE_ORDERS = 10_000
-"""Kept back so that rows still arrive during the union read."""
+"""Orders that are kept back so that rows still arrive during the union read."""
 TABLE = "shop.enriched_orders"
 AWAY_S = 1.5
-"""Between the kill and the next start."""
+"""Seconds between the kill and the next start."""
 RIGHTS = {
     "loader": ("GRANT INSERT ON DATABASE shop TO loader",),
     "pipeline": (
@@ -61,7 +61,7 @@ REPLAYED = re.compile(
 
 @dataclass(frozen=True)
 class Victim:
-    """Who is killed, and the buckets of the table that it leads."""
+    """The broker that is killed, and the buckets of the table that it leads."""
 
     name: str
     server: Server
@@ -96,7 +96,7 @@ class Demo:
         spark_jars(report=self.stage.say)
         if self.lake == "paimon":
             paimon_jar(report=self.stage.say)
-        with ThreadPoolExecutor(1) as background:  # Spark takes its time; the data is made meanwhile
+        with ThreadPoolExecutor(1) as background:  # the data is generated while Spark starts
             starting = background.submit(self.start_spark)
             folder = self.work / "tpch"
             data.generate(folder, self.scale)
@@ -112,7 +112,7 @@ class Demo:
         self.stage.say(f"Spark {self.spark.version} is up, with its Kafka connector and Iceberg")
 
     def start_spark(self) -> Any:
-        """A session, with its slow first job behind it."""
+        """Start a session and run its slow first job."""
         spark = session("headrace demo", memory="1g", log_file=self.work / "spark.log")
         spark.range(1).count()
         return spark
@@ -125,7 +125,7 @@ class Demo:
         self.client = connect(self.settings(ADMIN))
 
     def configurations(self) -> dict[str, str]:
-        """Of the server."""
+        """Return the configurations of the server."""
         return {
             f"datalake.{self.lake}.warehouse": str(self.work / "warehouse"),
             "group.initial.rebalance.delay.ms": "0",
@@ -179,19 +179,19 @@ class Demo:
             name: self.connection.table(f"shop.{name}").count() for name in ("nation", "customer", "orders")
         }
         self.stage.check(
-            "every row that was sent is in its table",
+            "every sent row is in its table",
             counts == {"nation": 25, "customer": customers.num_rows, "orders": sent},
             ", ".join(f"{name} {count:,}" for name, count in counts.items()),
         )
 
     def first_orders(self) -> list[bytes]:
-        """Those that are there before the pipeline starts."""
+        """Return the orders that are there before the pipeline starts."""
         return self.orders[:-LATE_ORDERS]
 
     # ---- users, where there are any
 
     def let_in(self) -> None:
-        """A user for each part, with the rights that its part needs and no others."""
+        """Create a user for each part, with exactly the rights that it needs."""
         assert isinstance(self.access, SecuredAccess)
         script = self.access.secret_file(
             "users.sql", [f"CREATE USER {name} PASSWORD '{self.access.password(name)}';" for name in RIGHTS]
@@ -201,20 +201,25 @@ class Demo:
         let_group(self.address, "auditors", "auditor", self.access.librdkafka(ADMIN))
 
     def fence(self) -> None:
-        """Nobody gets further than that."""
+        """Check that no user can do more than that."""
         assert isinstance(self.access, SecuredAccess)
         key = self.keys[8]
         with connect(self.settings("marketing")) as marketing:
             table = marketing.table(TABLE)
             row = table.lookup_one({"order_key": key}, columns=["order_key", "nation_name"])
-            self.stage.check("who was granted two columns reads them", row is not None and len(row) == 2)
-            self.refused("... and no other", lambda: table.lookup_one({"order_key": key}))
+            self.stage.check(
+                "a user with rights to two columns reads them", row is not None and len(row) == 2
+            )
+            self.refused("... and no other column", lambda: table.lookup_one({"order_key": key}))
         with connect(self.settings("loader")) as loader:
-            self.refused("who may write cannot read", lambda: loader.table("shop.orders").count())
+            self.refused(
+                "a user with the right to write cannot read", lambda: loader.table("shop.orders").count()
+            )
             self.refused("... nor drop", lambda: loader.admin.drop_table("shop.orders"))
         with connect(self.settings("auditor")) as auditor:
             self.stage.check(
-                "listings show what may be seen", auditor.admin.list_tables("shop") == ["enriched_orders"]
+                "listings show only permitted tables",
+                auditor.admin.list_tables("shop") == ["enriched_orders"],
             )
         wrong = {**self.access.librdkafka("auditor"), "sasl.password": "wrong"}
         self.refused("a wrong password", lambda: connect(self.address, properties=wrong))
@@ -239,7 +244,7 @@ class Demo:
         with self.stage.progress("enriching", len(self.orders) - LATE_ORDERS) as show:
             seen = self.pipeline.wait(table.count, half, show)
         self.pipeline.stop()
-        self.stage.say(f"stopped half way, at {seen:,} rows; the checkpoint knows how far it came")
+        self.stage.say(f"stopped half way, at {seen:,} rows, which the checkpoint has")
         self.pipeline.start()
         self.stage.say("started again from the checkpoint")
 
@@ -289,17 +294,17 @@ class Demo:
             f"{kept:,} rows kept, {replayed:,} replayed",
         )
         count = table.count()
-        self.stage.check("nothing is lost or double after all that", count == target, f"{count:,} rows")
+        self.stage.check("no row is lost or doubled after the kill", count == target, f"{count:,} rows")
 
     def servers(self) -> list[Server]:
-        """All that there are."""
+        """Return all servers."""
         return [self.server]
 
     def victim(self) -> Victim:
         return Victim("the server", self.server, set(range(4)))
 
     def come_back(self, victim: Victim, until_the_next_row: Callable[[], None]) -> None:
-        """After its kill."""
+        """Start the server again after its kill."""
         time.sleep(AWAY_S)
         self.stage.say(f"[bold]{victim.server.start()}[/]")
         until_the_next_row()
@@ -344,7 +349,7 @@ class Demo:
         self.changelog_of(key)
 
     def changelog_of(self, key: int) -> None:
-        """One key's changes, by a consumer group and by the table client."""
+        """Return one key's changes, by a consumer group and by the table client."""
         seen = read_with_group(
             self.address,
             "auditors",
@@ -391,7 +396,7 @@ class Demo:
     def tier(self) -> None:
         first = self.run_tier()
         self.stage.check("a round goes into the lake", "changes into snapshot" in first)
-        self.stage.check("the lake holds what the table holds", self.lake_equals_table())
+        self.stage.check("the lake equals the table", self.lake_equals_table())
         snapshots = self.snapshots()
         self.run_tier()
         self.stage.check("running it again changes nothing", self.snapshots() == snapshots)
@@ -488,7 +493,7 @@ class Demo:
         self.pipeline.drain()
 
     def trickle(self, late: list[bytes], pinned_once: threading.Event) -> None:
-        """The last orders, a few at a time; the second half after the first union read, however long it took."""
+        """Send the last orders, a few at a time; the second half after the first union read, however long it took."""
         step = len(late) // 10
         for start in range(0, len(late), step):
             if start >= len(late) // 2:
@@ -532,7 +537,7 @@ class Demo:
 
     @property
     def address(self) -> str:
-        """Where clients begin."""
+        """The address for clients."""
         return self.server.address
 
     @property
@@ -545,11 +550,11 @@ class Demo:
         return self.access.settings(self.address, user)
 
     def command(self, *words: str, user: str = ADMIN, timeout_s: float = 120.0) -> str:
-        """Run a headrace command as somebody; what it printed."""
+        """Run a headrace command as a user; return its output."""
         return processes.run(*words, timeout_s=timeout_s, config=self.access.client_file(user))
 
     def sql(self, *statements: str) -> str:
-        """Run `headrace sql` and show what it prints."""
+        """Run `headrace sql` and show its output."""
         text = "; ".join(statements)
         self.stage.command(["headrace", "sql", "-e", f'"{text}"'])
         said = self.command("sql", "--server", self.address, "-e", text)
@@ -557,7 +562,7 @@ class Demo:
         return said
 
     def close(self) -> None:
-        """End what was started; keep the files for a look."""
+        """End all started processes; keep the files for inspection."""
         if self.pipeline is not None:
             self.pipeline.stop()
         if self.client is not None:
@@ -567,6 +572,6 @@ class Demo:
             self.spark.stop()
 
     def stop_server(self) -> None:
-        """If it was started."""
+        """Stop the server, if it was started."""
         if hasattr(self, "server"):
             self.server.stop()

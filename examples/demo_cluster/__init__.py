@@ -1,1 +1,1 @@
-"""The same pipeline on three brokers, through everything that happens to brokers."""
+"""The same pipeline on three brokers, through all faults of brokers."""

@@ -1,6 +1,6 @@
-"""Clients that go on all the while and write down how long they were kept waiting.
+"""Clients that run all the while and record how long they waited.
 
-The producer and the consumer are ordinary Kafka clients (librdkafka), the lookups are the table client's.
+The producer and the consumer are ordinary Kafka clients (librdkafka); the lookups are those of the table client.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace import connect
 
 GOES_ON_TIMEOUT_S = 120.0
 QUIETLY = {"log_level": 2}
-"""librdkafka would say of each broker that is killed that it is away."""
+"""librdkafka would log an error for each broker that is killed."""
 
 
 @dataclass
 class Waits:
-    """When each request began, on the monotonic clock, and how long it took, in seconds."""
+    """The waits: when each request began, on the monotonic clock, and how long it took, in seconds."""
 
     begun: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Waits:
             self.seconds.append(ended - begun)
 
     def longest(self, since: float, until: float) -> float | None:
-        """Of the requests that were under way between these moments; None if there was none."""
+        """Return the longest wait under way between these moments; None if there was none."""
         with self._lock:
             begun, seconds = np.array(self.begun), np.array(self.seconds)
         chosen = seconds[(begun <= until) & (begun + seconds >= since)]
@@ -46,7 +46,7 @@ class Waits:
 
 
 class _Probe(threading.Thread):
-    """Works until it is told to stop; what it raised is raised by `stop`."""
+    """A client that works until told to stop; `stop` raises its exception."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -73,8 +73,10 @@ class _Probe(threading.Thread):
 
 
 class Feeder(_Probe):
-    """Sends orders one by one, evenly, acks=all; then the rest at once when it is stopped. A wait is the time from an
-    order's sending to its acknowledgement."""
+    """Send orders one by one, evenly, with acks=all; when stopped, the rest at once.
+
+    A wait is the time from an order's sending to its acknowledgement.
+    """
 
     def __init__(self, address: str, topic: str, values: Sequence[bytes], per_second: float) -> None:
         super().__init__("producer")
@@ -114,13 +116,16 @@ class Feeder(_Probe):
             self._refused.append(str(error))
             return
         self.acknowledged += 1
-        if not self._over.is_set():  # what is sent all at once waits for itself
+        if not self._over.is_set():  # orders that are sent all at once wait for each other
             self.waits.add(sent, time.monotonic())
 
 
 class Follower(_Probe):
-    """A consumer group of one that reads all of a table's rows. A wait is the time between two records of one
-    partition, which is that of the rows too: they come evenly."""
+    """Read all of a table's rows as a consumer group of one.
+
+    A wait is the time between two records of one partition. The rows come evenly, so that it is near zero without
+    faults.
+    """
 
     def __init__(self, address: str, topic: str, key: str) -> None:
         super().__init__("consumer")
@@ -161,12 +166,12 @@ class Follower(_Probe):
 
 
 class Asker(_Probe):
-    """Looks the same keys up again and again, some in each bucket. A wait is the time of one lookup."""
+    """Look up the same keys again and again, some in each bucket. A wait is the time of one lookup."""
 
     def __init__(self, address: str, table: str, key: str, keys: Sequence[int]) -> None:
         super().__init__("lookups")
         self.vanished = 0
-        """Rows that were there once and at a later lookup were not."""
+        """Number of rows that a lookup found and a later one did not."""
         self._address, self._table = address, table
         self._keys = [{key: each} for each in keys]
 

@@ -27,16 +27,17 @@ WORK = ROOT / ".demo" / "cluster"
 SCALE_FACTOR = "0.05"
 ORDERS_PER_SECOND = 200.0
 CALM_S = 2.0
-"""Between one event and the next."""
+"""Pause between two events."""
 KEYS_ASKED_FOR = 32
 NOT_STARTED_IN_TIME = "Python worker failed to connect back"
-"""What Spark says when the process that plans a Python source's stream needed more than ten seconds to start, on a
-machine with other work to do. Nothing of the stream is lost."""
+"""Spark's error when the process that plans a Python source's stream takes more than ten seconds to start, on a
+busy machine. Nothing of the stream is lost.
+"""
 
 
 @dataclass
 class Event:
-    """Something that was done to the cluster; times on the monotonic clock."""
+    """An event of the cluster; times are on the monotonic clock."""
 
     what: str
     begun: float
@@ -46,7 +47,7 @@ class Event:
 
 @dataclass
 class ClusterDemo(DemoOnBrokers):
-    """More brokers are killed, and more goes on meanwhile."""
+    """The demo with more kills, and more clients meanwhile."""
 
     work: Path = WORK
     scale: str = SCALE_FACTOR
@@ -96,11 +97,11 @@ class ClusterDemo(DemoOnBrokers):
         self.stage.command(["headrace", *words])
         self.tierer = processes.start(*words)
         self.stage.say(
-            "from here on go: a producer, a consumer group, lookups, two streams of Spark, and the tiering job"
+            "running from here on: a producer, a consumer group, lookups, two streams of Spark, and the tiering job"
         )
 
     def start_sums(self) -> Any:
-        """Orders as the data source's stream, into sums by clerk, exactly once."""
+        """Start a stream of orders by the data source into sums by clerk, exactly once."""
         activate(self.spark)
         source = (
             self.spark.readStream.format("headrace")
@@ -119,7 +120,7 @@ class ClusterDemo(DemoOnBrokers):
         )
 
     def keep_sums(self) -> bool:
-        """Start the stream of sums again if Spark had no patience with it; whether that was so."""
+        """Start the stream of sums again if Spark's time limit ended it; return whether it did."""
         if NOT_STARTED_IN_TIME not in str(self.sums.exception()):
             return False
         self.stage.say("a Python process of Spark's did not start in time: the stream of sums starts again")
@@ -127,7 +128,7 @@ class ClusterDemo(DemoOnBrokers):
         return True
 
     def drain_sums(self) -> None:
-        """Wait until they have everything that is there."""
+        """Wait until the sums have all present rows."""
         while True:
             try:
                 self.sums.processAllAvailable()
@@ -140,7 +141,7 @@ class ClusterDemo(DemoOnBrokers):
     # ---- 5 to 7: what happens to brokers
 
     def event(self, what: str, body: Callable[[], str]) -> None:
-        """Do something, wait until all is in sync again, and a little longer."""
+        """Cause an event, wait until all is in sync again, and a little longer."""
         begun = time.monotonic()
         note = body()
         self.cluster.wait_in_sync(self.connection)
@@ -151,16 +152,16 @@ class ClusterDemo(DemoOnBrokers):
         time.sleep(CALM_S)
 
     def check_alive(self) -> None:
-        """Raise what has ended one of those that are meant to go on."""
+        """Raise the error of a client that has ended and should not have."""
         assert self.pipeline is not None
         if NOT_STARTED_IN_TIME in str(self.sums.exception()):
             self.stage.say(
-                "Spark gave a Python process its ten seconds to start; the stream of sums starts again"
+                "a Python process did not start within Spark's ten seconds; the stream of sums starts again"
             )
             self.sums = self.start_sums()
         for query in (self.pipeline.query, self.sums):
             if query.exception() is not None or not query.isActive:
-                raise StepFailedError(f"a stream of Spark died: {str(query.exception())[:3000]}")
+                raise StepFailedError(f"a stream of Spark ended: {str(query.exception())[:3000]}")
         for probe in (self.feeder, self.follower, self.asker):
             if probe is not None and probe.error is not None:
                 probe.stop()
@@ -168,7 +169,7 @@ class ClusterDemo(DemoOnBrokers):
             raise StepFailedError(f"the tiering job ended: {self.tierer.communicate()[0][-2000:]}")
 
     def kill_leader(self) -> None:
-        """A job of Spark writes meanwhile."""
+        """Kill a leader while a job of Spark writes."""
         controller = self.cluster.controller(self.connection)
         leaders = self.connection.kafka.describe_topic(TABLE).leaders
         bucket, victim = next((bucket, who) for bucket, who in leaders.items() if who != controller)
@@ -201,7 +202,7 @@ class ClusterDemo(DemoOnBrokers):
         )
 
     def kill(self, number: int) -> str:
-        """kill -9, and started again a little later."""
+        """Kill with -9, and start again a little later."""
         server = self.cluster.servers[number]
         server.kill()
         time.sleep(3.0)
@@ -261,7 +262,7 @@ class ClusterDemo(DemoOnBrokers):
     # ---- 8 to 10: what is left
 
     def settle(self) -> None:
-        """End the load and see what it saw."""
+        """End the load and check its observations."""
         assert self.pipeline is not None
         assert self.feeder is not None
         assert self.follower is not None
@@ -340,7 +341,7 @@ class ClusterDemo(DemoOnBrokers):
             self.stage.say(line)
         self.stage.check("rounds went into the lake meanwhile", "changes into snapshot" in said)
         self.run_tier()
-        self.stage.check("the lake holds what the table holds", self.lake_equals_table())
+        self.stage.check("the lake equals the table", self.lake_equals_table())
 
     # ---- helpers
 

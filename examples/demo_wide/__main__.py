@@ -20,7 +20,7 @@ SHORT_NAMES = ("+A", "+I", "-U", "+U", "-D")
 
 
 def fill(stage: Stage, server: Server | Cluster, connection: Connection) -> None:
-    """Each source: rows into its own table by SQL, then its key and column into the wide table."""
+    """Write each source's rows into its own table by SQL, then its key and column into the wide table."""
     wide = connection.table("wide.user_rec_wide")
     for source in SOURCES:
         processes.run("sql", "--server", server.address, "-e", source.insert())
@@ -35,7 +35,7 @@ def fill(stage: Stage, server: Server | Cluster, connection: Connection) -> None
 
 
 def changelog(connection: Connection) -> dict[int, list[Change]]:
-    """Every change by bucket, in the log's order."""
+    """Return every change by bucket, in the log's order."""
     found: dict[int, list[Change]] = {}
     for part in connection.table("wide.user_rec_wide").scan(start="earliest", until="latest"):
         rows = zip(*[part.batch.column(name).to_pylist() for name in WIDE_COLUMNS], strict=True)
@@ -47,7 +47,7 @@ def changelog(connection: Connection) -> dict[int, list[Change]]:
 
 
 def check(stage: Stage, connection: Connection) -> None:
-    """The changelog and the table against the rules."""
+    """Check the changelog and the table against the rules."""
     wanted, final = expected()
     found = changelog(connection)
     stage.rows(
@@ -62,7 +62,7 @@ def check(stage: Stage, connection: Connection) -> None:
     for key, change in wanted:
         by_bucket.setdefault(bucket_of.get(key, -1), []).append(change)
     stage.check(
-        "the changelog comes out row for row",
+        "the changelog is the expected one, row for row",
         found == by_bucket,
         f"{sum(map(len, found.values()))} changes in {len(found)} buckets",
     )
@@ -78,7 +78,7 @@ def check(stage: Stage, connection: Connection) -> None:
                 replayed[row[0], row[1]] = row
             elif kind == "-D":
                 replayed.pop((row[0], row[1]), None)
-    stage.check("the changelog, replayed, is the table", replayed == rows)
+    stage.check("replaying the changelog gives the table", replayed == rows)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""The scenario: what three sources know of (user, item), and what the wide table's changelog must be.
+"""The scenario: the data of three sources about (user, item), and the changelog that the wide table must have.
 
-Recommendations give a score, impressions how often an item was shown, clicks how often it was clicked. Each
-source writes the key and its own column into one table; no join anywhere.
+Recommendations give a score, impressions how often an item was shown, clicks how often it was clicked. Each source
+writes the key and its own column into one table, without a join.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Source:
     rows: tuple[tuple[str, str, Any, str], ...]
 
     def insert(self) -> str:
-        """The rows as SQL."""
+        """Return the rows as SQL."""
         values = ", ".join(
             f"('{user}', '{item}', {'NULL' if value is None else value}, TIMESTAMP '{at}')"
             for user, item, value, at in self.rows
@@ -79,7 +79,7 @@ SOURCES = (
         (
             ("user_1", "lamp", 1, "2024-09-19 09:19:05"),
             ("user_1", "chair", 2, "2024-09-19 09:19:07"),
-            ("user_5", "rug", 1, "2024-09-19 09:19:12"),  # clicked, though nobody recommended it
+            ("user_5", "rug", 1, "2024-09-19 09:19:12"),  # clicked without a recommendation
             ("user_3", "lamp", None, "2024-09-19 09:19:20"),  # a null is a value like any other
             ("user_4", "shelf", 1, "2024-09-19 09:19:25"),
         ),
@@ -88,10 +88,10 @@ SOURCES = (
 
 
 def expected() -> tuple[list[tuple[Key, Change]], dict[Key, Row]]:
-    """The rules of partial update, played in plain Python: every change in write order, and the table at the end.
+    """Apply the rules of partial update in plain Python: every change in write order, and the table at the end.
 
-    Absent key: the other columns are null, +I. Present key: the source's column is overwritten, by null
-    too, the others are kept, -U and +U.
+    Absent key: the other columns are null, +I. Present key: the source's column is overwritten, by null too, the others
+    are kept, -U and +U.
     """
     table: dict[Key, Row] = {}
     changes: list[tuple[Key, Change]] = []

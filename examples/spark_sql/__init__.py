@@ -1,1 +1,1 @@
-"""A notebook's worth of Spark SQL over tables: `python -m examples.spark_sql [HOST:PORT]`."""
+"""A notebook of Spark SQL over tables: `python -m examples.spark_sql [HOST:PORT]`."""

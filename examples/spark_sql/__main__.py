@@ -1,10 +1,11 @@
-"""`python -m examples.spark_sql [HOST:PORT]`: a notebook's worth of Spark SQL over tables.
+"""`python -m examples.spark_sql [HOST:PORT]`: a notebook of Spark SQL over tables.
 
-Without an address it starts a server of its own, with HEADRACE_BROKERS=3 three brokers and a ZooKeeper. Needs Java 17
-or 21 and `pip install 'headrace[spark]'`. Each cell of `shop.sql` is printed with what it gives; the last one has to
-find that all is as it should be.
+Without an address it starts a server of its own, with HEADRACE_BROKERS=3 three brokers and a ZooKeeper. It needs Java
+17 or 21 and `pip install 'headrace[spark]'`. Each cell of `shop.sql` is printed with its result; the last one checks
+that all is as it should be.
 
-`--own` makes the session as one's own program would: Spark's builder, the jars by name, the catalog by its settings.
+`--own` creates the session as a program without `headrace.spark` does: Spark's builder, the jars by name, the catalog
+by its settings.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ CELLS = Path(__file__).with_name("shop.sql")
 
 
 def cells() -> Iterator[tuple[str, list[str]]]:
-    """The title and the statements of each cell."""
+    """Return the title and the statements of each cell."""
     for part in re.split(r"^-- # ", CELLS.read_text(), flags=re.MULTILINE)[1:]:
         title, _, text = part.partition("\n")
         yield title, [each.strip() for each in text.split(";") if each.strip()]
 
 
 def session_of_ones_own(server: str) -> Any:
-    """As in a program that knows nothing of `headrace.spark`."""
+    """Create a session as a program without `headrace.spark` does."""
     from pyspark.sql import SparkSession
 
     command = [sys.executable, "-m", "headrace.tablelayer.spark.jars"]
@@ -64,7 +65,7 @@ def server_of_our_own() -> Iterator[str]:
 
 
 def run(spark: Any) -> bool:
-    """Run all cells; whether the last one says that all is well."""
+    """Run all cells; return whether the last one reports that all is well."""
     rows: list[Any] = []
     for title, statements in cells():
         print(f"\n# {title}")

@@ -8,9 +8,9 @@ budget, in bytes. It raises DecodeError for what it notices itself; running off 
 For large frames there is a second form of it, a generator that rests every few elements, so that other work can run
 in between.
 
-Nothing is allocated before it is checked: a count of elements that could not fit into the rest of the
-buffer even if each were as small as it can be, or that the budget cannot pay, is refused first. What text
-and bytes cost is settled at the next array or at the end, since they cannot be larger than the buffer.
+Each allocation is checked first. A number of elements that cannot fit into the rest of the buffer at their minimum
+size, or into the budget, is refused. Text and bytes are charged at the next array or at the end, since they cannot be
+larger than the buffer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ RestingDecoder = Callable[[Any, int, int], Generator[None, None, tuple[Any, int,
 ELEMENTS_PER_REST = 32
 """Array elements between two rests of a resting decoder or encoder."""
 STRING_BYTES_MAX = 32_767
-"""As in Kafka, though the compact encoding could say more: one string is not decoded in pieces. For Kafka's own
-messages, where a decoder rests."""
+"""The same limit as in Kafka, although the compact encoding allows more: one string is not decoded in pieces.
+
+It holds for Kafka's own messages, where a decoder rests.
+"""
 _PRIVATE_KEYS_FROM = 10_000
 _LENGTH_OF_STRING = f"a length of a string, of at most {STRING_BYTES_MAX} bytes"
 
@@ -46,7 +48,7 @@ def compile_decoder(cls: type[DeclaredMessage], version: int) -> Decoder:
 
 
 def compile_resting_decoder(cls: type[DeclaredMessage], version: int) -> RestingDecoder:
-    """The same as a generator, which yields every few elements and returns what the other one returns."""
+    """Compile the same as a generator, which yields every few elements and returns the same result."""
     decoder: RestingDecoder = _DecoderCompiler(cls, version, rests=True).compile()
     return decoder
 
@@ -168,7 +170,7 @@ class _DecoderCompiler:
         self.source.line(f"if {target} > 127: {target}, pos = more(buf, pos, {target})")
 
     def length(self, target: str, old_format: str) -> str:
-        """Read a length or count into `target`; returns the condition under which it says null."""
+        """Read a length or count into `target`; return the condition under which it stands for null."""
         if self.flexible:
             self.varint(target)
             self.source.line(f"{target} -= 1")
@@ -322,7 +324,7 @@ class _DecoderCompiler:
 
 
 def _finish_unsigned_varint(buffer: Any, position: int, value: int) -> tuple[int, int]:
-    """The rest of a varint whose first byte `value` had the continuation bit; at most four more bytes."""
+    """Read the rest of a varint whose first byte `value` had the continuation bit; at most four more bytes."""
     value &= 127
     for shift in (7, 14, 21, 28):
         byte = buffer[position]
@@ -339,7 +341,7 @@ def _finish_unsigned_varint(buffer: Any, position: int, value: int) -> tuple[int
 
 @lru_cache(maxsize=4096)
 def _make_uuid(raw: bytes) -> UUID:
-    # Topic ids come again and again, and building a UUID takes longer than decoding a whole partition.
+    # Topic ids repeat often, and building a UUID takes longer than decoding a whole partition.
     return UUID(bytes=raw)
 
 

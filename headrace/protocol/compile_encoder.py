@@ -34,8 +34,9 @@ def compile_encoder(cls: type[DeclaredMessage], version: int) -> Encoder:
 
 
 def compile_resting_encoder(cls: type[DeclaredMessage], version: int) -> RestingEncoder:
-    """The same as a generator, which yields every few elements. Its second argument is how many bytes there may be
-    besides records; above it raises EncodeTooLarge.
+    """Compile the same as a generator, which yields every few elements.
+
+    Its second argument is the maximum number of bytes besides records; above it, it raises EncodeTooLarge.
     """
     encoder: RestingEncoder = _EncoderCompiler(cls, version, rests=True).compile()
     return encoder

@@ -1,4 +1,4 @@
-"""Says which field of a message could not be encoded. Asked after the fact, so encoding stays quick."""
+"""Find the field of a message that could not be encoded, after the failure, so that encoding stays fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MISSING = object()
 
 
 def explain(message: DeclaredMessage, version: int, cause: Exception) -> str:
-    """Names the first field whose value does not fit, or tells `cause` when none is found."""
+    """Return the first field whose value does not fit, or `cause` if there is none."""
     string_size_max = 2**31 - 2 if message.is_flexible(version) else 2**15 - 1
     found = _in_struct(message, version, string_size_max, type(message).__name__)
     return found or f"{type(cause).__name__}: {cause}"

@@ -67,7 +67,7 @@ class Versions:
 
 
 class Declared(Protocol):
-    """A class of fields: what compilers know of a `protocol.schema.Struct`."""
+    """A class of fields: the part of a `protocol.schema.Struct` that the compilers use."""
 
     FIELDS: ClassVar[dict[str, Field]]
 

@@ -1,9 +1,9 @@
 """The bytes before a message in its frame (KIP-482): request headers 1 and 2, response headers 0 and 1.
 
-Request header 1: api_key int16, api_version int16, correlation_id int32, client_id nullable string. Header
-2 adds tagged fields; its client_id keeps the old encoding. Response header 0: correlation_id int32; header
-1 adds tagged fields. Which one a message has, `ApiMessage.header_version` says. Tagged fields of headers
-are skipped: none is defined for clients.
+Request header 1: api_key int16, api_version int16, correlation_id int32, client_id nullable string. Header 2 adds
+tagged fields; its client_id keeps the old encoding. Response header 0: correlation_id int32; header 1 adds tagged
+fields. `ApiMessage.header_version` is the version that a message has. Tagged fields of headers are skipped: none is
+defined for clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAGGED_FIELDS_MAX = 1000
 
 
 class RequestHeader(NamedTuple):
-    """The header of a request; `client_id` is what the client calls itself, for logs and quotas."""
+    """The header of a request; `client_id` is the client's own name, for logs and quotas."""
 
     api_key: int
     api_version: int
@@ -67,7 +67,7 @@ def decode_request_header(frame: Buffer, header_version: int) -> tuple[RequestHe
     elif size != -1:
         raise DecodeError(f"client_id: {size} is not a length")
     if header_version == 2:
-        if position < len(frame) and frame[position] == 0:  # as a rule no tagged fields
+        if position < len(frame) and frame[position] == 0:  # usually without tagged fields
             position += 1
         else:
             position = skip_tagged_fields(frame, position)

@@ -1,4 +1,4 @@
-"""How a message is declared, once for all its versions.
+"""Declare a message once for all its versions.
 
     class FetchTopic(Struct):
         topic: str = string(versions="0-12", ignorable=True)
@@ -109,7 +109,7 @@ class Struct(metaclass=StructMeta):
     FIELDS: ClassVar[dict[str, Field]]
 
     def __init__(self, **values: Any) -> None:
-        # The constructor proper is compiled when the first object is made, and takes this one's place.
+        # The real constructor is compiled when the first object is made, and replaces this one.
         cls = type(self)
         constructor = compile_constructor(cls)
         cls.__init__ = constructor  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ class Struct(metaclass=StructMeta):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "__init__" not in cls.__dict__:
-            # Not the one that was compiled for a base, which has fewer fields.
+            # The constructor of a base class would not do: it has fewer fields.
             cls.__init__ = Struct.__init__  # type: ignore[method-assign]
 
     def __eq__(self, other: object) -> bool:
@@ -262,10 +262,9 @@ class Message(Struct):
             return b"".join(map(materialize, parts))
 
     def encode_parts(self, version: int) -> list[Any]:
-        """The message as a list of buffers, and regions of files if it was given such, to be sent one after
-        the other.
+        """Return the message as a list of buffers, and regions of files if it has any, to be sent one after the other.
 
-        Records are in the list by reference: nothing of them is copied. Raises EncodeError as `encode`.
+        Records are in the list by reference, without a copy. Raise EncodeError as `encode` does.
         """
         return self._encode(version)
 
@@ -305,7 +304,7 @@ class Message(Struct):
 
 
 class ApiMessage(Message):
-    """A request or response: what follows the header in a frame."""
+    """A request or response: the part of a frame behind the header."""
 
     API_KEY: ClassVar[int]
     KIND: ClassVar[Literal["request", "response"]]

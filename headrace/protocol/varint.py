@@ -14,7 +14,7 @@ from headrace.protocol.errors import DecodeError
 Buffer = bytes | bytearray | memoryview
 
 ONE_BYTE: Final = tuple(bytes([value]) for value in range(128))
-"""The encodings of 0..127, which are nearly all that ever occur."""
+"""The encodings of 0 to 127, which are nearly all values in practice."""
 
 
 def encode_unsigned_varint(value: int) -> bytes:
@@ -46,7 +46,7 @@ def read_unsigned_varint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
     """Read a signed 32 bit integer; returns (value, position after it)."""
-    if len(buffer) - position > 1:  # those of one and two bytes, which nearly all are, in the cheapest way
+    if len(buffer) - position > 1:  # one or two bytes, as nearly always, in the cheapest way
         value = buffer[position]
         if value < 128:
             return (value >> 1) ^ -(value & 1), position + 1

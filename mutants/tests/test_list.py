@@ -1,4 +1,4 @@
-"""The kept list can be applied; that each mutant is killed is seen by `make mutants`."""
+"""Check that the list of mutants can be applied. `make mutants` shows that each mutant is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutants.workspace import Workspace
 ENTRY = """
 [[mutant]]
 name = "{name}"
-promise = "what is added is added"
+promise = "a sum is a sum"
 file = "source.py"
 old = '''{old}'''
 new = '''{new}'''
@@ -42,7 +42,7 @@ AREAS = {
     "union reads": r"headrace/tablelayer/lake/union_",
     "the client's lane": r"headrace/tablelayer/client/write/lane",
 }
-"""What the list has to have defects of: a regular expression over the entries' files, names and promises."""
+"""The areas that must have mutants: a regular expression over the entries' files, names and promises."""
 
 
 def entry(name: str = "sum", old: str = "a + b", new: str = "a - b") -> Mutant:
@@ -85,7 +85,7 @@ def test_an_entry_that_fits_has_no_problem(tree: Path) -> None:
         ([entry(old="a")], "not once"),
         ([entry(new="a + (b)")], "changes nothing"),
         ([entry(old="# sum", new="# the sum")], "changes nothing"),
-        ([entry(new="a +")], "is no Python"),
+        ([entry(new="a +")], "is not valid Python"),
     ],
 )
 def test_what_makes_an_entry_worthless_is_found(tree: Path, mutants: list[Mutant], words: str) -> None:

@@ -1,4 +1,4 @@
-"""The accidents of replication that have a name, each on three whole brokers: nothing acknowledged is lost by any.
+"""The named accidents of replication, each on three whole brokers: none loses an acknowledged record.
 
 `leader`, `other` and `third` have a replica each, preferred in this order; `third` is the controller.
 """
@@ -41,7 +41,7 @@ Scenario = Callable[["Case"], Awaitable[None]]
 
 
 class Case:
-    """A topic of one partition on three brokers, in which `KEPT` is acknowledged by all."""
+    """A topic of one partition on three brokers, in which all have acknowledged the records `KEPT`."""
 
     def __init__(self, world: World, leader: Member, other: Member, third: Member) -> None:
         self.world = world
@@ -67,7 +67,7 @@ class Case:
         await self.until(lambda: set(self.state.isr) == {each.node_id for each in members})
 
     async def until_led_by(self, *members: Member) -> None:
-        """And it says so itself."""
+        """Wait until one of these brokers leads and says so itself."""
 
         def is_led() -> bool:
             for each in members:
@@ -79,7 +79,7 @@ class Case:
         await self.until(is_led)
 
     async def send(self, to: Member, value: bytes, *, acks: int = -1, sequence: int | None = None) -> Any:
-        """What the broker says. Raises LinkLostError."""
+        """Produce a record and return the partition's answer. Raise LinkLostError."""
         batch = build_batch(
             [Record(None, value, (), 1_750_000_000_000)],
             producer_id=self.identity[0],
@@ -94,7 +94,7 @@ class Case:
         return answer.responses[0].partition_responses[0]
 
     async def is_acknowledged(self, to: Member, value: bytes, *, acks: int = -1) -> bool:
-        """Within a second."""
+        """Return whether a record is acknowledged within a second."""
         try:
             async with asyncio.timeout(1.0):
                 part = await self.send(to, value, acks=acks)
@@ -103,7 +103,7 @@ class Case:
         return ErrorCode(part.error_code) is ErrorCode.NONE
 
     async def read(self, of: Member) -> list[bytes | None]:
-        """All that a new leader has, once it may show it."""
+        """Return all records of a leader, once it may show them."""
         await self.until(lambda: self._shows_all(of))
         wanted = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
         request = FetchRequest(
@@ -176,7 +176,7 @@ def run(folder: Path, scenario: Scenario, **configs: str) -> None:
 def test_the_last_replica_that_has_lost_its_log_does_not_lead_again_before_one_that_has_it(
     tmp_path: Path,
 ) -> None:
-    """KIP-966."""
+    """The case of KIP-966."""
 
     async def scenario(case: Case) -> None:
         case.third.kill()
@@ -220,7 +220,7 @@ def test_who_was_added_to_the_isr_counts_before_its_leader_has_heard_that_it_was
         world.ensemble.observers.append(observe)
         await other.start()
         await case.until_in_sync(leader, other, case.third)
-        await asyncio.sleep(LAG_SECONDS + 0.5)  # for that long anybody is waited for
+        await asyncio.sleep(LAG_SECONDS + 0.5)  # a client waits at most that long
         is_acknowledged = await case.is_acknowledged(leader, b"four")
         world.ensemble.observers.remove(observe)
         leader.kill()
@@ -234,7 +234,7 @@ def test_who_was_added_to_the_isr_counts_before_its_leader_has_heard_that_it_was
 
 
 def test_a_broker_that_has_lost_its_log_joins_no_isr_by_what_it_was_before(tmp_path: Path) -> None:
-    """KIP-903: its leader writes late what it wanted when the process before had everything."""
+    """KIP-903: its leader writes late an ISR from when the earlier process had everything."""
 
     async def scenario(case: Case) -> None:
         world, leader, other = case.world, case.leader, case.other
@@ -264,7 +264,7 @@ def test_a_broker_that_has_lost_its_log_joins_no_isr_by_what_it_was_before(tmp_p
 def test_a_leader_that_has_lost_the_store_alone_acknowledges_nothing_when_another_may_lead(
     tmp_path: Path,
 ) -> None:
-    """Whom clients and other brokers hear as before."""
+    """A broker that is cut off from the store while clients and other brokers reach it."""
 
     async def scenario(case: Case) -> None:
         case.leader.lose_store()
@@ -300,7 +300,7 @@ def test_a_retry_is_recognised_by_the_next_leader_and_the_one_after_its_restart(
 def test_what_a_leader_has_acknowledged_stays_when_its_followers_lead_who_have_not_heard_so(
     tmp_path: Path,
 ) -> None:
-    """KIP-101: they know a high watermark that is behind, and are restarted with it."""
+    """KIP-101: replicas know an old high watermark, and are restarted with it."""
 
     async def scenario(case: Case) -> None:
         leader, other, third = case.leader, case.other, case.third

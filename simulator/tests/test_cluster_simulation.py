@@ -1,8 +1,8 @@
-"""Several whole brokers on one ensemble keep what they promise under seeded faults, and say the same of the cluster.
+"""Several whole brokers on one ensemble keep their promises under seeded faults, and agree on the cluster.
 
 HEADRACE_SIM_SEED=17 pytest simulator/tests/test_cluster_simulation.py     # one seed again
-HEADRACE_SIM_SEEDS=3000 pytest simulator/tests/test_cluster_simulation.py  # more of them
-HEADRACE_SIM_SECONDS=3600 pytest -m soak simulator/tests/test_cluster_simulation.py
+    HEADRACE_SIM_SEEDS=3000 pytest simulator/tests/test_cluster_simulation.py  # more of them
+    HEADRACE_SIM_SECONDS=3600 pytest -m soak simulator/tests/test_cluster_simulation.py
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_a_cluster_keeps_what_it_promises_through_everything(part: int, tmp_path
 
 
 def test_a_commit_that_was_given_up_may_arrive_behind_the_next_one(tmp_path: Path) -> None:
-    """Over a connection that the client has left: nobody knows better whether it is old."""
+    """The last commit came over an abandoned connection: whether it is old cannot be known."""
     run(6901074, tmp_path)
 
 

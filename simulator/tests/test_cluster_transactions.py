@@ -24,7 +24,7 @@ OPERATIONS = 150
 
 
 class Replicated(ReplicatedSimulation):
-    """The journals and the topic have a replica at each broker: their leaders change with every fault."""
+    """The journals and the topic have a replica on each broker: every fault changes their leaders."""
 
     def broker_config(self) -> dict[str, str]:
         return super().broker_config() | {"transaction.state.log.replication.factor": "3"}

@@ -1,4 +1,4 @@
-"""Several whole brokers on one ensemble: who is the controller, and what a broker may do that is not any more."""
+"""Several whole brokers on one ensemble: the elections of the controller, and the limits of a former one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(seed: int, folder: Path, scenario: Scenario) -> str:
 
 
 async def create(world: World, node_id: int, name: str) -> ErrorCode | None:
-    """None if it was not answered."""
+    """Create a topic through a broker; None if it was not answered."""
     topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
     try:
         answer = await world.link(node_id).send(CreateTopicsRequest(topics=[topic], timeout_ms=5_000), 5)
@@ -52,7 +52,7 @@ async def create(world: World, node_id: int, name: str) -> ErrorCode | None:
 
 
 async def keep_up(world: World, node_id: int) -> None:
-    """A supervisor: whoever has given up is started again."""
+    """Supervise a broker: start it again whenever it has given up."""
     member = world.members[node_id]
     while True:
         if not member.is_up and not world.loop.is_suspended(member.owner):
@@ -61,7 +61,7 @@ async def keep_up(world: World, node_id: int) -> None:
 
 
 async def until_created(world: World, name: str, seconds: float = 60.0) -> int:
-    """By which broker."""
+    """Return the number of the broker by which the topic was created."""
     async with asyncio.timeout(seconds):
         while True:
             for node_id, member in world.members.items():
@@ -82,7 +82,7 @@ def controller(world: World) -> int:
 
 
 async def until_claimed(watch: ControllerWatch, epoch: int, seconds: float = 60.0) -> None:
-    """A later one, by whomever."""
+    """Wait until a broker has claimed a later epoch."""
     async with asyncio.timeout(seconds):
         while max(watch.claims) <= epoch:  # noqa: ASYNC110 - of virtual time
             await asyncio.sleep(0.1)
@@ -112,7 +112,9 @@ def test_when_the_controller_is_killed_another_takes_over_at_once_and_in_silence
             await until_created(world, "one")
             assert world.ensemble is not None
             world.ensemble.loss, loss = 0.0, world.ensemble.loss
-            await asyncio.sleep(SESSION_SECONDS)  # the ensemble has just heard of all, and all are connected
+            await asyncio.sleep(
+                SESSION_SECONDS
+            )  # the ensemble has just heard from all, and all are connected
             first, epoch = controller(world), max(watch.claims)
             world.members[first].suspend() if silent else world.members[first].kill()
             world.ensemble.loss = loss
@@ -191,7 +193,7 @@ def test_a_killed_process_is_missed_at_once_and_its_next_start_waits_for_nothing
             await up(member)
             await asyncio.sleep(2.0)
             member.kill()
-            await up(member)  # before anybody has missed it
+            await up(member)  # before its session has timed out
             assert world.loop.time() - began < 2.0 + SESSION_SECONDS / 2
             await asyncio.sleep(2.0)
 
@@ -229,7 +231,7 @@ def test_who_changes_topics_without_being_the_controller_is_seen() -> None:
 
 
 def test_what_one_broker_was_told_counts_for_who_asks_another_before_it_has_heard(tmp_path: Path) -> None:
-    """A watch that comes late is no reason to be told that a topic does not exist, or does."""
+    """A late watch does not let a broker answer that a topic exists, or does not, against the store."""
 
     async def scenario(world: World, watch: ControllerWatch) -> None:
         for member in world.members.values():
@@ -260,7 +262,9 @@ ACKS_ALL = -1
 
 
 async def keep_producing(world: World, partition: int, acknowledged: dict[tuple[int, int], bytes]) -> None:
-    """One record after the other, to whoever says that it leads the partition; what is acknowledged is written down."""
+    """Produce one record after the other to the broker that says it leads the partition; return the acknowledged
+    ones.
+    """
     number = 0
     while True:
         number += 1
@@ -283,7 +287,7 @@ async def keep_producing(world: World, partition: int, acknowledged: dict[tuple[
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_acknowledged_is_there_once_whatever_happens_to_whom(seed: int, tmp_path: Path) -> None:
-    """Kills, pauses beyond a session and losses of the store, one after the other; each partition has one log."""
+    """Brokers are killed, paused beyond their session, and lose the store; each partition keeps one log."""
 
     async def scenario(world: World, watch: ControllerWatch) -> None:
         acknowledged: dict[tuple[int, int], bytes] = {}

@@ -1,4 +1,4 @@
-"""The checkers find nothing wrong with true histories, and every kind of lie that is put into one."""
+"""The checkers find nothing in true histories, and find every kind of error that is put into one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class World:
 
 
 def true_history(seed: int) -> World:
-    """Two producers, transactions of three records, a reader: everything as it should be."""
+    """Two producers, transactions of three records, and a reader, all correct."""
     rng = random.Random(seed)
     world = World([], [], {place: [] for place in PLACES}, [], rng)
     for number in range(120):
@@ -107,7 +107,7 @@ def invent_a_record(world: World) -> None:
 
 
 def give_an_offset_again(world: World) -> None:
-    """The log was cut behind a reader's back, and written anew."""
+    """The log was truncated after a read, and written again."""
     poll = world.rng.choice(world.polls)
     world.polls.append(replace(poll, reader="s", value=b"what was there before"))
 
@@ -139,7 +139,7 @@ def leave_a_gap(world: World) -> None:
 
 
 def tear(world: World, outcome: Outcome) -> None:
-    """Of a transaction one record more, or less, than there should be."""
+    """A transaction has one record more, or less, than it should."""
     transaction = next(t for t in world.transactions if t.outcome is outcome)
     (place, value), rest = transaction.records[0], transaction.records[1:]
     if outcome is Outcome.FAILED:

@@ -1,4 +1,4 @@
-"""The event loop of the simulator, and what a world does to the process that it is in."""
+"""The event loop of the simulator, and the effects of a world on its process."""
 
 from __future__ import annotations
 

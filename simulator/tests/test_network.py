@@ -1,4 +1,4 @@
-"""The simulated network: bytes in their order, whatever happens to the ways, and who is told of what."""
+"""The simulated network: bytes in their order through all faults, and the ends that are told of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Test = Callable[["Pair"], Awaitable[None]]
 
 
 class Pair:
-    """A server that echoes, whose process is "server", and a client; both are Networks as a broker has them."""
+    """An echo server, whose process is "server", and a client; both are Networks as a broker has them."""
 
     def __init__(self, loop: SimulatedLoop, loss: float) -> None:
         self.loop = loop
@@ -61,7 +61,7 @@ def run(test: Test, *, seed: int = 1, loss: float = 0.0) -> str:
 
 
 async def soon(answer: asyncio.Future[bytes | memoryview], seconds: float = 1.0) -> bytes | None:
-    """None if it does not come."""
+    """Return the answer; None if it does not come."""
     done, _ = await asyncio.wait([answer], timeout=seconds)
     return bytes(answer.result()) if done else None
 

@@ -1,4 +1,4 @@
-"""Ports that are kept: for the server they were asked for, and for nobody else."""
+"""Reserved ports belong to the server they were reserved for."""
 
 import errno
 import socket

@@ -21,7 +21,7 @@ from simulator.simulation import Report, simulate
 
 SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "22"))
 PARTS = 4
-"""Of the seeds, which may be run beside each other."""
+"""Number of groups of seeds, which may run at the same time."""
 SOAK_FIRST_SEED = 1_000_000
 MODES = ("kill", "power")
 
@@ -70,7 +70,7 @@ def test_the_same_seed_is_the_same_run(mode: str, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_is_the_same_run_in_another_process(tmp_path: Path) -> None:
-    """Whatever the order of its sets."""
+    """The trace does not depend on the order of sets."""
     code = (
         "import sys, pathlib; from simulator.simulation import simulate; "
         "print(simulate(5, pathlib.Path(sys.argv[1]), operations=60).trace)"

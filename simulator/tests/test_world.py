@@ -1,4 +1,4 @@
-"""Whole brokers under virtual time: what was acknowledged is there once, whatever was killed and lost meanwhile."""
+"""Whole brokers under virtual time: acknowledged records are there once, after every kind of kill and loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RETRIABLE = {
 
 
 async def asked(link: Any, request: Any, version: int) -> Any:
-    """Of a request that may be repeated: until it is answered."""
+    """Send a request that may be repeated, until it is answered."""
     while True:
         try:
             return await link.send(request, version)
@@ -47,7 +47,7 @@ async def create_topic(world: World) -> None:
 
 
 async def produce(world: World, name: str, count: int, sends: list[Send]) -> None:
-    """An idempotent producer with one request under way: it repeats a batch until it is answered."""
+    """An idempotent producer with one request under way, which repeats a batch until it is answered."""
     link = world.link(0)
     identity = await asked(link, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0), 4)
     for sequence in range(count):

@@ -42,8 +42,8 @@ public final class ForeignClient {
     }
 
     /**
-     * FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD or FOREIGN_TOKEN: how to log in; FOREIGN_CA: whom to trust, over
-     * TLS, and FOREIGN_CERTIFICATE what to show.
+     * FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD or FOREIGN_TOKEN set the login; FOREIGN_CA is the trusted
+     * authority of TLS, FOREIGN_CERTIFICATE the client's certificate.
      */
     private static void secure(Properties p) {
         Map<String, String> environment = System.getenv();

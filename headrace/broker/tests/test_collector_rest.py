@@ -1,4 +1,4 @@
-"""While long work is done in slices the garbage collector rests, and never for good."""
+"""The garbage collector pauses while long work is done in slices, and never for good."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def counting(to: int) -> Iterator[None]:
 
 
 def clock_of_ticks() -> Slices:
-    """Every look at the clock finds a millisecond gone."""
+    """A clock that goes on by a millisecond at every call."""
     ticks = iter(range(10**9))
     return Slices(lambda: next(ticks) / 1000)
 

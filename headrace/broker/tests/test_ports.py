@@ -1,6 +1,6 @@
-"""Nothing of a broker touches the system by itself: time, chance, threads, files and sockets come in by ports.
+"""A broker uses the system only through ports: time, randomness, threads, files and sockets.
 
-What is left out stands in `LEFT_OUT`, each with its reason; an entry that is not needed any more fails too.
+`LEFT_OUT` lists the exceptions, each with its reason; an entry that is not needed any more fails too.
 """
 
 from __future__ import annotations

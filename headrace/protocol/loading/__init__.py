@@ -1,1 +1,1 @@
-"""When and how code is loaded: modules at their first use, kernels with or without numba, and numba's cache."""
+"""Load code when it is needed: modules at their first use, kernels with or without numba, and numba's cache."""

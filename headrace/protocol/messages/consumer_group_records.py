@@ -16,7 +16,7 @@ class ConsumerGroupMetadataKey(Message, versions="3"):
 
 
 class ConsumerGroupMetadataValue(Message, versions="0", flexible="0+"):
-    """The epoch of a group, and a hash of what it subscribes to: when that changes, so must the assignment."""
+    """The epoch of a group, and a hash of its subscriptions: when the hash changes, the assignment must change."""
 
     epoch: int = int32()
     metadata_hash: int = int64(tag=0)

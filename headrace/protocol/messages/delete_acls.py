@@ -1,4 +1,4 @@
-"""DeleteAcls, API key 31: what fits a filter goes (KIP-140)."""
+"""DeleteAcls, API key 31: remove the ACLs that match a filter (KIP-140)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ListConfigResources, API key 74: what has a configuration (KIP-1142).
+"""ListConfigResources, API key 74: the resources that have a configuration (KIP-1142).
 
-Version 0 was ListClientMetricsResources and asks for those only. An empty list of types means all.
+Version 0 was ListClientMetricsResources and asks only for those. An empty list of types means all.
 """
 
 from __future__ import annotations

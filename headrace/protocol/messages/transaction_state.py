@@ -1,7 +1,7 @@
-"""The records of `__transaction_state`, in Kafka's own format: what a coordinator knows of a transactional id.
+"""The records of `__transaction_state`, in Kafka's own format: the coordinator's state of a transactional id.
 
-Key and value begin with an int16, the version of what follows (`consumer_offsets.encode_versioned`). A null
-value is a tombstone: the transactional id is forgotten.
+Key and value begin with an int16, the version of the rest (`consumer_offsets.encode_versioned`). A null value is a
+tombstone: the transactional id is forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PartitionsSchema(Struct):
 
 
 class TransactionLogValue(Message, versions="0-1", flexible="1+"):
-    """`transaction_status` is the number of the state. Version 1 is what Kafka 4 writes."""
+    """The state of one id. `transaction_status` is the number of the state. Kafka 4 writes version 1."""
 
     producer_id: int = int64()
     previous_producer_id: int = int64(versions="1+", default=-1, tag=0, ignorable=True)

@@ -37,11 +37,13 @@ _COLUMNS_NS: Final = 100
 _FEW_HEADERS: Final = 64
 _FEW_NS: Final = 3_000
 _PLAIN_RECORDS: Final = 10_000
-"""Beyond, the kernel is there sooner."""
+"""Above this number, loading the kernel first is faster."""
 _INT64: Final = range(-(1 << 63), 1 << 63)
 _CODEC_NS: Final = {1: (60.0, 3.0), 2: (0.5, 1.2), 3: (2.0, 0.5), 4: (4.0, 1.5)}
-"""Cost of one byte in each codec, compressed and decompressed. Many empty members or frames cost twice as much per
-compressed byte."""
+"""Cost of one byte in each codec, compressed and decompressed, in nanoseconds.
+
+Many empty members or frames cost twice as much per compressed byte.
+"""
 _LZ4: Final = 3
 _LZ4_BLOCKS_MAX: Final = 64
 """Maximum number of blocks, of 64 KiB each: producers write 4 MiB so."""
@@ -49,7 +51,7 @@ _LZ4_NS: Final = (1.0, 0.2)
 """Cost of one byte of a frame with few blocks, compressed and decompressed. The shortest sequences cost most per
 compressed byte, one long match per decompressed byte."""
 _LZ4_CHECKED_NS: Final = (1.0, 0.5)
-"""... with checksums."""
+"""The same with checksums."""
 _STEPS_UNBOUNDED: Final = 1 << 40
 
 _columns_loaded = False
@@ -57,11 +59,11 @@ _kernel: Callable[..., tuple[int, int, int, int]] | None = None
 
 
 class TakesTime(Exception):  # noqa: N818 - nothing is wrong
-    """This is too much to be done at once. Nothing has changed."""
+    """The work is too long to be done at once. Nothing has changed."""
 
 
 class Effort:
-    """Time that is left for work on the event loop, in nanoseconds of one core."""
+    """The time left for work on the event loop, in nanoseconds of one core."""
 
     __slots__ = ("left_ns",)
 
@@ -69,16 +71,16 @@ class Effort:
         self.left_ns = left_ns
 
     def take(self, cost_ns: float) -> None:
-        """Raises TakesTime if less is left."""
+        """Take an amount; raise TakesTime if less is left."""
         if cost_ns > self.left_ns:
             raise TakesTime
         self.left_ns -= cost_ns
 
 
 def open_within(header: BatchHeader, batch: Buffer, bytes_max: int, effort: Effort | None) -> Bytes:
-    """The decompressed records of `batch`, of which `header` is the header and which is whole.
+    """Return the decompressed records of `batch`, which is whole and has this header.
 
-    Raises DecodeError, DecompressedTooLarge beyond `bytes_max`, TakesTime.
+    Raise DecodeError, DecompressedTooLarge beyond `bytes_max`, TakesTime.
     """
     codec = header.attributes & COMPRESSION_MASK
     if not codec:
@@ -101,7 +103,7 @@ def open_within(header: BatchHeader, batch: Buffer, bytes_max: int, effort: Effo
 
 
 def _costs_of(codec: int, body: memoryview) -> tuple[float, float]:
-    """Nanoseconds of a byte that is decompressed and of one that comes of it."""
+    """Return the nanoseconds per compressed byte and per decompressed byte."""
     if codec == _LZ4:
         frame = lz4_frame(body, _LZ4_BLOCKS_MAX)
         if frame is not None:
@@ -110,15 +112,15 @@ def _costs_of(codec: int, body: memoryview) -> tuple[float, float]:
 
 
 def check_batch(header: BatchHeader, batch: Buffer, *, bytes_max: int, effort: Effort | None = None) -> int:
-    """The largest timestamp (ms) of the records, which are as many as `header` says, of the lengths that they say, and
-    numbered one after another from the base offset.
+    """Check the number, lengths and offset deltas of the records, and return their largest timestamp (ms).
 
-    Raises DecodeError naming the record, DecompressedTooLarge beyond `bytes_max` decompressed bytes, TakesTime.
+    Raise DecodeError with the number of the record, DecompressedTooLarge beyond `bytes_max` decompressed bytes,
+    TakesTime.
     """
     plain_max = FEW_RECORDS if effort is not None else _PLAIN_RECORDS
     is_plain = _kernel is None and header.record_count <= plain_max
     if is_plain and not header.attributes & COMPRESSION_MASK:
-        records = memoryview(batch)[HEADER_SIZE : header.size]  # as it is: numpy may not be there yet
+        records = memoryview(batch)[HEADER_SIZE : header.size]  # not as an array: numpy may not be loaded yet
         return _in_time(_check_plainly(header, records, effort) + header.base_timestamp)
     payload = open_within(header, batch, bytes_max, effort)
     if _kernel is not None:
@@ -134,16 +136,16 @@ def check_batch(header: BatchHeader, batch: Buffer, *, bytes_max: int, effort: E
 
 def _in_time(timestamp: int) -> int:
     if timestamp not in _INT64:
-        raise DecodeError(f"a record is stamped {timestamp}, which is no time")
+        raise DecodeError(f"a record is stamped {timestamp}, which is not a time")
     return timestamp
 
 
 def columns_within(
     header: BatchHeader, batch: Buffer, bytes_max: int, effort: Effort | None = None
 ) -> RecordColumns:
-    """The records of `batch` as columns.
+    """Return the records of `batch` as columns.
 
-    Raises DecodeError, DecompressedTooLarge if they and their columns take more than `bytes_max`, TakesTime.
+    Raise DecodeError, DecompressedTooLarge if they and their columns take more than `bytes_max`, TakesTime.
     """
     global _columns_loaded
     if effort is not None:
@@ -204,7 +206,7 @@ def _check(
 
 
 def _check_plainly(header: BatchHeader, payload: memoryview[Any], effort: Effort | None) -> int:
-    """The same in plain Python."""
+    """Check the records in plain Python."""
     if effort is not None:
         effort.take(_FEW_NS * header.record_count)
     largest = _INT64.start

@@ -38,7 +38,7 @@ LZ4_DEFAULT_LEVEL: Final = 9
 
 _FIRST_GUESS: Final = 64 * 1024
 _RATIO_GUESS: Final = 16
-"""Memory that is not written to costs nothing; a second attempt costs the first one."""
+"""First guess of the ratio. Unwritten memory costs nothing; a second attempt costs as much as the first one."""
 _INT32: Final = Struct(">i")
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
@@ -58,7 +58,7 @@ _NO_ROOM: Final = "failed to write whole buffer"
 
 
 class DecompressedTooLarge(DecodeError):  # noqa: N818 - what Kafka calls MESSAGE_TOO_LARGE
-    """The data would decompress to more bytes than allowed; no more than these were made."""
+    """The data would decompress to more bytes than allowed; at most the allowed number was produced."""
 
 
 class Compression(IntEnum):
@@ -77,17 +77,17 @@ _STREAMS: Final = {
 
 
 def codec_of(number: int) -> Compression:
-    """Raises DecodeError for a codec number that Kafka does not define (5 to 7)."""
+    """Return the codec of a number. Raise DecodeError for one that Kafka does not define (5 to 7)."""
     try:
         return Compression(number)
     except ValueError:
         raise DecodeError(
-            f"compression codec {number} is unknown; 0 to 4 are none, gzip, snappy, lz4, zstd"
+            f"compression codec {number} is unknown; known are 0 (none), 1 (gzip), 2 (snappy), 3 (lz4), 4 (zstd)"
         ) from None
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
-    """The compressed bytes, or `data` itself for codec 0.
+    """Return the compressed bytes, or `data` itself for codec 0.
 
     `level` is that of gzip (1 to 9), zstd (-131072 to 22) or lz4 (1 to 17), in Kafka's numbers (KIP-780); None is
     the codec's default. LZ4's default, 9, means its fast mode, as in Kafka; other levels are of high compression.
@@ -135,7 +135,7 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
         try:
             return output[: decompress_into(data, output)]
         except cramjam.DecompressionError as error:
-            del output  # what is raised keeps the frame, and with it what is large
+            del output  # the exception keeps the frame, and with it large objects
             if _NO_ROOM not in str(error):
                 raise _malformed(compression, error) from None
             if capacity >= max_bytes:
@@ -152,8 +152,10 @@ class Lz4Frame(NamedTuple):
 
 
 def lz4_frame(data: Buffer, blocks_max: int) -> Lz4Frame | None:
-    """The shape of data that is one whole LZ4 frame of at most so many blocks; None for anything else. Nothing is
-    decompressed: a step for each block. Source: LZ4 frame format 1.6."""
+    """Return the shape of data that is one whole LZ4 frame of at most `blocks_max` blocks, else None.
+
+    Nothing is decompressed; each block is a step. Source: LZ4 frame format 1.6.
+    """
     view = memoryview(data)
     size = len(view)
     if size < _LZ4_FRAME_MIN or bytes(view[:_LZ4_FLAGS_POSITION]) != _LZ4_HEADER[:_LZ4_FLAGS_POSITION]:

@@ -51,7 +51,7 @@ class EndMarker(msgspec.Struct, frozen=True):
 def build_end_marker(
     *, producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int, timestamp_ms: int
 ) -> bytes:
-    """The batch that commits or aborts what the producer has written to a partition."""
+    """Return the batch that commits or aborts the producer's transaction in a partition."""
     record = _RECORD.pack(
         2 * (_RECORD.size - 1),  # zigzag varint of what follows, as the lengths below
         0,
@@ -89,7 +89,7 @@ def read_end_marker(buffer: Buffer, position: int = 0) -> EndMarker:
     """The marker of the whole control batch at `position`. Raises DecodeError."""
     header = read_header(buffer, position)
     if not header.is_control or header.compression:
-        raise DecodeError(f"the batch at byte {position} is no control batch that can be read")
+        raise DecodeError(f"the batch at byte {position} is not a readable control batch")
     body = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
     try:
         at = read_varint(body, 0)[1] + 1  # length, attributes

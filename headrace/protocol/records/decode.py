@@ -104,8 +104,8 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
 def decode_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> RecordColumns:
     """Decode the one batch (magic 2) that `batch` begins with.
 
-    Raises DecodeError for a malformed header, payload or record, naming the record, and DecompressedTooLarge if the
-    decompressed records and these columns would take more than `max_decompressed_bytes`.
+    Raise DecodeError, with the number of the record, for a malformed header, payload or record, and
+    DecompressedTooLarge if the decompressed records and these columns would take more than `max_decompressed_bytes`.
     """
     header, body = open_batch(batch, max_bytes=max_decompressed_bytes)
     return decode_opened(header, body, max_bytes=max_decompressed_bytes)
@@ -114,7 +114,7 @@ def decode_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRES
 def decode_opened(
     header: BatchHeader, body: Bytes, *, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> RecordColumns:
-    """The same for a batch whose records have been decompressed."""
+    """Decode the records of a batch that has been decompressed."""
     payload = kernels.frozen(body, np.uint8)
     count = header.record_count
     if count * _RECORD_SIZE_MIN > payload.size:

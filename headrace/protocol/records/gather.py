@@ -1,4 +1,4 @@
-"""From scattered pieces of a payload to one contiguous Arrow binary column, without an object per record.
+"""Gather scattered pieces of a payload into one contiguous Arrow binary column, without an object per record.
 
 Imports numba (through the kernels).
 """
@@ -15,10 +15,10 @@ from headrace.protocol.records import kernels
 def gather(
     payload: NDArray[np.uint8], start: NDArray[np.int64], length: NDArray[np.int64], *, padding: int = 0
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """(offsets int32[n+1], data uint8[]) of the pieces payload[start : start+length]; a null (-1) is empty.
+    """Return (offsets int32[n+1], data uint8[]) of the pieces payload[start : start+length]; a null (-1) is empty.
 
-    The two are the buffers of an Arrow binary array; its validity is `length >= 0`. `padding`: so many zeros more at
-    the end of the data. Raises DecodeError if a piece lies outside the payload or the pieces together pass 2 GiB - 1.
+    The two are the buffers of an Arrow binary array; its validity is `length >= 0`. `padding` zero bytes follow at
+    the end of the data. Raise DecodeError if a piece lies outside the payload or the pieces together pass 2 GiB - 1.
     """
     lengths = kernels.frozen(length, np.int64)
     offsets = np.empty(lengths.size + 1, np.int32)

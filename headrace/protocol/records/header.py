@@ -102,7 +102,7 @@ def advance_sequence(sequence: int, count: int) -> int:
 
 
 class BatchHeader(msgspec.Struct, frozen=True):
-    """One decoded header. `sequence_count` is how many sequence numbers the batch consumes (at least 1)."""
+    """One decoded header. `sequence_count` is the number of sequence numbers that the batch consumes (at least 1)."""
 
     base_offset: int
     batch_length: int

@@ -160,9 +160,9 @@ def parse_records(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def check_records(payload, count, steps_max):  # type: ignore[no-untyped-def]
-    """Whether the payload begins with `count` well-formed records whose offset deltas are 0, 1, 2 ...
+    """Check that the payload begins with `count` well-formed records whose offset deltas are 0, 1, 2 ...
 
-    Returns (code, number of records read, position, largest timestamp delta). A record and each of its headers is a
+    Return (code, number of records read, position, largest timestamp delta). A record and each of its headers is a
     step; past `steps_max` the code is TOO_MANY_STEPS.
     """
     end = payload.size
@@ -337,10 +337,10 @@ def write_records(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def select_records(payload, keep, shift, output):  # type: ignore[no-untyped-def]
-    """Write those records of a well-formed payload for which `keep` is true, timestamps moved by `shift`.
+    """Write the records of a well-formed payload for which `keep` is true, with timestamps moved by `shift`.
 
-    Only a record's length and timestamp delta are written anew; what follows them is copied. `output` has room
-    for the payload and 14 bytes per record. Returns the bytes written.
+    Only a record's length and timestamp delta are encoded anew; the rest is copied. `output` has room for the payload
+    and 14 bytes per record. Return the number of bytes written.
     """
     end = payload.size
     position = 0

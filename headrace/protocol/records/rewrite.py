@@ -39,7 +39,7 @@ from headrace.protocol.records.header import (
 )
 
 _ROOM_PER_RECORD: Final = 14
-"""A length of at most 5 and a timestamp delta of at most 10 bytes are written anew; one byte each was there."""
+"""The room to encode a length of at most 5 and a timestamp delta of at most 10 bytes in place of one byte each."""
 
 
 def delete_horizon(header: BatchHeader) -> int | None:
@@ -65,7 +65,7 @@ def recompressed(batch: Buffer, records: RecordColumns, codec: int, level: int |
 def selected(
     batch: Buffer, records: RecordColumns, keep: NDArray[np.bool_], horizon_ms: int | None = None
 ) -> bytes:
-    """The batch with the records for which `keep` is true, at least one, and with a delete horizon if given.
+    """Return the batch with the records for which `keep` is true, at least one, and with the delete horizon if given.
 
     A horizon takes the place of the base timestamp. Timestamps of records do not change.
     """
@@ -95,7 +95,7 @@ def selected(
 
 
 def emptied(batch: Buffer, header: BatchHeader) -> bytes:
-    """The batch without any record: what is left when only its offsets and its sequence still matter."""
+    """Return the batch without records: only its offsets and its sequence still count."""
     result = bytearray(memoryview(batch)[:HEADER_SIZE])
     attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT)
     _finish(result, attributes, NO_TIMESTAMP, header.max_timestamp, 0)

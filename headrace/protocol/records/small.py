@@ -1,7 +1,7 @@
-"""Batches of a few records, in plain Python: what journals write one or two at a time, and read again at start.
+"""Batches of a few records in plain Python, for journals, which write one or two at a time and read them at the start.
 
-Arrays would cost them ten times as much, and kernels half a second when they are loaded (half a minute when they
-have to be compiled); nothing here needs either. `protocol.records.encode` and `decode` are for everything larger.
+Arrays would take ten times as long, and loading kernels half a second (half a minute if they must be compiled).
+`protocol.records.encode` and `decode` are for larger batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.protocol.records.header import (
 from headrace.protocol.varint import encode_varint, encode_varlong, read_varint, read_varlong
 
 FEW_RECORDS: Final = 16
-"""Up to here this is the quicker way."""
+"""Up to this number of records plain Python is faster."""
 _NULL_PIECE: Final = b"\x01"
 
 
@@ -53,9 +53,9 @@ def build_small(
     attributes: int = 0,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytes:
-    """One record batch v2 of these records, uncompressed: byte for byte what `build_batch` gives.
+    """Encode the records as one uncompressed record batch v2, with the same bytes as `build_batch`.
 
-    About 10 us a record. Raises EncodeError.
+    About 10 us a record. Raise EncodeError.
     """
     building = build_in_slices(
         records,
@@ -94,7 +94,7 @@ def build_in_slices(
             max_timestamp = record.timestamp
         body = b"".join(
             (
-                b"\0",  # the attributes of a record mean nothing yet
+                b"\0",  # attributes of a record: none are defined
                 encode_varlong(record.timestamp - base_timestamp),
                 encode_varint(delta),
                 _encode_piece(record.key),
@@ -129,10 +129,10 @@ def build_in_slices(
 
 
 def read_small(batch: Buffer) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-    """(offset, key, value) of each record of the one batch (magic 2) that `batch` begins with, in order.
+    """Yield (offset, key, value) of each record of the batch (magic 2) that `batch` begins with, in order.
 
-    About 3 us a record. It trusts as little as `protocol.records.decode.decode_records`, but begins to yield before
-    it has seen all records. Raises DecodeError, naming the record.
+    About 3 us a record. It checks as much as `protocol.records.decode.decode_records`, but begins to yield before it
+    has seen all records. Raise DecodeError with the number of the record.
     """
     header, body = open_batch(batch)
     payload = bytes(body)

@@ -1,4 +1,4 @@
-"""One Spark session for the whole run: starting it costs more than any test."""
+"""One Spark session for the whole run: starting it takes longer than any test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SPARK_TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that is cut off in the middle of a call spoils the session for all others: none is, on a busy machine."""
+    """A test that is interrupted in the middle of a call breaks the session for all others, so none is, on a busy
+    machine.
+    """
     for item in items:
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.needs.with_args(_sparks_jars))

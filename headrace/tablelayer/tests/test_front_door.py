@@ -1,4 +1,4 @@
-"""`import headrace`: what users import, and that nothing else comes with it."""
+"""`import headrace`: the names for users, and that nothing else is imported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Every rule of SEMANTICS.md has a test that is named after it, and no test is named after a rule that is not there."""
+"""Every rule of SEMANTICS.md has a test that is named after it, and no test is named after an unknown rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rule = tuple[int, int]
 
 
 def rules(text: str) -> dict[Rule, bool]:
-    """The numbered sentences of each rule, or the rule if it has none; whether this release keeps it."""
+    """Return the numbered sentences of each rule, or the rule if it has none, and whether this release keeps it."""
     found: dict[Rule, bool] = {}
     parts = _HEADING.split(text)[1:]
     for number, title, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
@@ -31,7 +31,7 @@ def rules(text: str) -> dict[Rule, bool]:
 
 
 def named(tests: Path) -> Iterator[tuple[Rule, str]]:
-    """The tests that are named after rules, but for those that only the soak runs."""
+    """Return the tests that are named after rules, without those that only the soak runs."""
     for path in sorted(tests.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -67,8 +67,8 @@ func config() *sarama.Config {
 	return c
 }
 
-// FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD or FOREIGN_TOKEN: how to log in; FOREIGN_CA: whom to trust, over TLS,
-// and FOREIGN_CERTIFICATE what to show.
+// FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD or FOREIGN_TOKEN set the login; FOREIGN_CA is the trusted authority of
+// TLS, FOREIGN_CERTIFICATE the client's certificate.
 func secure(c *sarama.Config) {
 	if mechanism := os.Getenv("FOREIGN_MECHANISM"); mechanism != "" {
 		c.Net.SASL.Enable = true
@@ -103,7 +103,7 @@ func (file tokenFile) Token() (*sarama.AccessToken, error) {
 	return &sarama.AccessToken{Token: string(token)}, err
 }
 
-// scramClient is what sarama leaves to its users: xdg-go's SCRAM, as in sarama's own examples.
+// scramClient is the SCRAM client that sarama does not have: xdg-go's, as in sarama's own examples.
 type scramClient struct {
 	hash         scram.HashGeneratorFcn
 	conversation *scram.ClientConversation

@@ -1,4 +1,4 @@
-"""Bytes bound an answer: what is named again and again is not answered again and again, and too much is refused."""
+"""The size of an answer is bounded: repeated names are answered once, and requests for too much are refused."""
 
 from __future__ import annotations
 

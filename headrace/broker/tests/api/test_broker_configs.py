@@ -1,4 +1,4 @@
-"""Broker configurations that are changed while it runs, and those of groups: what is taken, shown, kept, obeyed."""
+"""Broker configurations that change at run time, and those of groups: accepted, shown, stored, applied."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ async def alter(broker, kind, name, *operations, **options):
 
 
 async def change(broker, name, **values):
-    """Set configurations of the broker, or with None delete them; they must be taken."""
+    """Set configurations of the broker, or delete those that are None; they must be accepted."""
     operations = [
         (key.replace("_", "."), DELETE if value is None else SET, value) for key, value in values.items()
     ]
@@ -193,7 +193,7 @@ async def test_configurations_of_a_group_hold_for_its_members_and_survive_a_rest
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
 
     async def told(broker, group):
-        """The heartbeat interval that a new member of the consumer protocol is told."""
+        """Return the heartbeat interval that a new member of the consumer protocol is given."""
         for _ in range(6000):
             request = ConsumerGroupHeartbeatRequest(
                 group_id=group,

@@ -1,4 +1,4 @@
-"""Real clients against a real process: what negotiation, sockets and all layers together must give."""
+"""Real clients against a real process: negotiation, sockets and all layers together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Process:
         self.address = line.rpartition(" ")[2].strip() if line.startswith("ready on ") else ""
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Exit code and what went to stderr."""
+        """Stop it; return the exit code and stderr."""
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
         self.process.communicate(timeout=60)
@@ -232,7 +232,7 @@ def test_a_consumer_at_the_tail_hears_of_a_record_at_once(address) -> None:
 
 @pytest.mark.slow
 def test_acknowledged_records_survive_kills(tmp_path) -> None:
-    """kill -9 while a producer writes: what was acknowledged is there afterwards, once and in order."""
+    """kill -9 while a producer writes: acknowledged records are there afterwards, once and in order."""
     confluent = pytest.importorskip("confluent_kafka")
     acknowledged: list[int] = []
     number = 0

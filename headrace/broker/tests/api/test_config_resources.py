@@ -1,4 +1,4 @@
-"""ListConfigResources: what DescribeConfigs can be asked about."""
+"""ListConfigResources: the resources of DescribeConfigs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extension door, with a small extension that upper-cases what it shows and publishes when it is told to."""
+"""The extension interface, with a small extension that upper-cases records and publishes on request."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class ShoutExtension:
         return None
 
     async def replica_removed(self, topic: TopicImage, index: int, *, with_topic: bool = False) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept."""
 
     def retention_floor(self, partition: Partition) -> int | None:
         return None

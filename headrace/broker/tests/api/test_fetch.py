@@ -35,7 +35,7 @@ def request(topic: str, partitions: list[tuple[int, int, int]], **options) -> Fe
 
 
 async def started(work) -> asyncio.Task:
-    """A task that has got as far as it can."""
+    """Return a task that has run as far as it can."""
     task = asyncio.ensure_future(work)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def filled(broker: DirectBroker, sizes: list[list[int]]) -> None:
     data=st.data(),
 )
 def test_kip74_sizes(sizes, max_bytes, partition_max_bytes, data, tmp_path_factory) -> None:
-    """Against the rule itself, written down over lists of batch sizes."""
+    """The sizes are compared with the rule itself, written over lists of batch sizes."""
 
     async def test() -> None:
         async with direct_broker(tmp_path_factory.mktemp("d")) as broker:
@@ -167,7 +167,7 @@ async def test_a_waiting_fetch_is_woken_by_an_append(tmp_path) -> None:
 async def test_an_append_between_reading_and_waiting_is_not_missed(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
-        # The fetch reads nothing and its task has not begun to watch when the append happens.
+        # The fetch reads nothing, and its task does not watch yet when the append happens.
         task = asyncio.ensure_future(broker.fetch("t", max_wait_ms=LONG_MS))
         append = asyncio.ensure_future(broker.produce("t", [b"now"]))
         async with asyncio.timeout(SOON):
@@ -282,7 +282,7 @@ async def test_leader_epochs_fence_and_show_what_diverged(tmp_path) -> None:
         assert (await broker.fetch("t", current_leader_epoch=1)).error_code == ErrorCode.FENCED_LEADER_EPOCH
         assert (await broker.fetch("t", current_leader_epoch=3)).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
         assert (await broker.fetch("t", current_leader_epoch=2)).error_code == 0
-        # A consumer that claims to have read up to 4 in epoch 0, which ended at 2, has to go back.
+        # A consumer that claims to have read up to 4 in epoch 0, which ended at 2, must go back.
         answer = await broker.fetch("t", 4, last_fetched_epoch=0, max_wait_ms=LONG_MS)
         assert (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset) == (0, 2)
         assert bytes(answer.records) == b""

@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): the pure cache, and that a client with a session knows what one without knows."""
+"""Fetch sessions (KIP-227): the pure cache, and a client with a session that sees the same as one without."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_slots_are_taken_from_the_unused_then_from_the_smaller_ones_that_had_the
     sessions = cache(slots=2)
     old = finish(sessions.begin(entries(5), by_id=False, now=0))
     small = finish(sessions.begin(entries(1), by_id=False, now=0))
-    assert finish(sessions.begin(entries(100), by_id=False, now=1)) == 0  # nobody has had enough time yet
+    assert finish(sessions.begin(entries(100), by_id=False, now=1)) == 0  # no session is old enough yet
     for epoch, now in enumerate((60.0, 119.0, 121.0), start=1):
         resume(sessions, old, epoch, now=now)
         resume(sessions, small, epoch, now=now)
@@ -179,7 +179,7 @@ def test_what_sessions_remember_is_bounded(monkeypatch) -> None:
     assert finish(slow) == 0
     sessions.end(other_id)
     session_id = finish(sessions.begin(entries(1), by_id=False, now=0))
-    for epoch in range(1, 200):  # names that came and went leave nothing behind
+    for epoch in range(1, 200):  # names that came and went do not stay
         topic = FetchTopic(topic=f"n{epoch}", partitions=[FetchPartition(partition=0)])
         gone = ForgottenTopic(topic=f"n{epoch}", partitions=[0])
         session = resume(sessions, session_id, epoch, topics=[topic], forgotten=[gone])
@@ -195,7 +195,7 @@ def test_what_sessions_remember_is_bounded(monkeypatch) -> None:
     slots=st.integers(0, 3),
 )
 def test_eviction_follows_kafkas_rule(steps, slots) -> None:
-    """Against the rule written down over a plain list of sessions."""
+    """Evictions are compared with the rule written over a plain list of sessions."""
     sessions = cache(slots)
     model: list[dict] = []
     now = 0.0
@@ -238,7 +238,7 @@ def test_eviction_follows_kafkas_rule(steps, slots) -> None:
 
 
 class SessionClient:
-    """What Java's FetchSessionHandler does: names only what changed, keeps the last it was told."""
+    """Java's FetchSessionHandler: it names only changed partitions, and keeps the last values for the others."""
 
     def __init__(self, broker, version: int, topic_ids: dict[str, uuid.UUID]) -> None:
         self.broker, self.version, self.topic_ids = broker, version, topic_ids
@@ -463,7 +463,7 @@ async def test_a_consumer_at_the_end_hears_that_the_start_has_moved_there(tmp_pa
 async def test_a_fetch_that_is_cancelled_as_it_would_begin_to_wait_leaves_nothing_behind(
     tmp_path, forgotten
 ) -> None:
-    """Its slices are done and nobody has taken what they gave, a coroutine, when its connection is lost."""
+    """Its slices are done, and their result, a coroutine, was not taken when its connection is lost."""
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         wanted = [FetchTopic(topic="t", partitions=[FetchPartition(partition=0)])]
@@ -491,5 +491,5 @@ async def test_a_fetch_that_is_cancelled_as_it_would_begin_to_wait_leaves_nothin
         with pytest.raises(asyncio.CancelledError):
             await outcome
         slices._clock, slices._enqueue = clock, enqueue
-        gc.collect()  # a coroutine that nobody has awaited says so when it is gone
+        gc.collect()  # a coroutine that was never awaited warns when it is collected
         assert not dispatcher._declarations[FetchRequest.API_KEY].handler.__self__._in_session

@@ -1,4 +1,4 @@
-"""Kafka's broker configurations that have no effect here: known by name, shown with their source, never a lie."""
+"""Kafka's broker configurations without an effect here: known by name, and shown with their source and true value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs: sizes are those of the files, whether the log is open or not."""
+"""DescribeLogDirs: sizes are those of the files, for open and closed logs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_sizes_of_partitions_and_of_the_volume(tmp_path, version) -> None:
         if version >= 4:
             assert directory.total_bytes == shutil.disk_usage(tmp_path).total
             assert 0 < directory.usable_bytes <= directory.total_bytes
-    async with direct_broker(tmp_path) as broker:  # nothing is open now, nor is it opened
+    async with direct_broker(tmp_path) as broker:  # no log is open now, and none is opened
         response = await broker.send(DescribeLogDirsRequest(topics=None), version)
         assert sizes_of(response) == sizes
         assert not any(part.is_open for part in broker.context.replicas.partitions("t"))

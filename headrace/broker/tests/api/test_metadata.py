@@ -127,7 +127,7 @@ async def test_n12_asking_for_a_topic_creates_it(tmp_path) -> None:
         for refused in (named("other", create=False),):
             code = (await broker.send(refused, 12)).topics[0].error_code
             assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        # versions below 4 have no say in it: they create
+        # versions below 4 have no field for it: they create
         assert (await broker.send(named("old"), 1)).topics[0].error_code == 0
         both = await asyncio.gather(*(broker.send(named("raced"), 12) for _ in range(5)))
         assert len({response.topics[0].topic_id for response in both}) == 1

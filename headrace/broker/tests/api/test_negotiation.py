@@ -49,9 +49,9 @@ async def test_n5_nothing_unstable_is_advertised(tmp_path) -> None:
 
 
 async def test_n7_api_versions_comes_first_and_is_cheap(tmp_path) -> None:
-    """The first bytes of a connection may be an ApiVersions of any version; it costs about 50 CPU µs.
+    """The first bytes of a connection may be an ApiVersions of any version; it takes about 50 CPU µs.
 
-    Before authentication it is the same handler: there is no authentication to stand before it yet.
+    The handler before authentication is the same one.
     """
     async with direct_broker(tmp_path) as broker:
         for version in range(5):
@@ -105,7 +105,7 @@ async def test_n9_null_means_all_or_automatic(tmp_path) -> None:
 
 
 async def test_n10_a_long_poll_holds_back_what_was_asked_after_it(tmp_path) -> None:
-    """Fetch that waits, then Metadata, then ApiVersions: answered in this order, when the fetch is."""
+    """A waiting Fetch, then Metadata, then ApiVersions: answered in this order, when the fetch is."""
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.broker.port)

@@ -1,4 +1,4 @@
-"""What a produce is answered with."""
+"""The answers to produce requests."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ async def test_acks_all_needs_the_replicas_that_the_topic_asks_for(tmp_path, mon
 
 
 async def test_acks_all_needs_no_more_replicas_than_there_are(tmp_path) -> None:
-    """As Kafka has it since 3.7: a topic of one replica can be written to where two are to be in sync by default."""
+    """Kafka does the same since 3.7: a topic of one replica can be written to where min.insync.replicas is 2 by
+    default.
+    """
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t", min_insync_replicas="2")
         assert (await broker.produce("t", [b"v"])).error_code == ErrorCode.NONE
@@ -165,7 +167,7 @@ async def test_an_unknown_topic_id_is_told_per_partition_and_the_others_are_writ
 
 @pytest.mark.parametrize("version", range(8, 14))
 async def test_whoever_asks_a_partition_that_is_closing_is_told_the_leader(tmp_path, version) -> None:
-    """KIP-951: Produce 10 and Fetch 16 carry the leader and where it is."""
+    """KIP-951: Produce 10 and Fetch 16 carry the leader and its address."""
     async with direct_broker(tmp_path, {"broker.rack": "r1"}) as broker:
         image = await broker.create_topic("t")
         await broker.context.partition("t", 0).close()
@@ -265,7 +267,7 @@ async def test_a_batch_that_lies_about_its_records_is_refused(
     monkeypatch.setattr(check, "_kernel", None if few else check.load())
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("t")
-        for _ in range(2):  # the second by the way of requests that are like an earlier one
+        for _ in range(2):  # the second one takes the fast path of repeated requests
             assert (await broker.produce("t", BATCH)).error_code == 0
             answer = await broker.produce("t", batch)
             assert answer.error_code == ErrorCode.INVALID_RECORD

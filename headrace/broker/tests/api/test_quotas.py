@@ -1,4 +1,4 @@
-"""DescribeClientQuotas of a broker that has none: which questions are good ones."""
+"""DescribeClientQuotas of a broker without quotas: valid and invalid filters."""
 
 from __future__ import annotations
 

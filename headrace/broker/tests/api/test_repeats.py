@@ -1,4 +1,4 @@
-"""A connection that repeats itself gets the answers that a new connection would get."""
+"""A connection that repeats a request gets the answers that a new connection would get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSIONS = range(5, 14)
 
 
 async def repeating(broker: DirectBroker, topic: str = "t", **options) -> None:
-    """Let the connection be known for sending to this topic, and make sure that it is."""
+    """Send until the connection's requests to this topic are on the fast path, and check that they are."""
     await broker.produce(topic, BATCH, **options)
     with patch.object(type(broker.broker.dispatcher), "_learn", side_effect=AssertionError("decoded")):
         assert (await broker.produce(topic, BATCH, **options)).error_code == 0

@@ -42,7 +42,7 @@ async def test_no_election_is_needed_except_where_the_leader_is_offline(tmp_path
             ("t", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             ("missing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         }
-        # All partitions: only what is not as it should be.
+        # All partitions: only those that need a change.
         response = await broker.send(ElectLeadersRequest(topic_partitions=None), version)
         assert results_of(response) == {("t", 2): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
         if version >= 1:

@@ -1,4 +1,4 @@
-"""Requests about security and about what is not offered: each has its answer, and none loses its connection."""
+"""Requests about security and unsupported features: each is answered, and none loses its connection."""
 
 from __future__ import annotations
 

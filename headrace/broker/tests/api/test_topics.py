@@ -455,7 +455,7 @@ async def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path)
 
 
 async def test_of_the_brokers_own_topics_only_what_concerns_their_replicas_is_set(tmp_path) -> None:
-    """As by kafka-reassign-partitions, which throttles and lets go whatever it has moved."""
+    """kafka-reassign-partitions does the same: it sets throttles, and removes them from everything it has moved."""
     name = "__consumer_offsets"
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic(name, retention_ms="-1")

@@ -1,6 +1,6 @@
-"""Which tests show what each API means in which version: a line of the reference, and the tests for it.
+"""The tests that show the meaning of each API in each version: a line of the reference, and its tests.
 
-A line whose test goes or is renamed is noticed here. Security and quotas are not offered and not listed.
+A line whose test is removed or renamed is noticed here. Security and quotas are not listed.
 """
 
 import re

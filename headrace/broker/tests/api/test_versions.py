@@ -43,7 +43,7 @@ def test_n1_an_unknown_version_of_api_versions_is_answered_in_version_0(tmp_path
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
             for version in (5, 99):
-                # header version 2 and a body nobody here knows
+                # header version 2 and an unknown body
                 answer = await broker.send_frame(struct.pack(">hhih", 18, version, 77, -1) + b"\0whatever")
                 assert answer == struct.pack(">ih", 77, ErrorCode.UNSUPPORTED_VERSION) + struct.pack(
                     ">ihhh", 1, 18, 0, 4
@@ -132,7 +132,7 @@ def test_n8_unknown_tagged_fields_are_skipped(tmp_path) -> None:
 
 
 def test_everything_advertised_is_answered_in_every_version(tmp_path) -> None:
-    """A request with nothing but defaults; what matters is that an answer comes and can be read."""
+    """A request with only default values; it must be answered, and the answer must be readable."""
     defaults = {ApiVersionsRequest: NAMED, ProduceRequest: {"acks": 1}, FetchRequest: {"max_wait_ms": 0}}
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""The cut of a broker: what is appended, opened or deleted after it is not in it, and its files stay until it ends."""
+"""The cut of a broker: later appends, openings and deletions are not in it, and its files stay until it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.direct import DirectBroker, direct_broker
 
 
 async def _nothing(_: Path) -> None:
-    """There are no extensions."""
+    """Do nothing: there are no extensions."""
 
 
 def _sizes(cut: Cut) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""A broker alone becomes the first member of a cluster: with all that it had, or not at all, wherever it is cut off."""
+"""A single broker becomes the first member of a cluster, with all its data or not at all, wherever the adoption
+stops.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ class CutOff:
 
 
 async def filled(folder: Path) -> dict[str, bytes]:
-    """A broker alone has been there; what its store has of what a cluster takes over."""
+    """Run a single broker; return the part of its store that a cluster takes over."""
     async with direct_broker(folder, ONE) as broker:
         await broker.create_topic("t", PARTITIONS, retention_ms="12345")
         await broker.produce("t", [b"a", b"b"], partition=101)
@@ -119,7 +121,7 @@ async def adopted(folder: Path, ensemble: SimulatedEnsemble, *, dry_run: bool = 
 
 
 async def why_not(cluster: DirectCluster, node_id: int) -> str:
-    """A broker cannot start."""
+    """Return the error of a broker that cannot start."""
     try:
         await cluster.start(node_id)
     except ConfigError as error:

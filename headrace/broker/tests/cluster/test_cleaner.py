@@ -1,4 +1,4 @@
-"""The log cleaner of a broker: which partition is compacted, how far, and what keeps one from it."""
+"""The log cleaner of a broker: the choice of the partition, the range, and the reasons not to compact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cleaner_of(broker: DirectBroker) -> LogCleaner:
 
 @asynccontextmanager
 async def cleaned_broker(path: Path) -> AsyncIterator[tuple[DirectBroker, LogCleaner]]:
-    """A broker whose cleaner does one thing when it is told to."""
+    """A broker whose cleaner runs on request."""
     async with direct_broker(path, CONFIG) as broker:
         yield broker, cleaner_of(broker)
 

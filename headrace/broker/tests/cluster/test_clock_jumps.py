@@ -1,4 +1,4 @@
-"""D7: a wall clock that jumps makes nothing old and ends nothing: deadlines go by the monotonic clock, ages too."""
+"""D7: a jump of the wall clock neither ages records nor ends anything: deadlines and ages use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ YEARS_MS = 10 * 365 * 24 * HOUR_MS
 
 
 class JumpingClock(StillClock):
-    """Both kinds of time go on together, until the wall clock is set."""
+    """A clock whose two times go on together until the wall clock is set."""
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds

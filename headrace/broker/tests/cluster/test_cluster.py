@@ -1,4 +1,6 @@
-"""Several brokers are one cluster in metadata: what one is told, all know; who is gone is missed until it is back."""
+"""Several brokers are one cluster in their metadata: all know every change, and a missing broker is known to be
+missing.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def epochs(broker: DirectBroker, topic: str) -> list[int]:
 
 
 async def all_know(cluster: DirectCluster, topic: str) -> TopicImage:
-    """At once: a topic is there when its creation is answered."""
+    """Check at once: a topic is there when its creation is answered."""
     assert all(broker.context.metadata.topic(topic) is not None for broker in cluster.brokers.values())
     image = next(iter(cluster.brokers.values())).context.metadata.topic(topic)
     assert image is not None
@@ -52,7 +54,7 @@ async def all_know(cluster: DirectCluster, topic: str) -> TopicImage:
 
 
 async def produced_in_time(broker: DirectBroker, topic: str, partition: int) -> None:
-    """Its lease begins with the first answer to the new session."""
+    """Produce; the leader's lease begins with the first answer to the new session."""
     async with asyncio.timeout(60):
         while (await broker.produce(topic, [b"x"], partition=partition)).error_code:  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
@@ -261,7 +263,7 @@ async def test_another_is_the_controller_when_the_controller_goes(tmp_path) -> N
 
 
 async def test_who_has_ended_is_told_as_no_leader_before_the_cluster_has_another(tmp_path) -> None:
-    """Nor is it a group's coordinator; and what was told is told no more when it is reached, or is another process."""
+    """It is not a group's coordinator either, and it is named again when it is reached or is another process."""
     async with direct_cluster(tmp_path, 2) as cluster:
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         one = cluster.brokers[1]
@@ -304,7 +306,7 @@ async def test_who_has_lost_its_session_appends_nothing_by_its_own_clock_alone(t
             while (await two.produce("t", [b"y"], partition=own)).error_code == 0:  # noqa: ASYNC110 - by its clock
                 await asyncio.sleep(0.01)
         end = log.log_end_offset
-        # Nobody has told it anything: it leads still as far as it knows.
+        # It has had no news: as far as it knows it still leads.
         assert leaders(two, "t")[own] == 2
         refused = await two.produce("t", [b"z"], partition=own)
         assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -371,7 +373,7 @@ async def test_who_waits_for_a_new_topic_asks_again_until_brokers_enough_are_reg
 async def test_journals_are_made_when_as_many_brokers_are_registered_as_are_to_have_them(
     of: str, tmp_path: Path
 ) -> None:
-    """Who is the first one up would have them alone for ever."""
+    """Otherwise the first broker up would be their only replica for ever."""
     config = {
         "offsets.topic.num.partitions": "1",
         "transaction.state.log.num.partitions": "1",
@@ -400,7 +402,7 @@ async def test_journals_are_made_when_as_many_brokers_are_registered_as_are_to_h
 
 
 async def test_journals_of_a_server_without_others_are_its_own(tmp_path: Path) -> None:
-    """Whatever is configured for clusters: nobody else will ever be registered."""
+    """This holds whatever is configured for clusters: no other broker will ever be registered."""
     async with direct_broker(tmp_path, dict.fromkeys(JOURNAL_FACTORS, "3")) as broker:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=["a"])
         assert (await broker.send(request, 4)).coordinators[0].error_code == 0
@@ -536,7 +538,7 @@ async def test_a_broker_with_an_id_that_another_has_is_refused(tmp_path, monkeyp
 
 
 async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> None:
-    """More than the journal of changes keeps."""
+    """It has missed more than the journal of changes keeps."""
     async with direct_cluster(tmp_path, 2, session_ms=4000) as cluster:
         one, two = cluster.brokers.values()
         await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)

@@ -1,4 +1,4 @@
-"""`durability=power`: what is acknowledged or read is on the medium; many batches share an fsync."""
+"""`durability=power`: acknowledged and read records are on the medium; many batches share an fsync."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_d1_what_a_killed_process_left_is_on_disk_before_a_retry_is_called
 
 
 async def test_d4_records_whose_fsync_failed_are_not_taken_for_durable_by_the_next_process(power) -> None:
-    """The system goes on showing pages it could not write; a retry must not be called a duplicate of them."""
+    """The system goes on showing pages that it could not write; a retry must not count as a duplicate of them."""
     partition = power.partition()
     kept = power.batch(1, producer_id=5, producer_epoch=0, base_sequence=0)
     lost = power.batch(1, producer_id=5, producer_epoch=0, base_sequence=1)
@@ -181,7 +181,7 @@ async def test_who_waits_for_an_fsync_is_told_in_the_order_of_the_appends_and_on
 
     def first(error: KafkaError | None) -> None:
         told.append("first is told")
-        partition.wake()  # as what it does next may have it done
+        partition.wake()  # as its next step may carry it out
         told.append("first has acted")
 
     power.go_on.clear()
@@ -269,7 +269,7 @@ async def test_flush_messages_holds_every_nth_acknowledgement(power) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_d1_over_random_kills_and_power_cuts_everything_acknowledged_is_there_once(power, seed) -> None:
-    """Retries included: one idempotent producer that goes on where its acknowledgements end."""
+    """It includes retries: an idempotent producer goes on where its acknowledgements end."""
     rng = random.Random(seed)
     disk, acknowledged, sent = power.disk, 0, []
     for _ in range(8):
@@ -297,7 +297,7 @@ async def test_d1_over_random_kills_and_power_cuts_everything_acknowledged_is_th
         try:
             power.open(disk.restart(Tear.KEPT), durability="power")
         except CorruptLogError:
-            # A segment that nobody had synced arrived without the one before it: not told from damage.
+            # An unsynced segment arrived without the one before it: this cannot be told from damage.
             disk = before.restart(Tear.LOST)
         partition.closed = True  # its process is gone
     found = batches_of(power.open(disk, durability="power"))

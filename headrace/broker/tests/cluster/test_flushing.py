@@ -1,4 +1,4 @@
-"""Logs are flushed when it is their time, those that have something to flush, and no other is even looked at."""
+"""Logs with unflushed records are flushed when it is time, and no other log is looked at."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOON = 0.02
 
 
 class Flushes:
-    """Which partitions were flushed, in their order."""
+    """The flushed partitions in their order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []

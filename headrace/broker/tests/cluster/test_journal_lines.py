@@ -1,4 +1,4 @@
-"""A journal that cannot be created is told once a minute, however often clients ask for it."""
+"""A journal that cannot be created is logged once a minute, however often clients ask for it."""
 
 from __future__ import annotations
 

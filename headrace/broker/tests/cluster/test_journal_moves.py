@@ -1,4 +1,4 @@
-"""A coordinator's journal whose partitions come and go with their leadership: what is read late is never served."""
+"""A coordinator's journal whose partitions change their leader: records that are read too late are never served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "journal"
 
 
 class Held(Executor):
-    """Work is done when the test wants it."""
+    """An executor that runs work when the test says so."""
 
     def __init__(self) -> None:
         self.work: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
@@ -63,7 +63,7 @@ class Contents:
 
 
 class Moving:
-    """A journal of one partition that this broker, 1, leads or not."""
+    """A journal of one partition, which this broker, 1, leads or not."""
 
     def __init__(self) -> None:
         self.contents, self.executor = Contents(), Held()
@@ -97,7 +97,7 @@ class Moving:
         return TopicEntry(self.image, 0, chunks_of([state]))
 
     def led_by(self, leader: int, changes: int = 1) -> None:
-        """After so many changes of the leader."""
+        """Change the leader, that many times in between."""
         self.epoch += changes
         if leader != 1:
             self.partitions[0].closed = True

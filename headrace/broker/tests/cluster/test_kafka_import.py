@@ -1,4 +1,4 @@
-"""`topics import`: folders as Kafka leaves them, made here with our own log, which has Kafka's layout."""
+"""`topics import` of folders as Kafka leaves them, written here with our own log, which has Kafka's layout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OURS = {"recovery-checkpoint", "clean-shutdown"}
 
 
 class Kafka:
-    """A data directory of a Kafka that is stopped."""
+    """The data directory of a stopped Kafka."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,7 +128,7 @@ def test_a_batch_whose_crc_is_wrong_is_not_imported(kafka, tmp_path, segment) ->
     folder = kafka.partition("clicks-0")
     path = sorted(folder.glob("*.log"))[segment]
     damaged = bytearray(path.read_bytes())
-    damaged[-3] ^= 1  # in the last record's value: nothing but the CRC knows
+    damaged[-3] ^= 1  # in the last record's value: only the CRC shows it
     path.write_bytes(damaged)
     with pytest.raises(ConfigError, match=rf"{path.name} cannot be imported: .* CRC"):
         brought_in(kafka, tmp_path / "data")

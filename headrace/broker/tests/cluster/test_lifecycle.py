@@ -1,4 +1,4 @@
-"""Start, stop, crash: what the broker finds again, and what it does about leftovers."""
+"""Start, stop, crash: the data that the broker finds again, and its handling of leftovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.direct import direct_broker, values_of
 
 
 def crash(data) -> None:
-    """What a kill leaves behind that a clean stop does not: no marker."""
+    """Leave a data directory as a kill does: without the marker of a clean stop."""
     (data / ".kafka_cleanshutdown").unlink()
 
 

@@ -1,4 +1,4 @@
-"""`durability=power` of the broker's own topics: what a coordinator has acknowledged is on the medium."""
+"""`durability=power` of the internal topics: changes that a coordinator has acknowledged are on the medium."""
 
 import asyncio
 import errno
@@ -120,7 +120,7 @@ def run(test, directory, config=POWER):
                 await test(broker)
             finally:
                 for disk in IN_USE:
-                    disk.close()  # or the broker that stops would wait for what a failed test holds back
+                    disk.close()  # or a broker that stops would wait for fsyncs that a failed test holds back
 
     asyncio.run(main())
 
@@ -219,7 +219,7 @@ def test_d6_a_marker_that_is_on_its_way_to_the_disk_is_not_written_again(power, 
         log = broker.context.partition("a", 0).log
         await until(lambda: asyncio.sleep(0, log.log_end_offset), lambda end_offset: end_offset == 2)
         coordinator = coordinator_of(broker)
-        coordinator.transactions["tx"].deadline = 0  # when what is missing is tried again
+        coordinator.transactions["tx"].deadline = 0  # the time at which missing markers are tried again
         coordinator._tick("tx")
         power.close()
         assert await ending is ErrorCode.NONE
@@ -317,7 +317,7 @@ def test_d7_a_topic_that_becomes_power_is_synced_once(power, tmp_path, resource)
 
 
 class History:
-    """What clients were told until the power went, and whether the next broker keeps to it."""
+    """The clients' answers until the power cut, and the check of the next broker against them."""
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
@@ -331,7 +331,7 @@ class History:
                 f"{group}: {offset} was acknowledged, {found} is there"
             )
         for name in await until(lambda: ongoing(broker), lambda names: names is not None):
-            # What follows an open transaction is not shown to readers of what is committed: its producer ends it.
+            # Records after an open transaction are hidden from read_committed consumers: its producer ends it.
             client = Client(broker, name)
             await until(client.init, lambda error: error is ErrorCode.NONE)
         await until(lambda: broker_is_at_rest(broker), bool)
@@ -343,7 +343,7 @@ class History:
 
 
 async def ongoing(broker) -> list[str] | None:
-    """Open transactions; None while that is not known."""
+    """Return open transactions; None while they are unknown."""
     answer = await broker.send(ListTransactionsRequest(state_filters=["Ongoing"]), 0)
     return None if answer.error_code else [each.transactional_id for each in answer.transaction_states]
 
@@ -355,7 +355,7 @@ async def broker_is_at_rest(broker) -> bool:
 
 
 def lose_power(power, directory, seed, monkeypatch) -> None:
-    """Clients at work, a power cut, another broker on what is left of the disk."""
+    """Run clients, cut the power, and start another broker on the rest of the disk."""
     monkeypatch.setattr("headrace.broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 40)
     rng, history = random.Random(seed), History()
     after = directory.with_name("after")
@@ -438,7 +438,7 @@ def test_d8_would_see_an_acknowledgement_before_the_fsync(power, tmp_path, monke
 
 
 def test_a_rewritten_journal_is_on_disk_before_what_it_replaces_goes(power, tmp_path, monkeypatch):
-    """With `durability=process` too: a power cut takes the last seconds, not what was committed long ago."""
+    """This holds with `durability=process` too: a power cut loses the last seconds, not old commits."""
     monkeypatch.setattr("headrace.broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 30)
     config = {**POWER, "log.durability": "process", "offsets.topic.num.partitions": "1"}
     after = tmp_path / "after"

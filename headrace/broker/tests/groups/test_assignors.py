@@ -1,4 +1,4 @@
-"""The assignors of the broker: everything is assigned once, evenly, and moves as little as it must."""
+"""The broker's assignors: every partition is assigned once, evenly, with as few moves as possible."""
 
 from uuid import UUID
 
@@ -77,7 +77,7 @@ def test_uniform_leaves_a_balanced_assignment_alone(group):
 @settings(max_examples=60)
 @given(groups(), st.data())
 def test_uniform_moves_no_more_than_it_must(group, data):
-    """Somebody new comes: only what the new one gets has moved."""
+    """A new member joins: only the partitions that it gets have moved."""
     subscribers, counts = group
     alike = [Subscriber(one.member_id, None, frozenset(counts), {}) for one in subscribers]
     before = assign_uniform(alike, counts)

@@ -1,4 +1,4 @@
-"""What is answered to a commit of hundreds of thousands of offsets, and what it leaves to be freed at its end."""
+"""Answers to commits of hundreds of thousands of offsets, and the memory that they free at their end."""
 
 from __future__ import annotations
 

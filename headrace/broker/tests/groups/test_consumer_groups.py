@@ -256,7 +256,7 @@ class TestTopics:
         assert not group.group.consumer.patterns
 
     def test_another_pattern_that_others_use_already(self, group):
-        """Nothing is to be matched anew, and the member's topics are others all the same."""
+        """No pattern is matched again, and the member's topics change all the same."""
         two = group.topics.put("two", 1)
 
         def resolved(*topics):

@@ -1,4 +1,4 @@
-"""The consumer's subscriptions and assignments, against kio's reading and writing of the same."""
+"""The consumer's subscriptions and assignments, compared with kio's encoding of the same."""
 
 import contextlib
 import io

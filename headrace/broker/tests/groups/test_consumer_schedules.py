@@ -1,14 +1,14 @@
-"""Random lives of a group of the consumer protocol: members join, change their subscriptions, let go slowly,
-leave, die; topics come, grow and go; the broker fails to write, crashes, comes back.
+"""Random lives of a group of the consumer protocol.
 
-Whatever the schedule,
-- the group never contradicts itself, and no partition has two owners (`check_group`, after every step),
-- what a member that is not fenced believes to own is its own in the group,
-- a restart finds what was there,
-- a committed offset reads back as the last acknowledged commit, or one whose client never heard its outcome,
-- once the disturbances stop, every partition of every subscribed topic has exactly one owner and knows it.
+Members join, change their subscriptions, revoke slowly, leave and die; topics are created, grow and are deleted; the
+broker fails to write, crashes and comes back. In every schedule:
+- The group never contradicts itself, and no partition has two owners (`check_group`, after every step).
+- A partition that a member that is not fenced believes to own is its own in the group.
+- A restart finds the earlier state.
+- A committed offset reads back as the last acknowledged commit, or one whose client never heard its outcome.
+- Once the disturbances stop, every partition of every subscribed topic has exactly one owner and knows it.
 
-`MUTANTS` are defects that were put in on purpose: each must be found.
+`MUTANTS` are injected defects, each of which must be found.
 """
 
 import itertools
@@ -40,7 +40,7 @@ SESSION_S = 45
 
 
 class Client:
-    """A consumer that follows the protocol. It lets go of partitions only after a while."""
+    """A consumer that follows the protocol. It revokes partitions only after a while."""
 
     def __init__(self, world, rng, name, instance_id):
         self.world, self.rng = world, rng
@@ -105,7 +105,7 @@ class Client:
                 assert result.error is ErrorCode.COORDINATOR_NOT_AVAILABLE, result
 
     def let_go(self):
-        """The callback for what was revoked has ended; what was assigned can be taken."""
+        """End the callback for revoked partitions; assigned ones can be taken."""
         if self.owned != self.wanted:
             kept = self.owned & self.wanted
             self.owned = kept if self.owned - self.wanted else set(self.wanted)
@@ -259,7 +259,7 @@ class World:
                 assert client.owned <= has, f"{client.member_id} owns what is not its own"
 
     def settle(self):
-        """No more disturbances: everybody who lives follows the protocol, and the dead are found out."""
+        """Stop all disturbances: every living client follows the protocol, and dead ones time out."""
         self.group.crash_at = None
         for turn in range(50):
             for client in self.clients:
@@ -417,7 +417,7 @@ MUTANTS = [
 ]
 
 
-# Found by one schedule in a hundred: begin where it is.
+# One schedule in a hundred finds this: begin with one.
 FIRST_SEEDS = {overlooks_new_topics: 105}
 
 

@@ -156,7 +156,7 @@ class Clock:
 
 
 class Site:
-    """What outlives a broker: its metadata and journal. `broker` starts one on them."""
+    """The durable state of a broker: its metadata and journal. `broker` starts one on them."""
 
     def __init__(self):
         self.metadata = Metadata()
@@ -205,7 +205,7 @@ class Site:
             await self.tasks.pop()
 
     def send(self, request, version):
-        """What the handler gives: a response or something to await. Goes over the wire both ways."""
+        """Return the handler's result, a response or an awaitable, encoded and decoded in both directions."""
         declaration = self.apis[type(request).API_KEY]
         assert declaration.min_version <= version <= declaration.max_version
         decoded = declaration.request.decode(request.encode(version), version)
@@ -300,7 +300,7 @@ def commit_errors(response):
 
 
 async def positions(site, group="g"):
-    """All committed offsets of a group, or the error."""
+    """Return all committed offsets of a group, or the error."""
     response = await site.call(
         OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=None)]), 8
     )
@@ -315,7 +315,7 @@ async def positions(site, group="g"):
 
 
 async def until_nobody_is_left(site):
-    """A session's time goes by."""
+    """Let a session time out."""
     site.clock.ahead += 31
     site.coordinator._deadlines._fire()
     async with asyncio.timeout(60):
@@ -420,7 +420,7 @@ def test_offset_fetch_of_all_topics(version):
 
 
 def test_offsets_by_topic_id():
-    """Version 10 of OffsetCommit and OffsetFetch; what one commits by id the other finds by name."""
+    """Version 10 of OffsetCommit and OffsetFetch; offsets committed by id are found by name."""
 
     async def scenario(site):
         known, gone = site.metadata.topic("topic").topic_id, uuid.uuid4()
@@ -710,7 +710,7 @@ class TestRestart:
             assert (await site.call(join_request(), 3)).error_code == loading
             assert (await site.call(ListGroupsRequest(), 3)).error_code == loading
             assert (await site.call(DescribeGroupsRequest(groups=["g"]), 3)).groups[0].error_code == loading
-            # A member is not told to worry, and one that waits for an assignment has to join anew.
+            # A member is not told of a rebalance, and one that waits for an assignment must join anew.
             beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
             assert (await site.call(beat, 3)).error_code == ErrorCode.NONE
             synced = await site.call(sync_request("m", 1, {}), 3)

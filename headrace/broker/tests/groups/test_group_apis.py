@@ -1,4 +1,4 @@
-"""Consumer groups as their clients meet them, version by version, through a whole broker."""
+"""Consumer groups as their clients see them, version by version, through a whole broker."""
 
 import asyncio
 import logging
@@ -112,7 +112,7 @@ async def commit(broker, offset, metadata="", member_id="", generation=-1, *, ve
 
 
 async def committed(broker, version=9):
-    """Position and metadata of partition 0 of "t"."""
+    """Return offset and metadata of partition 0 of "t"."""
     if version >= 8:
         image = broker.context.metadata.topic("t")
         topics = [OffsetFetchRequestTopics(name="t", topic_id=image.topic_id, partition_indexes=[0])]
@@ -126,7 +126,7 @@ async def committed(broker, version=9):
 
 
 async def new_member(broker, instance_id=None, version=9):
-    """A member in its first JoinGroup that may wait: from version 4 on it is given its id before."""
+    """Return a member in its first JoinGroup that may wait; from version 4 on it is given its id before."""
     first = await join(broker, "", instance_id, version=version)
     if version < 4 or instance_id is not None:
         return first
@@ -135,7 +135,7 @@ async def new_member(broker, instance_id=None, version=9):
 
 
 async def stable(broker, instance_id=None, version=9):
-    """The member id of the only member of generation 1."""
+    """Return the member id of the only member of generation 1."""
     joined = await new_member(broker, instance_id, version)
     assert (joined.error_code, joined.generation_id) == (0, 1)
     synced = await sync(broker, joined.member_id, 1, {joined.member_id: b"all"}, instance_id)
@@ -302,7 +302,7 @@ async def _errors(broker):
     assert (await join(broker, protocols=("sticky",))).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     for wrong in ({"protocol_name": "sticky"}, {"protocol_type": "connect"}, {"protocol_name": None}):
         assert (await sync(broker, member, 1, **wrong)).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    # 22, 25: of another generation, of nobody
+    # 22, 25: another generation, an unknown member
     for generation in (0, 2):
         assert await heartbeat(broker, member, generation) == ErrorCode.ILLEGAL_GENERATION
         assert (await sync(broker, member, generation)).error_code == ErrorCode.ILLEGAL_GENERATION
@@ -364,7 +364,7 @@ def test_assignments_are_the_leaders_very_bytes_and_empty_for_whom_it_forgot(tmp
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR])
 async def test_a_journal_that_moves_is_no_error_of_the_log(tmp_path, monkeypatch, caplog, code) -> None:
-    """A clean move of a leader does so; a disk that fails is one."""
+    """A clean move of a leader is not an error; a disk that fails is one."""
 
     def refuse(*_: object) -> bool:
         raise KafkaError(code)

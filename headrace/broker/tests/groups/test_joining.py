@@ -1,4 +1,4 @@
-"""JoinGroup: who gets in, who does not, and when a generation begins."""
+"""JoinGroup: accepted and refused members, and the beginning of a generation."""
 
 import pytest
 

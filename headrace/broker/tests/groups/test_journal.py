@@ -1,4 +1,4 @@
-"""The journal's records: Kafka's format, both ways, and what a replay makes of them."""
+"""The journal's records: Kafka's format in both directions, and their replay."""
 
 import struct
 
@@ -105,7 +105,7 @@ def test_malformed_records_are_decode_errors(key):
         decode_record(key, b"\x00\x03")
 
 
-# What Java says to Math.abs(group.hashCode()) % 50.
+# Java's results of Math.abs(group.hashCode()) % 50.
 @pytest.mark.parametrize(
     ("group_id", "partition"),
     [("", 0), ("a", 47), ("my-group", 12), ("console-consumer-12345", 6), ("größe", 7)],

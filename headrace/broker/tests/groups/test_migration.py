@@ -58,7 +58,7 @@ def group():
 
 
 def classic(group, parts, protocol="range", owned=False):
-    """A stable classic group: member -> the partitions that the leader gives it."""
+    """Return a stable classic group. The argument maps each member to the partitions that the leader gives it."""
     tokens = {
         name: group.join(new_member_id=name, protocols={protocol: subscription(*mine if owned else ())})
         for name, mine in parts.items()
@@ -237,7 +237,7 @@ class TestClassicMembers:
         )
         generation = self.joined(group)
         assert partitions(group.synced(group.sync("c", generation))) == []
-        assert group.heartbeat("c", generation) is ErrorCode.NONE  # others have not let go yet
+        assert group.heartbeat("c", generation) is ErrorCode.NONE  # the others have not revoked yet
         told = group.consumer_heartbeat("new", 1)
         kept = dict(told.assignment)
         group.consumer_heartbeat("new", 1, owned=kept)
@@ -250,7 +250,7 @@ class TestClassicMembers:
         self.joined(group)
         other = rejoin(group, "", protocol="mine", new_member_id="d")
         assert other.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        assert rejoin(group, "c", protocol="mine").error is ErrorCode.NONE  # it alone may change
+        assert rejoin(group, "c", protocol="mine").error is ErrorCode.NONE  # only this member may change it
         wrong = group.join(protocols={"range": b"x"}, protocol_type="consumer")
         assert group.joined(wrong).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         wrong = group.join(protocols={"range": subscription()}, protocol_type="connect")

@@ -1,15 +1,15 @@
-"""Random lives of a group whose members speak both protocols: it is upgraded and downgraded with them in it.
+"""Random lives of a group whose members use both protocols: it is upgraded and downgraded with them in it.
 
-Whatever the schedule,
-- the group never contradicts itself (`check_group`, after every step),
-- what members in good standing believe to own has one owner each, across every change of protocol,
-- a restart finds what was there, whichever protocol the group had,
-- a committed offset reads back as the last acknowledged commit, or one whose client never heard its outcome,
-- once the disturbances stop, every partition has exactly one owner, and the group has the protocol that its
-  members and the policy call for.
+In every schedule:
+- The group never contradicts itself (`check_group`, after every step).
+- Each partition that members in good standing believe to own has one owner, across every change of protocol.
+- A restart finds the earlier state, whichever protocol the group had.
+- A committed offset reads back as the last acknowledged commit, or one whose client never heard its outcome.
+- Once the disturbances stop, every partition has exactly one owner, and the group has the protocol that its members and
+  the policy call for.
 
-Classic clients are all eager, or all cooperative; a leader assigns round robin. `MUTANTS` are defects that were
-put in on purpose: each must be found.
+Classic clients are all eager, or all cooperative; a leader assigns round robin. `MUTANTS` are injected defects, each of
+which must be found.
 """
 
 import itertools
@@ -44,7 +44,7 @@ ABANDONS = {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode
 
 
 def subscription(owned, version):
-    """Version 0 cannot say what is owned."""
+    """Version 0 has no field for owned partitions."""
 
     def array(entries):
         return struct.pack(">i", len(entries)) + b"".join(entries)
@@ -73,7 +73,7 @@ def grouped(partitions):
 
 
 class ClassicClient:
-    """A consumer of the classic protocol. `owned`: what it reads from now."""
+    """A consumer of the classic protocol. `owned` are the partitions that it reads."""
 
     protocol = "classic"
 
@@ -129,7 +129,7 @@ class ClassicClient:
             self.waiting = token
 
     def assignments(self):
-        """As a leader: everything to everybody in turn; in a cooperative group nothing that another still has."""
+        """Assign as a leader: everything to all in turn; in a cooperative group nothing that another one still has."""
         if not self.everybody:
             return {}
         owned = {
@@ -168,7 +168,7 @@ class ClassicClient:
                 for topic, indexes in read_assignment(result.assignment).partitions
                 for index in indexes
             }
-            # A cooperative consumer that has to let go of something does so, and joins again.
+            # A cooperative consumer that must revoke a partition does so, and joins again.
             self.must_join = self.cooperative and bool(self.owned - assigned)
             self.owned, self.must_sync = assigned, False
 
@@ -373,7 +373,7 @@ class World:
             case "die":
                 client.die()
             case "switch":
-                # The application comes back with the other protocol, under its own name if it has one.
+                # The application comes back with the other protocol, with its instance id if it has one.
                 client.leave() if rng.random() < 0.6 else client.die()
                 other = ModernClient if isinstance(client, ClassicClient) else ClassicClient
                 self.clients[index] = other(self, rng, client.instance_id)
@@ -421,7 +421,7 @@ class World:
                     assert client.owned <= has, f"{client.member_id} reads what is not its own"
 
     def settle(self):
-        """No more disturbances: everybody who lives follows its protocol, and the dead are found out."""
+        """Stop all disturbances: every living client follows its protocol, and dead ones time out."""
         self.group.crash_at = None
         for _ in range(70):
             for client in self.clients:
@@ -452,7 +452,7 @@ class World:
             self.leave_all_modern(alive)
 
     def leave_all_modern(self, alive):
-        """When the last member of the consumer protocol has gone the group is a classic one."""
+        """Let the last members of the consumer protocol leave; the group is a classic one then."""
         modern_ones = [client for client in alive if client.protocol == "consumer"]
         rest = [client for client in alive if client.protocol == "classic"]
         for client in modern_ones:
@@ -575,7 +575,7 @@ def never_downgrades(monkeypatch):
 
 
 def loses_the_rebalance_of_a_downgrade(monkeypatch):
-    """The classic group goes on in the generation that everybody knows."""
+    """The classic group goes on in the generation that all members know."""
 
     def downgrade(step, pending):
         stored, group = pending.stored, step.group
@@ -604,7 +604,7 @@ MUTANTS = [
     takes_commits_of_any_generation,
 ]
 
-# Found by few schedules: begin where one does.
+# Few schedules find these: begin with one of them.
 FIRST_SEEDS = {
     forgets_what_members_have_in_an_upgrade: 73,
     gives_away_what_members_have_not_heard_of_losing: 3716,

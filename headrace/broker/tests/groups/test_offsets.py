@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is refused, what expires."""
+"""Committed offsets: who may commit, refusals, expiry."""
 
 import struct
 

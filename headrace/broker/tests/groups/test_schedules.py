@@ -1,13 +1,13 @@
-"""Random lives of a group: members join, leave, die, commit; the broker fails to write, crashes, comes back.
+"""Random lives of a group: members join, leave, die and commit; the broker fails to write, crashes and comes back.
 
-Whatever the schedule,
-- the group never contradicts itself (`check_group`, after every step),
-- every request is answered at most once, and exactly once if its client and the broker live on,
-- nobody gets another member's assignment, and all of the current generation come from one leader,
-- what the group shows is on the journal, and all of it is there again after a restart,
-- only a member of the present generation commits, or anybody while there are no members,
-- a committed offset reads back as the last acknowledged commit, or one whose client never heard its outcome,
-- once the disturbances stop, everybody who is left ends up in one stable generation.
+In every schedule:
+- The group never contradicts itself (`check_group`, after every step).
+- Every request is answered at most once, and exactly once if its client and the broker live on.
+- No member gets another one's assignment, and all of the current generation come from one leader.
+- The group's visible state is in the journal, and all of it is there again after a restart.
+- Only a member of the present generation commits, or any client while there are no members.
+- A committed offset reads back as the last acknowledged commit, or one whose client never heard its outcome.
+- Once the disturbances stop, all remaining members end up in one stable generation.
 """
 
 import itertools
@@ -42,7 +42,7 @@ GIVES_UP = {
 
 
 class Client:
-    """A consumer that follows the protocol, as far as it gets to act."""
+    """A consumer that follows the protocol, as far as the schedule lets it."""
 
     def __init__(self, world, rng, instance_id=None):
         self.world = world
@@ -63,11 +63,11 @@ class Client:
         self.reset()
 
     def reset(self):
-        """Whatever this client held is void: it has to join."""
+        """Forget all state of this client: it must join."""
         self.generation, self.assignment, self.leads, self.everybody = -1, None, False, ()
         self.must_join = True
 
-    # -- what it may do --------------------------------------------------------------------------------------
+    # -- its actions -----------------------------------------------------------------------------------------
 
     def join(self):
         if self.waiting is None:
@@ -115,7 +115,7 @@ class Client:
             self.world.group.send(Abandoned(token))
 
     def behave(self):
-        """The next step of a client that wants to consume."""
+        """Take the next step of a client that wants to consume."""
         if self.must_join:
             self.join()
         elif self.assignment is None:
@@ -123,10 +123,10 @@ class Client:
         else:
             self.heartbeat()
 
-    # -- what it hears ---------------------------------------------------------------------------------------
+    # -- its answers -----------------------------------------------------------------------------------------
 
     def request(self, send):
-        """The token is not known before the answer may be there: look for both."""
+        """Send a request. Its answer may come before its token is known: check for both."""
         self.world.sender = self
         token = send()
         self.world.sender = None
@@ -164,7 +164,7 @@ class Client:
         if result.assignment:
             generation, _, name = result.assignment.decode().split("/", 2)
             assert int(generation) == self.generation
-            # A static member takes over the assignment of its former self.
+            # A static member takes over its former assignment.
             assert name == self.member_id or self.instance_id is not None
 
     def heard(self, error):
@@ -204,7 +204,7 @@ class World:
     def replied(self, token, result):
         owner = self.owners.pop(token, None)
         if owner is None:
-            # Answered within its own request, or nobody waits for it any more.
+            # It is answered within its own request, or its client has gone.
             owner = self.sender if self.sender is not None and token == self.latest_token() else None
         if owner is not None:
             owner.answered(result)
@@ -215,7 +215,7 @@ class World:
     def commit(self, partition, member_id="", generation=-1, instance_id=None):
         value = next(self.values)
         before = self.allowed[partition]
-        self.allowed[partition] = before | {value}  # the outcome is unknown until it is heard
+        self.allowed[partition] = before | {value}  # the outcome is unknown until it is answered
         group = self.group.group
         may = (member_id in group.members and generation == group.generation) or (
             generation < 0 and group.phase is Phase.EMPTY
@@ -273,7 +273,7 @@ class World:
         self.check()
 
     def crash(self):
-        """Connections break: who waited knows no more than that it has to ask again."""
+        """Break connections: waiting clients only know that they must ask again."""
         self.sender = None
         self.owners.clear()
         for client in self.clients:
@@ -283,10 +283,10 @@ class World:
         kept = {member.member_id for member in self.stored.members} if self.stored is not None else set()
         assert set(self.group.group.members) == kept, "a restart lost members"
 
-    # -- what must hold --------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     def follow_journal(self):
-        """Read what is new on the journal, which is all that a restart would know."""
+        """Read new records of the journal, the only state that a restart would have."""
         for key, value in self.group.journal[self.read :]:
             match decode_record(key, value):
                 case PutGroup(stored):
@@ -331,7 +331,7 @@ class World:
                     assert client.assignment == current.assignment
 
     def settle(self):
-        """No more disturbances: everybody who lives follows the protocol."""
+        """Stop all disturbances: every living client follows the protocol."""
         self.group.crash_at = None
         for _ in range(60):
             for client in self.clients:
@@ -510,7 +510,7 @@ MUTANTS = [
 ]
 
 
-# Found by one schedule in a hundred: begin where it is.
+# One schedule in a hundred finds these: begin with one of them.
 FIRST_SEEDS = {gives_out_assignments_that_are_not_stored: 120, leaves_waiting_syncs_in_a_rebalance: 40}
 
 

@@ -1,4 +1,4 @@
-"""What happens between an append and its outcome, when the journal is replicated and takes its time."""
+"""The time between an append and its outcome, when the journal is replicated and slow."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Positions that open transactions have committed: whose they are, and until when nobody knows whether they count."""
+"""Offsets that open transactions have committed: their owners, and the time until which their outcome is unknown."""
 
 from __future__ import annotations
 

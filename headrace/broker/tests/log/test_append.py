@@ -1,4 +1,4 @@
-"""What an append accepts, refuses and stamps: rules B1 to B6 of the log, and config parsing."""
+"""Appends: accepted, refused and stamped batches (rules B1 to B6 of the log), and config parsing."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from simulator.log import batches_of
 
 
 def changed(batch: bytes, position: int, data: bytes) -> bytes:
-    """The batch with other bytes and a CRC that fits."""
+    """Return the batch with other bytes and a matching CRC."""
     result = bytearray(batch)
     result[position : position + len(data)] = data
     write_crc(result)

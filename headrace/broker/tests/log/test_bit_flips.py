@@ -1,4 +1,4 @@
-"""D6: a bit flips somewhere. What is wrong is said, or found by the reader's own checksum; it is never passed off."""
+"""D6: a flipped bit is reported, or found by the reader's own checksum; a damaged batch never looks right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.log import batches_of
 
 BATCHES = 4
 EPOCH_BYTES = range(12, 16)
-"""Of a batch: the leader epoch, which no checksum covers, because brokers write it."""
+"""The leader epoch of a batch, which no checksum covers, because brokers write it."""
 OFFSET_BYTES = range(8)
 
 
@@ -34,15 +34,17 @@ def filled(world, state: str):
 
 
 def crc_is_right(batch: bytes) -> bool:
-    """Of a batch without the prefix that the log stamps, as `batches_of` gives it."""
+    """Return whether the CRC of a batch without the log's stamped prefix is right, as `batches_of` returns it."""
     return crc32c.crc32c(batch[5:]) == int.from_bytes(batch[1:5], "big")
 
 
 @pytest.mark.parametrize("state", ["not flushed", "flushed", "sealed and flushed"])
 def test_d6_a_flip_of_any_byte_is_said_or_shows(world, state, monkeypatch) -> None:
-    """What a scan after a crash finds is said before anything is served; only a last batch that may never have been
-    whole is cut. Sealed segments that were flushed are not scanned (as in Kafka): there the reader's own checksum
-    finds it, so no batch that was changed may look right.
+    """A scan after a crash reports damage before anything is served, and cuts only a last batch that may never have
+    been whole.
+
+    Sealed segments that were flushed are not scanned (as in Kafka): there the reader's own checksum finds damage, so no
+    changed batch may look right.
     """
     monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)
     log, path, positions = filled(world, state)

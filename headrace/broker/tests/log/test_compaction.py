@@ -26,7 +26,7 @@ DAY_MS = 86_400_000
 
 
 def put(world, log, *pairs, **options):
-    """One batch of (key, value) pairs, given as text; a value None is a tombstone."""
+    """Append one batch of (key, value) pairs of strings; a value None is a tombstone."""
     records = [
         Record(key.encode(), None if value is None else value.encode(), (), world.clock.now_ms)
         for key, value in pairs
@@ -36,7 +36,7 @@ def put(world, log, *pairs, **options):
 
 
 def roll(world, log):
-    """Have a new segment begin with the next batch, which is long and has a key of its own."""
+    """Let a new segment begin with the next batch, which is long and has a key of its own."""
     return put(world, log, ("filler", "f" * 310))
 
 
@@ -70,7 +70,7 @@ def test_c1_the_last_value_of_a_key_stays_where_it_was(world):
     assert log.log_end_offset == end_offset
     first = headers_of(log)[0]
     assert (first.base_offset, first.last_offset, first.record_count) == (0, 2, 1)
-    for offset in range(end_offset):  # also from where records are gone
+    for offset in range(end_offset):  # also at offsets whose records are gone
         assert log.read(offset, 1 << 20, up_to=end_offset).size
 
 
@@ -159,7 +159,7 @@ def test_c1_the_log_ends_where_it_ended_even_if_its_last_records_went(world):
     disk = world.disk.restart(Tear.LOST)
     disk.remove(
         world.directory / "00000000000000000002.log"
-    )  # the written segment, as a power cut may leave it
+    )  # the written segment, in a state that a power cut may leave
     again = world.open(disk, **CONFIG)
     assert again.log_end_offset == 2
 
@@ -198,7 +198,7 @@ def test_c2_a_tombstone_stays_for_delete_retention_after_it_was_first_cleaned(wo
 
 
 def transaction(world, log, producer_id, *pairs, commit: bool):
-    """One transaction: its data and its marker; gives the marker's offset."""
+    """Append one transaction with its marker; return the marker's offset."""
     mine = {"producer_id": producer_id, "producer_epoch": 0}
     put(world, log, *pairs, attributes=TRANSACTIONAL_BIT, base_sequence=0, **mine)
     end = build_end_marker(
@@ -314,7 +314,7 @@ def test_what_changes_meanwhile_is_left_alone(world):
 
 @pytest.mark.parametrize("when", [1, 2])
 def test_a_log_that_was_closed_meanwhile_is_left_alone(world, when):
-    """Another one may have been opened in its place."""
+    """Another log may have been opened in its place."""
     log = world.open(**CONFIG)
     put(world, log, ("a", "1"), ("a", "2"))
     roll(world, log)
@@ -334,7 +334,7 @@ def test_a_log_that_was_closed_meanwhile_is_left_alone(world, when):
 
 
 def test_a_log_does_not_end_before_what_was_compacted(world):
-    """Whatever is left of it: an offset is never given again."""
+    """This holds whatever is left of the log: an offset is never assigned again."""
     log = world.open(**CONFIG)
     put(world, log, ("a", "1"), ("a", "2"))
     log.flush()
@@ -431,7 +431,7 @@ PROGRAMS = st.lists(
 
 @dataclass
 class Model:
-    """All that was ever appended, and for each tombstone when it was first in a cleaned part."""
+    """All records ever appended, and the time of the first cleaning of each tombstone."""
 
     records: list[tuple[int, int, bytes, bytes | None]] = field(default_factory=list)
 
@@ -500,7 +500,7 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
     for i in range(34):
         pairs = [(f"k{(i * j) % 7}", None if (i + j) % 5 == 0 else f"value {i}.{j}") for j in range(1, 4)]
         if i % 3 == 0:
-            pairs[0] = (f"only {i}", "kept")  # so that cleaned segments are small and put together later
+            pairs[0] = (f"only {i}", "kept")  # so that cleaned segments are small and joined later
         for key, value in pairs:
             encoded = None if value is None else value.encode()
             row = (len(history.model.records), world.clock.now_ms, key.encode(), encoded)
@@ -519,7 +519,7 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
 
 
 def recovered(world: LogWorld, disk: SimulatedDisk, was_kept: bool, rng: random.Random, config: dict):
-    """The log after a crash, and mostly another one in the middle of finding out what the first has left."""
+    """Return the log after a crash, and mostly after another one in the middle of its recovery."""
     while rng.random() < 0.6:
         disk.crash_at = disk.operations + rng.randint(1, 8)
         try:
@@ -555,7 +555,7 @@ def test_c1_a_crash_at_every_disk_operation(tear, monkeypatch):
 
 
 def check_after_crash(world, history, config, tear, rng) -> bool:
-    """Whether an exchange was under way."""
+    """Check the log after a crash; return whether a swap was under way."""
     disk = world.disk.restart(tear)
     swap = any(name.endswith(".swap") for name in disk.names(world.directory))
     try:
@@ -582,7 +582,7 @@ def check_after_crash(world, history, config, tear, rng) -> bool:
 
 
 def merged_world(crash_at: int | None = None):
-    """Three segments that a cleaning has made small, then one that puts them together; the records that are left."""
+    """Three segments that a cleaning has made small, and then one that joins them; and the remaining records."""
     world = LogWorld()
     log = world.open(background=lambda work: work(), **CONFIG)
     for i in range(3):
@@ -601,7 +601,7 @@ def merged_world(crash_at: int | None = None):
 
 
 def assert_apart(log) -> None:
-    """No segment holds what another one holds too."""
+    """Check that no two segments hold the same record."""
     for segment, following in pairwise(log._segments):
         if segment.size:
             *_, (_, last) = segment.headers(0)

@@ -1,4 +1,4 @@
-"""A follower's log: what its leader has, byte by byte, whatever came in between."""
+"""A follower's log: equal to its leader's, byte by byte, after any interruption."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_an_epoch_that_wrote_nothing_does_not_keep_a_follower_from_the_one_befor
     leader, log = world.open(), follower(world)
     world.append(leader, 2, epoch=1)
     copy(leader, log)
-    log.assign_epoch(5)  # it led, and nobody wrote
+    log.assign_epoch(5)  # it led, and no record was written
     log.follow()
     assert log.last_epoch == 1
     world.append(leader, 1, epoch=3)
@@ -159,7 +159,7 @@ def test_a_log_goes_on_elsewhere_and_nothing_of_before_is_left(offset: int) -> N
 
 @pytest.mark.parametrize("tear", [Tear.KEPT, Tear.LOST, Tear.TORN, Tear.ZEROS])
 def test_a_copy_of_a_compacted_log_ends_where_its_batches_do_whatever_a_crash_leaves(tear: Tear) -> None:
-    """A gap is not taken for records that were there."""
+    """A gap is not taken for records that existed."""
     world = LogWorld()
     leader = world.open(segment_bytes=400, cleanup_policy=["compact"])
     for number in range(30):
@@ -189,7 +189,7 @@ def test_an_epoch_that_was_noted_and_wrote_nothing_is_not_that_of_what_was_copie
     log = follower(world)
     copy(leader, log)
     log.assign_epoch(2)
-    log.flush()  # it led, and nobody wrote
+    log.flush()  # it led, and no record was written
     log.follow()
     world.append(leader, 3, epoch=since)
     copy(leader, log)

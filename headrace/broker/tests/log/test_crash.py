@@ -1,4 +1,4 @@
-"""Crash at every disk operation of a workload, five ways, and look at what the next process finds."""
+"""A crash at every disk operation of a workload, in five ways, and a check of what the next process finds."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from simulator.disk import SimulatedCrash, SimulatedDisk, Tear
 from simulator.log import LogWorld, batches_of
 
 DIRECTORY_OPERATIONS = LogWorld().disk.operations
-"""What it takes to prepare a disk, before the log does anything."""
+"""Operations that prepare a disk before the log does anything."""
 
 CONFIG = {"segment_bytes": 1500, "index_interval_bytes": 200}
 FIRST_SEED = int(os.environ.get("HEADRACE_CRASH_SEED", "0"))
@@ -23,7 +23,7 @@ SEEDS = int(os.environ.get("HEADRACE_CRASH_SEEDS", "50000"))
 
 @dataclass
 class History:
-    """What the workload was told. `sent` are all batches in order; those before `acked` were acknowledged."""
+    """The answers to the workload. `sent` are all batches in order; those before `acked` were acknowledged."""
 
     sent: list[tuple[int, bytes]] = field(default_factory=list)
     acked: int = 0
@@ -37,7 +37,7 @@ def at_once(call):
 
 
 def kept(path, delay_ms):
-    """Deleted files are there for as long as the test runs, and nothing may mind."""
+    """Deleted files stay as long as the test runs, which must do no harm."""
 
 
 def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dict, seed: int = 7) -> None:
@@ -80,7 +80,7 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
 
 
 def check(world: LogWorld, disk: SimulatedDisk, history: History, tear: Tear, config: dict) -> str:
-    """Open what the crash left and hold it against what was acknowledged."""
+    """Open the log after the crash and compare it with the acknowledged batches."""
     try:
         log = world.open(disk, **config)
     except CorruptLogError:
@@ -104,7 +104,7 @@ def check(world: LogWorld, disk: SimulatedDisk, history: History, tear: Tear, co
 
 
 def check_producers(world: LogWorld, log: PartitionLog, history: History, known_from: int) -> None:
-    """Every producer retries its last five batches, then goes on: what is known to be there is a duplicate."""
+    """Let every producer retry its last five batches and go on: batches that are known to be there are duplicates."""
     end = log.log_end_offset
     by_producer: dict[int, list[tuple[int, bytes]]] = {}
     for base, batch in history.sent:
@@ -118,7 +118,7 @@ def check_producers(world: LogWorld, log: PartitionLog, history: History, known_
                 info = log.append(batch, leader_epoch=9)
                 assert (info.duplicate, info.base_offset) == (True, base)
         if there and there[-1][0] < known_from:
-            continue  # the log has lost sight of this one
+            continue  # the log has forgotten this one
         for _, batch in sent[len(there) :]:
             info = log.append(batch, leader_epoch=9)
             assert not info.duplicate
@@ -131,7 +131,9 @@ def check_producers(world: LogWorld, log: PartitionLog, history: History, known_
 
 @pytest.mark.parametrize("config", [CONFIG, {**CONFIG, "durability": "power"}], ids=["process", "power"])
 def test_every_crash_leaves_a_prefix_with_everything_that_was_promised(config, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)  # thousands of warnings are due
+    monkeypatch.setattr(
+        logging.getLogger("headrace.log"), "disabled", True
+    )  # it would log thousands of warnings
     world, history = LogWorld(), History()
     workload(world, world.disk, history, config)
     assert history.acked == 46
@@ -151,7 +153,7 @@ def test_every_crash_leaves_a_prefix_with_everything_that_was_promised(config, m
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_d1_d2_d3_random_crashes_soak(monkeypatch):
-    """Of every seed: another workload, segments of another size, one crash, one way to tear."""
+    """Each seed has another workload, another segment size, one crash, and one way to tear."""
     monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)
     outcomes = {"open": 0, "offline": 0}
     operations = {}

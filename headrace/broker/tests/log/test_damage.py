@@ -189,7 +189,7 @@ def test_d2_everything_but_the_log_itself_can_be_lost(world, suffix, damage, cle
             path = world.directory / name
             data = disk.contents(path)
             disk.remove(path)
-            if damage == "shifted":  # plausible numbers, all of them wrong
+            if damage == "shifted":  # plausible numbers that are all wrong
                 data = bytes(byte + 1 if i % 4 == 3 and byte < 255 else byte for i, byte in enumerate(data))
             changed = {"empty": b"", "garbage": b"\xff\x13" * 30, "cut": data[:-3], "shifted": data}
             if damage != "missing":
@@ -262,7 +262,7 @@ def test_d6_damage_in_the_middle_is_reported_and_nothing_is_cut(world, flushed):
 
 @pytest.mark.parametrize("damaged", [1, 2])
 def test_d6_the_last_record_that_was_synced_is_never_cut(world, damaged):
-    """Nothing readable follows it, so it looks like a torn tail; only the recovery point knows better."""
+    """No readable batch follows it, so it looks like a torn tail; only the recovery point shows that it was synced."""
     log = world.open()
     for i in range(3):
         world.append(log, value=b"%d" % i * 20)
@@ -340,7 +340,7 @@ def test_d6_the_remedy_that_the_message_names_works(world):
 
 
 def test_d6_what_is_appended_where_synced_records_were_given_up_is_synced_again(world):
-    """Otherwise it would be acknowledged without an fsync until the log is as long as it was."""
+    """Otherwise it would be acknowledged without an fsync until the log has its former length."""
     log = filled(world, 30)
     log.flush()
     end_offset = log._segments[1].end_offset

@@ -1,4 +1,4 @@
-"""Rule I1: sparse indexes while a segment is written, and what a crash leaves of them."""
+"""Rule I1: sparse indexes while a segment is written, and after a crash."""
 
 import errno
 import struct
@@ -64,7 +64,7 @@ def test_i1_a_truncation_cuts_the_indexes_too(world):
 
 
 def test_i1_indexes_of_a_sealed_segment_are_as_durable_as_it_is(world):
-    """Half a time index looks whole, and would hide the largest timestamp from retention."""
+    """Half a time index would look whole, and hide the largest timestamp from retention."""
     log = filled(world)
     log.flush()
     after = world.disk.restart(Tear.LOST)
@@ -146,7 +146,7 @@ def test_a_small_log_is_left_without_indexes_and_goes_on_with_right_ones(world, 
 
 
 def test_a_small_log_that_has_had_indexes_writes_them_again(world) -> None:
-    """Those of a longer log that was cut must not outlive it."""
+    """Indexes of a longer log that was truncated must not stay."""
     log = world.open(index_interval_bytes=500)
     for hour in range(40):
         world.append(log, value=bytes(50), at=world.clock.now_ms + 1_000 + hour)

@@ -1,4 +1,4 @@
-"""A log against a list: random programs of everything one can do to it."""
+"""A log against a list: random programs of all its operations."""
 
 import random
 from bisect import bisect_right
@@ -32,7 +32,7 @@ class Stored:
 
 
 class Model:
-    """What the log should be: a list of batches, a start, and nothing else."""
+    """The expected state of the log: a list of batches, and a start."""
 
     def __init__(self) -> None:
         self.batches: list[Stored] = []
@@ -129,7 +129,7 @@ class Program:
             assert following.region.position == 0
 
     def do_read_all(self) -> None:
-        """As a consumer does, each read where the last one ended."""
+        """Read as a consumer does, each read where the last one ended."""
         offset = self.model.start
         expected = [batch for batch in self.model.batches if batch.end > offset]
         got = []
@@ -186,7 +186,7 @@ class Program:
         self.model.start = max(offset, self.model.start)
 
     def do_retention(self) -> None:
-        """By size, below an arbitrary high watermark."""
+        """Delete by size, below a random high watermark."""
         high_watermark = self.offset()
         before = sum(segment.size for segment in self.log._segments if segment.end_offset > self.model.start)
         self.log.reconfigure(LogConfig(segment_bytes=SEGMENT_BYTES, retention_bytes=5000, retention_ms=-1))

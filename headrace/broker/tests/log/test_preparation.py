@@ -1,4 +1,4 @@
-"""What a topic may demand of a client's batch beyond its header: B5 (oldest stamp), B7, B8, B9."""
+"""A topic's requirements for a client's batch beyond its header: B5 (oldest stamp), B7, B8, B9."""
 
 import contextlib
 

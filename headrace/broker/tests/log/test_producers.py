@@ -94,7 +94,7 @@ def test_p5_the_window_of_five_survives_a_restart(world, how):
                 disk.remove(log.directory / name)
             elif how == "bad snapshot":
                 disk.corrupt(log.directory / name, 12, 1)
-    if how == "stale marker":  # written before the last append; the files tell that it is stale
+    if how == "stale marker":  # written before the last append; the files show that it is stale
         log.close()
         disk = world.disk
         marker = disk.contents(log.directory / "clean-shutdown")

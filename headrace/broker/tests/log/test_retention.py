@@ -1,4 +1,4 @@
-"""What goes and when (R1), what opening and idling cost, and what a reader in flight keeps."""
+"""Retention: what is deleted and when (R1), the cost of opening and idling, and data that a running read keeps."""
 
 import errno
 import itertools
@@ -37,7 +37,7 @@ def test_r1_by_age_oldest_first_and_only_whole_segments(world):
     now = world.clock.now_ms
     assert log.delete_old_segments(now, 6) == 1
     assert (log.log_start_offset, log.segment_count) == (2, 2)
-    assert log.delete_old_segments(now, 6) == 0  # the next one is as old as may be, not older
+    assert log.delete_old_segments(now, 6) == 0  # the next one is at the age limit, not above it
     assert log.log_start_offset == 2
     assert log.delete_old_segments(now + 1, 6) == 1
     assert log.log_start_offset == 4
@@ -181,7 +181,7 @@ def test_deleting_the_log_leaves_only_what_is_not_its_own(world):
     assert world.disk.names(world.directory) == ["partition.metadata"]
 
 
-# -- what it costs -------------------------------------------------------------------------------------------
+# -- costs ---------------------------------------------------------------------------------------------------
 
 
 def test_opening_a_cleanly_closed_log_reads_two_small_files_and_nothing_of_the_log(world):
@@ -200,7 +200,7 @@ def test_opening_a_cleanly_closed_log_reads_two_small_files_and_nothing_of_the_l
 
 
 def written_back(world):
-    """The disk on which everything has arrived in time, as a system does it by itself after a while."""
+    """A disk on which all writes have arrived in time, as a system does by itself after a while."""
     for name in world.disk.names(world.directory):
         world.disk.open_read_only(world.directory / name).sync()
     world.disk.sync_directory(world.directory)
@@ -284,9 +284,9 @@ def test_nothing_remembered_for_readers_outlives_a_truncation(world):
         offset = world.append(log, value=b"x" * 50).base_offset
         log.read(offset, 1, up_to=offset + 1)
     log.truncate_to(2)
-    for i in range(70):  # more than the places of recent appends that are kept
+    for i in range(70):  # more than the number of recent appends that are kept
         world.append(log, value=b"y" * (i + 100))
-    for offset in (6, 5, 4, 3, 2):  # forwards, each read would put right what the next one looks up
+    for offset in (6, 5, 4, 3, 2):  # in ascending order each read would repair the next one's lookup
         data = log.read(offset, 1, up_to=72).read()
         assert read_header(data).base_offset == offset
 
@@ -414,7 +414,7 @@ def test_on_a_full_disk_the_last_segment_stays_until_its_end_is_noted(world):
 
 @pytest.mark.parametrize("first_kept", [True, False])
 def test_segments_below_the_log_start_that_a_power_cut_kept_do_no_harm(world, first_kept):
-    """Removals reach the medium in any order: a hole there is no damage."""
+    """Removals reach the medium in any order: a hole there is not damage."""
     log = world.open(segment_bytes=200)
     for _ in range(8):
         world.append(log, value=b"v" * 60)
@@ -482,7 +482,7 @@ def test_a_power_cut_during_a_truncation_leaves_no_hole(world):
 
 @pytest.mark.parametrize("tear", [Tear.LOST, Tear.ZEROS])
 def test_r1_a_power_cut_does_not_make_records_look_old(world, tear):
-    """An index file that is there without its contents would say that the newest record is of 1970."""
+    """An index file without its contents would say that the newest record is of 1970."""
     config = {"segment_bytes": 2 * len(world.batch()) + 10, "flush_messages": 1, "retention_ms": HOUR_MS}
     log = world.open(**config)
     for _ in range(2):

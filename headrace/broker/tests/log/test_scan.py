@@ -1,4 +1,4 @@
-"""The compiled walk against the plain one, and the scan's shortcuts against doing it the long way."""
+"""The compiled scan against the plain one, and the scan's shortcuts against the long way."""
 
 import random
 from itertools import groupby

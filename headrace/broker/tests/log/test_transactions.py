@@ -1,4 +1,4 @@
-"""Transactions in a log: rules P4, T3 to T6 as one partition keeps them, and Kafka's `.txnindex` file."""
+"""Transactions in a log: rules P4 and T3 to T6 for one partition, and Kafka's `.txnindex` file."""
 
 import random
 import struct
@@ -257,7 +257,7 @@ def test_p5_snapshots_keep_open_transactions_and_fenced_epochs(steps):
 
 
 class Model:
-    """Which transactions are open and which were aborted, as a list of what was done would tell."""
+    """The open and aborted transactions, derived from the list of operations."""
 
     def __init__(self):
         self.open = {}

@@ -1,4 +1,4 @@
-"""The controller against a store that has the last word: whatever happens in whatever order, its rules hold."""
+"""The controller against a store that decides conflicts: in every order of events its rules hold."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Store:
         return found
 
     def raise_epoch(self) -> tuple[int, int]:
-        """As a new controller does."""
+        """Claim the next epoch as a new controller does."""
         node = self.ensemble.node(tree.CONTROLLER_EPOCH)
         assert node is not None
         epoch = int(node.data) + 1
@@ -79,14 +79,14 @@ class Store:
 
 
 class Controller:
-    """One that carries its steps out in a store."""
+    """A controller that carries out its steps in a store."""
 
     def __init__(self, store: Store, image: ClusterImage) -> None:
         self.store = store
         self.image = image
 
     def carry_out(self, event: Event) -> int:
-        """How many transactions it took."""
+        """Carry out an event; return the number of transactions."""
         count = 0
         for transaction in step(self.image, event):
             self.store.ensemble.transact(transaction.operations, 0)
@@ -117,7 +117,7 @@ def state_of(controller: Controller, name: str = "t", index: int = 0) -> Partiti
 
 
 class Run:
-    """Random events; what each change must keep is checked against what was before it."""
+    """Random events; each change is checked against the state before it."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -287,7 +287,7 @@ def test_of_two_controllers_the_older_one_decides_nothing_about_brokers(seed: in
     assert store.topics() == there
     assert new.carry_out(BrokerGone(9)) >= 1
     assert 9 not in new.image.brokers
-    # What anybody may decide, nobody does by an image that is not the newest.
+    # An old image decides nothing, also where any broker may decide.
     late: list[Event] = [
         CreateTopics((topic("late", 1),)),
         DeleteTopic(name),
@@ -564,7 +564,7 @@ def test_the_last_in_sync_leads_when_it_is_back_and_nobody_before_it() -> None:
     assert state_of(controller).leader == NO_LEADER, "it may have less than what is committed"
     controller.carry_out(BrokerStarted(BrokerImage(third, 203, "x"), clean=True))
     assert state_of(controller).leader == third
-    assert state_of(controller).leader_epoch == 4  # second, third, nobody, third
+    assert state_of(controller).leader_epoch == 4  # second, third, none, third
 
 
 def test_the_last_replica_standing_that_lost_its_tail_does_not_lead(  # KIP-966

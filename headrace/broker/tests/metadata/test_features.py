@@ -1,4 +1,6 @@
-"""A cluster of brokers of two versions, and the level that decides what they write; brokers that are gone for good."""
+"""A cluster of brokers of two versions, the metadata level that decides their format, and brokers that are gone for
+good.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ UPGRADE, SAFE_DOWNGRADE = 1, 2
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch):
-    """Brokers that are started from here on know a level more, or again no more than this version."""
+    """Let brokers that start from here on know one more level, or again only this version's."""
     before = Registration.__struct_defaults__
 
     def set_newer(is_newer: bool) -> None:
@@ -44,7 +46,7 @@ async def update(broker: DirectBroker, level: int, kind: int = UPGRADE, **more) 
 
 
 async def levels(broker: DirectBroker) -> tuple[int, int, int]:
-    """Supported and finalized, and the epoch of that."""
+    """Return the supported and finalized levels, and the epoch."""
     request = ApiVersionsRequest(client_software_name="t", client_software_version="1")
     answer = await broker.send(request, 4)
     (most,) = [each.max_version for each in answer.supported_features if each.name == METADATA_VERSION]
@@ -70,7 +72,7 @@ async def test_a_level_is_raised_when_all_know_it_and_then_who_does_not_starts_n
         assert (code, "broker 2 knows 1 to 1" in message) == (ErrorCode.INVALID_UPDATE_VERSION, True)
         newer(False)
         await cluster.stop(1)
-        one = await cluster.start(1)  # and back: nothing was written that it does not know
+        one = await cluster.start(1)  # and back: it knows everything that was written
         await cluster.agreed(lambda broker: broker.context.metadata.topic("of-both") is not None)
         newer(True)
         for node_id in (1, 2):
@@ -166,7 +168,7 @@ async def test_a_broker_that_is_gone_is_told_of_until_it_is_forgotten(tmp_path: 
 
 
 async def _eventually_of(cluster: DirectCluster, holders: list[int]) -> None:
-    """The only files left of a deleted topic are these brokers'."""
+    """The only files left of a deleted topic belong to these brokers."""
     nodes = cluster.ensemble._nodes
 
     def left(_: DirectBroker) -> bool:
@@ -181,7 +183,7 @@ async def _eventually_of(cluster: DirectCluster, holders: list[int]) -> None:
 
 
 async def test_what_a_member_of_an_earlier_version_wrote_of_itself_is_read(tmp_path: Path) -> None:
-    """Without levels, and without where it was found."""
+    """It has no levels, and not the version that it came from."""
     async with direct_cluster(tmp_path, 1) as cluster:
         one, store = cluster.brokers[1], cluster.stores[1]
         path = f"{tree.KNOWN_BROKERS}/1"

@@ -1,4 +1,4 @@
-"""Partitions that are moved to other brokers, as their states go."""
+"""Moves of partitions to other brokers, by the sequence of their states."""
 
 from __future__ import annotations
 

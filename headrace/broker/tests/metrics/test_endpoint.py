@@ -1,4 +1,4 @@
-"""The HTTP side of the metrics: what those cost who connect and say nothing."""
+"""The HTTP endpoint of the metrics: the cost of connections that send nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_who_connects_and_says_nothing_costs_so_many_threads_at_most(
     assert sum("process_request_thread" in each.name for each in begun) == 3
     for each in silent + refused:
         each.close()
-    for _ in range(1000):  # until the threads of the silent ones have noticed
+    for _ in range(1000):  # until the threads of the silent connections have noticed
         try:
             text = await asyncio.to_thread(scrape)
             break

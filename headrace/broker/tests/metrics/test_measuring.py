@@ -1,4 +1,4 @@
-"""Requests are timed whichever way they are answered, and gathering leaves the event loop to others."""
+"""Requests are timed in whichever way they are answered, and gathering does not hold up the event loop."""
 
 import asyncio
 import base64
@@ -95,7 +95,7 @@ def test_declarations_and_values_are_checked():
 
 @in_loop
 async def test_gathering_goes_in_turns():
-    """Between two turns of the gathering others run: none of its turns is long."""
+    """Other tasks run between two turns of the gathering: none of its turns is long."""
     metric = Metric("headrace_x", MetricKind.GAUGE, "x", ("number",))
     turns = 0
 
@@ -161,7 +161,7 @@ def scrape(url):
 
 @in_loop
 async def test_topics_in_and_out(tmp_path):
-    """Bytes and records of a plain topic, by what was produced and fetched; a duplicate is not counted."""
+    """Bytes and records of a plain topic are counted when they are produced and fetched; duplicates are not."""
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("clicks", 2)
         await broker.produce("clicks", [b"a", b"b", b"c"])
@@ -183,7 +183,7 @@ async def test_topics_in_and_out(tmp_path):
 
 
 class Stepped:
-    """Runs a coroutine and keeps what each of its steps on the event loop cost, in seconds of this thread's CPU."""
+    """Run a coroutine and keep the CPU seconds of each of its steps on the event loop."""
 
     def __init__(self, coroutine):
         self._steps = coroutine.__await__()
@@ -203,7 +203,9 @@ class Stepped:
 
 @in_loop
 async def test_no_turn_is_long_with_many_partitions(tmp_path):
-    """With all passes over the partitions in one piece the longest turn was 8 ms of CPU; now it is about half a one."""
+    """With all passes over the partitions in one piece the longest turn took 8 ms of CPU; now about half a
+    millisecond.
+    """
     async with direct_broker(tmp_path) as broker:
         for number in range(2):
             await broker.create_topic(f"t{number}", 10_000)
@@ -270,7 +272,9 @@ async def test_metrics_go_over_tls_with_the_certificate_that_is_there_now(tmp_pa
     try:
         assert endpoint.scheme == "https"
         url = f"https://127.0.0.1:{endpoint.port}/metrics"
-        with socket.create_connection(("127.0.0.1", endpoint.port)):  # who says nothing holds up nobody
+        with socket.create_connection(
+            ("127.0.0.1", endpoint.port)
+        ):  # a silent client does not hold up others
             for number, authority in enumerate(authorities):
                 if number:
                     renewed = identity("server", authority).write(tmp_path, "renewed")

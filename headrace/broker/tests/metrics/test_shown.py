@@ -1,4 +1,4 @@
-"""Metrics have no names in them that their reader's principal may not know."""
+"""Metrics contain no names that the reader's principal may not describe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {"seen", "hidden", "readers", "secret-readers"}
 
 
 async def names_in(broker: Any) -> set[str]:
-    """Of ours, whatever they are labels of."""
+    """Return the names in our labels."""
     found = await broker.context.metrics.gather()
     assert found["headrace_partitions"][()] >= 2, "sums are everybody's"
     return NAMES & {label for values in found.values() for labels in values for label in labels}

@@ -1,4 +1,4 @@
-"""Sums that only grow over counters that come and go, and a bound on names."""
+"""Growing sums over counters that come and go, and a bound on names."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def keep(totals, names, counters):
 
 @given(_steps, st.integers(0, 4))
 def test_sums_are_those_of_a_plain_model(steps, names_max):
-    """Every counter belongs to the topic of its number; a look follows every drop."""
+    """Every counter belongs to the topic of its number; each drop is followed by a read."""
     totals = Totals(1, names_max)
     counters: dict[int, tuple[object, int]] = {}
     seen: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""How many connections an address may have: one number for each, and others for those that are named."""
+"""The number of connections of an address: one limit for all, and others for named addresses."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_what_is_configured_holds_at_once_and_names_have_addresses(tmp_pat
         assert (slots.full("127.0.0.1"), slots.full("127.0.0.9")) == (1, None)
         assert await alter(broker, BROKER, "", (PER_ADDRESS, SET, "0")) == (0, None)
         assert (slots.full("127.0.0.1"), slots.full("127.0.0.9")) == (1, 0)
-        name = "a" * 64  # longer than names are, so that nobody is asked for it
+        name = "a" * 64  # longer than a host name may be, so that no server is asked for it
         code, message = await alter(broker, BROKER, "0", (OVERRIDES, SET, f"{name}:1"))
         assert code == ErrorCode.INVALID_CONFIG
         assert f"names {name}, whose address cannot be found" in message

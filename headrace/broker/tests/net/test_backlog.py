@@ -1,4 +1,4 @@
-"""Who has to go when too much waits for slow peers."""
+"""The choice of the connection to close when too many bytes wait for slow peers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Batches that grow when they are opened, and clients that hang up in every way: bounded, and nobody else waits.
+"""Batches that grow when they are decompressed, and clients that disconnect in every way: bounded, and others do not
+wait.
 
-Compacted topics open every batch of a client, so their producers choose how much the broker decompresses.
+Compacted topics decompress every batch of a client, so their producers choose how much work that is.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def bomb(codec: Compression, body: bytes) -> bytes:
 
 
 async def test_many_bombs_at_once_leave_threads_to_others(tmp_path, monkeypatch) -> None:
-    """Those that decompress to much wait for each other on the event loop: a thread has one of them at most."""
+    """Batches that decompress to many bytes wait for each other on the event loop: a thread has at most one of them."""
     busy, most = 0, 0
     lock = threading.Lock()
     original = PartitionLog.prepare
@@ -86,7 +87,7 @@ def test_a_refused_bomb_keeps_no_memory() -> None:
 
 
 def bodies() -> dict[str, tuple[Compression, bytes]]:
-    """Small ones that open to more than is allowed, or to as much as fits into a legal batch."""
+    """Return small bodies that decompress to more than is allowed, or to as much as fits into a legal batch."""
     zeros = bytes(16 * MIB)
     part = gzip.compress(zeros, 9)
     blocks = compress(Compression.SNAPPY, zeros)
@@ -131,7 +132,7 @@ def test_f7_a_bomb_for_a_compacted_topic_is_refused_and_the_loop_goes_on(
             await asyncio.sleep(0)
             answer = await broker.produce("compacted", batch)
             beating.cancel()
-            fits = codec == "snappy"  # and is no record
+            fits = codec == "snappy"  # and is not a record
             assert answer.error_code == (ErrorCode.INVALID_RECORD if fits else ErrorCode.MESSAGE_TOO_LARGE)
             assert answer.error_message
             assert ticks >= 5, "everybody waited for the bomb"
@@ -145,14 +146,16 @@ def test_f7_a_bomb_for_a_compacted_topic_is_refused_and_the_loop_goes_on(
 
 
 def reset(sock: socket.socket) -> None:
-    """Hang up with RST."""
+    """Disconnect with RST."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
 def test_f8_resets_and_half_closed_connections_leave_nothing_behind(tmp_path) -> None:
-    """Hundreds that end in the middle of a frame, of an answer, of a long poll, by RST or by closing their half.
-    Who has asked more than it waits for is not read from, and its end found all the same.
+    """Hundreds of connections end in the middle of a frame, of an answer or of a long poll, by RST or by closing one
+    direction.
+
+    A client that has sent more requests than it waits for is not read from, and its end is found all the same.
     """
     ask = struct.pack(">ihhih", 10, 18, 0, 7, -1)
     fetch = struct.pack(">hhih", 1, 4, 8, -1) + struct.pack(">iiiib", -1, 30_000, 1, MIB, 0)

@@ -80,7 +80,7 @@ def test_f2_answers_come_whole_and_in_order_however_the_bytes_are_cut(bodies, cu
 
 
 def check_answers(bodies: list[bytes], cuts: list[int], scratch: int) -> None:
-    """Send frames in pieces of these sizes, the last of whatever is left; each comes back whole."""
+    """Send frames in pieces of these sizes, the last one with the rest; each comes back whole."""
     stream = b"".join(map(frame, bodies))
     pieces = []
     for cut in cuts:
@@ -132,7 +132,7 @@ def test_a_frame_of_illegal_size_closes_the_connection_before_allocating(size: i
 
 
 def test_one_request_at_a_time_and_later_ones_wait_their_turn() -> None:
-    """N10: a long poll ahead of a quick request is answered first."""
+    """N10: a long poll before a quick request is answered first."""
     seen: list[bytes] = []
     futures: list[asyncio.Future] = []
 
@@ -233,7 +233,9 @@ def test_a_peer_that_does_not_read_is_not_answered_on_and_on() -> None:
 
 
 def test_answers_for_all_who_do_not_read_are_bounded_together(caplog) -> None:
-    """Whoever reads goes on; those who do not are closed, the one that has taken nothing for longest first."""
+    """A connection that is read goes on; those that are not read are closed, the one without progress for longest
+    first.
+    """
     answer = b"y" * 400_000
 
     async def test() -> None:
@@ -300,7 +302,7 @@ def test_an_answerer_can_close_the_connection(late: bool) -> None:
 
 @pytest.mark.parametrize("how", ["at once", "late", "cancelled"])
 def test_an_answerer_that_fails_ends_its_connection_and_no_other(how: str, caplog) -> None:
-    """A client that got no answer to one request would take the next one for it."""
+    """A client without an answer to one request would take the next answer for it."""
 
     def fail(*_):
         raise asyncio.CancelledError if how == "cancelled" else KeyError("defect")
@@ -500,7 +502,7 @@ def test_the_pool_gives_back_what_nobody_looks_at() -> None:
 
 
 def test_a_pipelining_peer_that_leaves_while_its_answers_wait_is_closed_and_no_more(caplog) -> None:
-    """It hangs up in the middle of its own requests, of which further ones are here already."""
+    """It disconnects in the middle of its own requests, more of which have arrived already."""
 
     async def test() -> None:
         sock = socket.socket()
@@ -551,7 +553,7 @@ def test_what_files_need_is_left_to_them() -> None:
     """Accepting pauses when descriptors become few, and goes on when there are more."""
 
     async def test() -> None:
-        # Descriptors that other tests have left free between taken ones are taken: the next one is the highest.
+        # Descriptors that other tests have left free are taken: the next one is the highest.
         highest = max(int(name) for name in os.listdir("/dev/fd"))
         held = [os.open(os.devnull, os.O_RDONLY)]
         while held[-1] <= highest:
@@ -581,7 +583,7 @@ def test_what_files_need_is_left_to_them() -> None:
 
 
 class Stood:
-    """An event loop whose time goes on when it is told to; all else is the loop's own."""
+    """An event loop whose time is set by the test; all else is the loop's own."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -595,7 +597,7 @@ class Stood:
 
 
 class Later:
-    """An event loop whose `call_later` waits to be told; all else is the loop's own."""
+    """An event loop whose `call_later` waits for the test; all else is the loop's own."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -610,7 +612,7 @@ class Later:
 
 @pytest.mark.parametrize("postponed", [False, True])
 def test_who_is_over_its_quota_is_answered_and_then_not_read_from(postponed: bool) -> None:
-    """KIP-219: the answer comes at once, the next request's when the time is over, whatever the client sends."""
+    """KIP-219: the answer comes at once, the next request's after the throttle time, whatever the client sends."""
 
     async def test() -> None:
         taken: list[bytes] = []

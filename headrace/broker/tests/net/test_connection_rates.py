@@ -1,4 +1,6 @@
-"""How fast connections are accepted (KIP-612): whose rate holds where, how exactly, and that who waits is served."""
+"""Limits of the rate of new connections (KIP-612): their scope, their precision, and that waiting clients are
+served.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from simulator.direct import direct_broker
 
 
 def accepted(rates: ConnectionRates, listener: str, seconds: float, now: float = 0.0) -> int:
-    """How many of a crowd that does not end."""
+    """Return the number of accepted connections if clients always wait."""
     count, end = 0, now + seconds
     while now < end:
         wait = rates.wait_seconds(listener, now)

@@ -1,4 +1,4 @@
-"""How many connections there may be: who comes beyond waits until somebody goes, and brokers find room anyway."""
+"""The number of connections: a client beyond the limit waits until one is closed, and brokers find room anyway."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_listener_of_brokers_is_held_to_its_own_number_and_others_make_room_
 
 
 class Client:
-    """Asks one thing at a time."""
+    """A client that sends one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -55,7 +55,7 @@ class Composite:
 
 
 def answer_to(body: bytes) -> list | None:
-    """By its first byte: in one piece, none, of buffers, with regions, of parts of parts."""
+    """Answer by the first byte: in one piece, not at all, as buffers, with regions, as parts of parts."""
     kind = body[0] % 5
     if kind == 0:
         return [b"one" + body]
@@ -79,7 +79,7 @@ def rendered(parts) -> bytes:
 
 
 class Simulation:
-    """A shell that does whatever it may in an order of chance."""
+    """A shell that uses the exchange in a random legal order."""
 
     def __init__(self, core: Exchange, stream: bytes, rng: random.Random) -> None:
         self.core = core
@@ -238,7 +238,7 @@ def test_the_memory_of_a_request_is_used_again_unless_somebody_looks_at_it() -> 
     assert pool.idle_bytes == SMALLEST
     assert bytes(kept) == b"a" * (SMALLEST - 1)
     kept.release()
-    feed(receiver, frame(b"c" * 3 * SMALLEST))  # outgrows the buffer it begins in
+    feed(receiver, frame(b"c" * 3 * SMALLEST))  # larger than the buffer it begins in
     assert pool.idle_bytes == SMALLEST
 
 

@@ -39,7 +39,7 @@ SEED = int(os.environ.get("HEADRACE_HOSTILE_SEED", "1"))
 FRAMES = int(os.environ.get("HEADRACE_HOSTILE_FRAMES", "150000"))
 PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
 CLOSED_WITHIN_SECONDS = 60
-"""A hostile peer is hung up on by then, however loaded the machine is."""
+"""Seconds after which a hostile peer is disconnected, however loaded the machine is."""
 WAITING_KEYS = {11, 14}  # JoinGroup and SyncGroup may wait for other members for ever
 
 
@@ -71,10 +71,10 @@ LENGTHS = [
 
 
 def mutated(chance: random.Random, frame: bytes) -> bytes:
-    """Bits flipped, lengths made wild, parts cut, doubled or put in."""
+    """Flip bits, set wild lengths, and cut, double or insert parts."""
     data = bytearray(frame)
     for _ in range(chance.randint(1, 3)):
-        # What says which API it is stays: the frame shall reach the decoder it was made for.
+        # The API key stays: the frame shall reach its decoder.
         where = chance.randrange(8, len(data)) if len(data) > 8 else len(data)
         kind = chance.randrange(6)
         if kind == 0 and where < len(data):
@@ -94,7 +94,7 @@ def mutated(chance: random.Random, frame: bytes) -> bytes:
 
 
 def decode_all(routes, chance: random.Random, frames: list[tuple[int, int, bytes]], count: int) -> int:
-    """F1: mutations of golden frames decode or are DecodeErrors. Gives how many were refused."""
+    """F1: mutations of golden frames decode or are DecodeErrors. Return the number of refused ones."""
     refused = 0
     for number in range(count):
         key, version, frame = frames[number % len(frames)]
@@ -247,7 +247,7 @@ def test_f4_what_a_request_may_allocate_is_bounded_by_its_frame(tmp_path) -> Non
 
 
 def test_f4_the_check_of_allocations_notices_a_missing_budget(tmp_path, monkeypatch) -> None:
-    """The test above can fail: without the bound the same frame is decoded whole."""
+    """The check above can fail: without the bound the same frame is decoded whole."""
     monkeypatch.setattr(dispatch, "MEMORY_PER_BYTE", 1000)
 
     async def test() -> None:
@@ -328,9 +328,7 @@ async def read_answer(reader) -> bytes:
 
 
 async def round_trips(broker, count: int) -> list[float]:
-    """Seconds of the event loop's CPU that went by while each of `count` requests of a well-behaved client was
-    answered.
-    """
+    """Return the event loop's CPU seconds while each of `count` requests of a well-behaved client is answered."""
     reader, writer = await connect(broker)
     times = []
     for number in range(count):
@@ -396,7 +394,7 @@ def test_f2_f8_ten_thousand_pipelined_requests_are_answered_in_order(tmp_path) -
 
 
 def test_f8_one_that_never_reads_costs_a_bounded_amount(tmp_path) -> None:
-    """It asks for metadata of 2,000 topics again and again and reads nothing: answers stop being made."""
+    """It asks for metadata of 2,000 topics again and again and reads nothing: the broker stops answering."""
 
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
@@ -514,7 +512,7 @@ def test_f9_a_hostile_connection_does_not_make_others_wait(tmp_path) -> None:
                 attacked += await round_trips(broker, 20)
             stop = True
             await attacker
-            # Twice, and what the attacker does: it runs on this very event loop too.
+            # The test runs twice, and the attacker runs on this event loop too.
             assert sorted(attacked)[len(attacked) * 395 // 400] < 2 * quiet[395] + 0.05
 
     run(test)

@@ -1,4 +1,4 @@
-"""Tests of the tests: each check of rules F2 and F5-F9 notices a defect that is put in on purpose.
+"""Tests of the tests: each check of rules F2 and F5 to F9 notices a defect that is injected.
 
 F1 and F4 have theirs beside the checks, in `test_hostile`; that of the decompressors is in
 `headrace/protocol/tests/records/test_records.py`.
@@ -24,7 +24,7 @@ from headrace.broker.net.reply import CloseConnection, Pending
 from headrace.broker.tests.api import test_versions
 from headrace.broker.tests.net import test_bombs, test_connection, test_hostile
 
-# A check that fails half-way leaves its hundreds of connections to the garbage collector.
+# A check that fails halfway leaves its hundreds of connections to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

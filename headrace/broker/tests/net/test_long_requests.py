@@ -1,4 +1,4 @@
-"""One request, however much it names, does not hold up the event loop: every array of every API, of thousands.
+"""One request with many elements does not hold up the event loop: every array of every API, with thousands.
 
 Time is counted in calls (`simulator.call_clock`), so nothing here depends on the machine.
 """
@@ -22,7 +22,7 @@ from simulator.direct import direct_broker
 
 ELEMENTS = 3000
 CALLS_MAX = 5000
-"""Between two turns of the event loop. A slice is 1000; answering 3000 elements takes 50,000 and more."""
+"""Calls between two turns of the event loop. A slice is 1000; answering 3000 elements takes 50,000 and more."""
 NAMED = "text-1"
 
 
@@ -41,7 +41,10 @@ def arrays(kind: type[Struct], version: int, above: tuple[str, ...] = ()) -> Ite
 def wide(
     kind: type[Struct], version: int, path: tuple[str, ...], count: int, *, same: bool, seed=1
 ) -> Struct:
-    """Every field set, and one element in each array but that at `path`, which has `count`: all the same, or not."""
+    """Return a request with every field set and one element in each array.
+
+    The array at `path` has `count` elements, all the same or all different.
+    """
 
     def value(field: Field, name: str, seed: int) -> object:
         here = path[:1] == (name,)

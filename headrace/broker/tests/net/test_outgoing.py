@@ -1,4 +1,4 @@
-"""Connections that a process opens: answers in order, a slow other end, and every way in which one ends."""
+"""Outgoing connections: answers in order, a slow peer, and every way in which a connection ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that a process opens over TLS, and what is asked while it says who it is."""
+"""Outgoing connections over TLS, and requests during their authentication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["encryption"]
 
 
 class Introduction:
-    """By a context of TLS or none, and by what `said` does."""
+    """An introduction with a TLS context or none, whose authentication is `said`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ def test_what_is_asked_meanwhile_leaves_after_who_asks_is_said_each_time() -> No
                     await connection.ask_before_others([word])
                 return 0.01 if len(others) < 3 else None
 
-            # The first may not be asked: nobody has the connection yet; here somebody does.
+            # Normally the first connection has no requests yet, because no caller has it; here there are some.
             net.introduction = Introduction(None, lambda connection: said(connection))
             await net.connect("127.0.0.1", net.port)
             await until(lambda: len(seen) == 9)

@@ -1,6 +1,4 @@
-"""Requests to the other brokers: over one connection each, told apart from what was not carried out, by those who
-may.
-"""
+"""Requests to other brokers: one connection to each, known outcomes, and only with the right to send them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ways to watch sockets keep the same promises: who is watched is told, who is not is left alone."""
+"""Both ways to watch sockets keep the same promises: a watched socket gets its events, another one does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(kind, main) -> None:
 
 
 class Owner:
-    """Counts what it is told; reads what there is."""
+    """Count events, and read all available bytes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

@@ -1,4 +1,4 @@
-"""TLS without a socket, against the client's side of the standard library; and its handshakes in their turns."""
+"""TLS without a socket, against the standard library's client side, and the order of its handshakes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Client:
 
 
 def shake(server: ssl.SSLContext, version: ssl.TLSVersion, size: int = 1 << 20) -> tuple[TlsStream, Client]:
-    """A handshake whose messages come in pieces of `size` bytes."""
+    """Run a handshake whose messages come in pieces of `size` bytes."""
     stream, client = TlsStream(server), Client(version)
     is_done = [False, False]
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Listeners with TLS over real loopback sockets: the promises of plain ones, and those to strangers."""
+"""TLS listeners over real loopback sockets: the promises of plain ones, and the limits for strangers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENT = identity("ann", AUTHORITY)
 
 
 class Encryption:
-    """That of a listener that lets in whom the authority has signed, if it shows a certificate at all."""
+    """The encryption of a listener that accepts clients without a certificate, or with one signed by the authority."""
 
     def __init__(self, folder) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -148,7 +148,7 @@ def test_a_region_beyond_its_file_ends_the_connection(encryption, tmp_path) -> N
                 _, writer = await connect(net)
                 writer.write(frame(b"a"))
                 await until(lambda: net.connection_count == 0)
-                with suppress(ssl.SSLError):  # what had left came after its goodbye
+                with suppress(ssl.SSLError):  # the rest came after its close
                     await close(writer)
 
     run(test)

@@ -1,4 +1,4 @@
-"""What every place for snapshots promises, on a directory and on a file system of Arrow's."""
+"""The promises of every place for snapshots, tested on a directory and on a file system of Arrow's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_ranges_parts_and_files_that_must_be_new(files: RemoteFiles) -> None:
 
 def test_of_two_processes_that_create_a_file_one_does(tmp_path: Path) -> None:
     class Late(SystemDisk):
-        """The other one comes between the look and the write."""
+        """Another writer comes between the check and the write."""
 
         def rename_new(self, old: Path, new: Path) -> None:
             if not new.exists():
@@ -108,7 +108,7 @@ def test_what_is_not_there_is_not_found_and_its_removal_no_error(files: RemoteFi
 
 
 def test_a_file_is_durable_with_the_folders_that_lead_to_it(tmp_path: Path) -> None:
-    """The log is cut where a snapshot has its records: it must not be gone after a power cut."""
+    """The log is truncated where a snapshot has its records, so the snapshot must survive a power cut."""
     files = LocalFiles(tmp_path / "new" / "remote")
     folder = tmp_path / "new" / "remote" / "t" / "0"
     with recorded_fsyncs(tmp_path) as synced:
@@ -160,7 +160,7 @@ def test_paths_and_file_urls_are_directories(tmp_path: Path) -> None:
 
 @pytest.fixture
 def empty_store() -> Iterator[str]:
-    """The address of a server that has nothing, whatever it is asked for."""
+    """The address of a server that answers every request with nothing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

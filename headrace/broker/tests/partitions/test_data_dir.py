@@ -49,7 +49,7 @@ def test_the_cluster_id_stays_and_a_foreign_broker_id_is_refused(tmp_path) -> No
     second.close(clean=True)
     with pytest.raises(ConfigError, match=r"belongs to broker 0, not 3; set node.id=0"):
         opened(tmp_path, 3)
-    opened(tmp_path).close(clean=True)  # and the refused one did not keep the lock
+    opened(tmp_path).close(clean=True)  # the refused one did not keep the lock
 
 
 def test_data_of_a_newer_version_is_refused(tmp_path) -> None:
@@ -67,7 +67,7 @@ def test_a_path_that_is_a_file_is_a_clear_error(tmp_path) -> None:
 
 
 def test_who_may_not_write_a_directory_is_told_who_they_are(tmp_path) -> None:
-    """In a container the process's user is seldom the owner of what is mounted."""
+    """In a container the process's user is seldom the owner of a mounted directory."""
 
     class Mounted(SystemDisk):
         def lock(self, path: Path, holder: str) -> DiskLock:
@@ -179,7 +179,7 @@ def test_partitions_of_a_new_directory_are_laid_out_apart(tmp_path) -> None:
     for _ in range(2):
         DataDirectory(path, 0, NEW, disk, SystemClock()).close(clean=True)
     assert asked == [path], "what is there stays where it is"
-    SystemDisk().spread(tmp_path)  # also where the file system knows nothing of it
+    SystemDisk().spread(tmp_path)  # also where the file system does not support it
     SystemDisk().spread(tmp_path / "nowhere")
 
 
@@ -248,7 +248,7 @@ def test_a_deletion_that_comes_late_leaves_the_next_topic_of_the_name_alone(tmp_
 
 
 def test_a_folder_that_lost_its_id_goes_with_its_topic(tmp_path) -> None:
-    """As a power cut leaves it: the next topic of that name must not find the old one's records."""
+    """A power cut leaves such a folder: the next topic of that name must not find the old one's records."""
     directory = opened(tmp_path)
     old, new = topic("t"), topic("t")
     path = directory.prepare_partition_dir(old, 0)
@@ -269,14 +269,14 @@ def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path) -> N
 
 
 def test_what_was_removed_in_part_does_not_keep_the_rest_from_being_set_aside(tmp_path) -> None:
-    """A power cut can leave both names of what was being renamed, and a removal can break off."""
+    """A power cut can leave both names of a rename, and a removal can stop halfway."""
     directory, image = opened(tmp_path), topic("t")
     set_aside = tmp_path / f"{image.topic_id.hex}-0-delete"
     for another in (False, True):
         set_aside.mkdir()
         (set_aside / "00000000000000000000.log").write_bytes(b"left")
         path = directory.prepare_partition_dir(image, 0)
-        if another:  # of the same name: the earlier one's files make way
+        if another:  # a new topic of the same name: the old one's files make way
             directory.prepare_partition_dir(TopicImage(image.name, uuid.uuid4(), 1), 0)
         else:
             assert directory.set_aside_partition(image, 0)

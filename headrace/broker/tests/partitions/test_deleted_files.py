@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 
 def simulated(work) -> None:
-    """Run `work` in time that jumps."""
+    """Run `work` under virtual time."""
     loop = SimulatedLoop(1)
     try:
         loop.run_until_complete(work)
@@ -61,7 +61,7 @@ def test_each_file_goes_when_its_own_delay_is_over(tmp_path) -> None:
             assert soon.exists()
             await asyncio.sleep(2)
             assert (soon.exists(), late.exists()) == (False, True)
-            files.remove_later(soon, 0)  # is not there: no harm
+            files.remove_later(soon, 0)  # a missing file does no harm
             await asyncio.sleep(48)
             assert late.exists()
             await asyncio.sleep(2)

@@ -1,4 +1,4 @@
-"""Ranges of objects in chunks: how many requests a way of reading costs, and that each byte is fetched once."""
+"""Ranges of objects in chunks: the number of requests of each way of reading, with each byte fetched once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENTS = Random(1).randbytes(40 * CHUNK_BYTES + 12_345)
 
 
 class AtOnce(Executor):
-    """What is given to it is done when it is given, so that every run is the same."""
+    """An executor that runs work at once, so that every run is the same."""
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -35,7 +35,7 @@ def chunks(asked: list[tuple[int, int]]) -> Chunks:
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("step", [CHUNK_BYTES // 3, CHUNK_BYTES - 4_000, CHUNK_BYTES, 5 * CHUNK_BYTES // 2])
 def test_who_reads_through_asks_for_several_chunks_at_a_time(step: int, looks: bool) -> None:
-    """With `looks` as a broker reads: first the header of the batch at which the answer will end."""
+    """With `looks` it reads as a broker does: first the header of the batch at which the answer will end."""
     asked: list[tuple[int, int]] = []
     made = chunks(asked)
     for start in range(0, len(CONTENTS), step):

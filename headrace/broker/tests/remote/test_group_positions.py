@@ -1,4 +1,4 @@
-"""What consumer groups have committed, in remote storage: copied when it changes, fenced, entered by a new machine."""
+"""Committed offsets of consumer groups in remote storage: copied on change, fenced, loaded by a new machine."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ NOT_YET = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
 }
-"""While the groups are loaded, or their leader waits for its lease."""
+"""Errors while the groups are loaded, or their leader waits for its lease."""
 
 
 def put_into(copy: Any, files: LocalFiles) -> None:
-    """What is copied goes there from now on."""
+    """Copy offsets to this place from now on."""
     copy._place = dataclasses.replace(copy._place, files=files)
 
 
 async def settled(made: DirectBroker, request: Any, version: int | None = None) -> Any:
-    """The answer, once the groups are loaded."""
+    """Return the answer, once the groups are loaded."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             answer = await made.send(request, version)
@@ -96,7 +96,7 @@ async def committed(made: DirectBroker, group: str = "g") -> dict[tuple[str, int
 
 
 async def copy(made: DirectBroker) -> None:
-    """A turn of the manager, by which what is there is this broker's, and one of positions."""
+    """Run a turn of the manager, which finds that the files are this broker's, and one of offsets."""
     await tend(made)
     await manager(made).copy_positions()
 
@@ -234,7 +234,7 @@ async def test_the_old_server_does_not_replace_what_the_new_one_has(tmp_path: Pa
         async with tiered(tmp_path, "new") as new:
             await tend(new)
             await commit(old, {("t", 0): 11})
-            await manager(old).copy_positions()  # before it has found out by its metadata
+            await manager(old).copy_positions()  # before its metadata show that it was replaced
             await commit(new, {("t", 0): 20})
             await copy(new)
             there = objects(tmp_path)
@@ -250,7 +250,7 @@ async def test_the_old_server_does_not_replace_what_the_new_one_has(tmp_path: Pa
 
 
 class Failing(LocalFiles):
-    """Puts of positions: raise, or are done and raise, as told by `modes` one after the other."""
+    """Puts of offsets raise, or are carried out and raise, by `modes` one after the other."""
 
     def __init__(self, root: Path, modes: Iterable[str]) -> None:
         super().__init__(root)
@@ -377,7 +377,7 @@ async def test_a_start_that_was_cut_off_enters_them_again(
 
 
 async def _switched_off(partition: Partition, executor: Executor) -> None:
-    """What was written since the start is not there after it."""
+    """Lose everything that was written since the start."""
     log = partition.log
     log.truncate_to(log.log_start_offset)
     raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the machine is switched off here")

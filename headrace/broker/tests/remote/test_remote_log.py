@@ -74,7 +74,7 @@ def partition_of(made: DirectBroker) -> Partition:
 
 
 async def tend(made: DirectBroker) -> None:
-    """One turn of the manager, then of retention."""
+    """Run one turn of the manager, then of retention."""
     partition = partition_of(made)
     await partition.flush(made.context.executor)
     await manager(made).turn()
@@ -306,7 +306,7 @@ class LostError(OSError):
 
 
 class FailingFiles(LocalFiles):
-    """Fails at the operation of this number, before it is done or after; and as if killed from then on."""
+    """Fail at the operation of this number, before it is done or after; from then on fail as if killed."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -342,7 +342,7 @@ class FailingFiles(LocalFiles):
 async def test_a_failure_at_any_step_loses_nothing_and_leaves_nothing(
     tmp_path: Path, after: bool, stays: bool
 ) -> None:
-    """Copy and expiry with a failure at each operation of the store; then it works again, after a restart or not."""
+    """Copy and expiry fail at each operation of the store; then it works again, after a restart or without one."""
     at, step = (after - 1, 2) if not stays else (after, 3)
     while True:
         at += step
@@ -362,7 +362,7 @@ async def test_a_failure_at_any_step_loses_nothing_and_leaves_nothing(
                 files.at = -1
                 await check(made, path)
         if stays:
-            for mark in (path / "data").rglob("*clean*shutdown"):  # nothing says that it ended well
+            for mark in (path / "data").rglob("*clean*shutdown"):  # no marker of a clean stop
                 mark.unlink()
             async with tiered(path) as made:
                 await check(made, path)
@@ -386,7 +386,7 @@ async def check(made: DirectBroker, path: Path) -> None:
 
 
 class Deposed:
-    """A broker that led, at some moment of what it does, while another one goes on with what is there."""
+    """A former leader, at some moment of its work, while another broker takes over."""
 
     def __init__(self, made: DirectBroker, tmp_path: Path) -> None:
         self.remote = partition_of(made).remote
@@ -395,7 +395,7 @@ class Deposed:
         self.manifest = self.remote.manifest
 
     def goes_on(self, *segments: RemoteSegment) -> None:
-        """The other one: its next manifest, and the one before is gone."""
+        """Act as the other broker: write its next manifest, and remove the one before."""
         before = self.manifest
         self.manifest = before.with_segments((*before.segments, *segments), "another broker", 0)
         self.files.put(f"{self.remote.folder}/{self.manifest.name}", self.manifest.encode(), create=True)
@@ -417,7 +417,7 @@ async def test_a_number_that_was_taken_and_given_up_is_not_taken_again(tmp_path:
             "what the other one does not know counts as copied"
         )
         assert newest_manifest(other.files, other.remote.folder) == other.manifest
-        await tend(made)  # it has looked again
+        await tend(made)  # it has read the manifest again
         assert partition_of(made).log.tiered_to > tiered_to
         assert len(await read_all(made)) == RECORDS + 8
 
@@ -439,7 +439,7 @@ async def test_what_another_one_has_put_there_is_not_taken_for_a_leftover(tmp_pa
 async def test_who_begins_takes_the_next_number_before_anything_else(
     tmp_path: Path, has_leftover: bool
 ) -> None:
-    """Whoever led before may be about to name an object, or to take one for a leftover."""
+    """A former leader may be about to name an object, or to take one for a leftover."""
     async with tiered(tmp_path) as made:
         await filled(made)
         await tend(made)
@@ -563,7 +563,7 @@ async def test_the_old_server_finds_out_and_writes_no_more(tmp_path: Path) -> No
 
 
 async def test_what_is_copied_after_a_new_machine_has_begun_is_not_of_its_log(tmp_path: Path) -> None:
-    """Both were at it when it began: the old one may still name one segment more."""
+    """The old machine was copying when the new one began: it may still name one segment more."""
     async with tiered(tmp_path) as old:
         await filled(old)
         await tend(old)
@@ -733,7 +733,7 @@ def test_a_quota_is_kept_over_time() -> None:
 
 
 class LateListing(LocalFiles):
-    """A store whose listings show what there was some changes ago; reads and conditional writes are as they are now."""
+    """A store whose listings are some changes old; reads and conditional writes are up to date."""
 
     def __init__(self, root: Path, behind: int) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""A cluster's metadata and its groups' positions in remote storage: one writer, fenced; a single machine made of it."""
+"""A cluster's metadata and its groups' offsets in remote storage: one writer, fencing, and a restored machine."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_the_next_controller_goes_on_and_an_earlier_one_does_not(tmp_path:
         written = read_newest(files_of(tmp_path), id_of(cluster))
         assert written.controller_epoch > epoch
         stale = replace(old.context.metadata.image, controller_epoch=epoch)
-        copy._image = lambda: stale  # who has not heard of it
+        copy._image = lambda: stale  # a broker that has not heard of it
         copy._changes = None
         names = there(tmp_path)
         await copy.keep()
@@ -209,7 +209,7 @@ async def test_a_cluster_that_was_gone_on_from_only_reads(tmp_path: Path) -> Non
 
 
 class Failing(LocalFiles):
-    """Puts below `cluster/` raise, or are done and raise."""
+    """Puts below `cluster/` raise, or are carried out and raise."""
 
     def __init__(self, root: Path, modes: list[str]) -> None:
         super().__init__(root)
@@ -351,7 +351,7 @@ async def test_a_topic_that_is_heard_of_late_is_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", ["before", "after"])
 async def test_what_a_replaced_cluster_still_writes_stops_nobody(tmp_path: Path, late: str) -> None:
-    """It has looked for claims already when the new machine makes its own."""
+    """It has checked claims already when the new machine makes its own."""
     async with cluster_of(tmp_path, 1) as cluster:
         await manager(cluster.brokers[1]).turn()
         old = manager(cluster.brokers[1])._cluster

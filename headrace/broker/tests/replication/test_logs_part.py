@@ -1,4 +1,4 @@
-"""A follower finds back to its leader's log by leader epochs: what both have stays, what it alone has goes."""
+"""A follower returns to its leader's log by leader epochs: common records stay, its own are removed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headrace.protocol.messages.fetch import FetchPartition, PartitionData
 from simulator.log import LogWorld
 
 Records = list[tuple[int, bytes]]
-"""Epoch and value, by their offsets."""
+"""Epoch and value, by offset."""
 
 
 class Logs:
-    """Of several brokers on one disk, written as their epochs were."""
+    """Logs of several brokers on one disk, written in their epochs."""
 
     def __init__(self) -> None:
         self.world = LogWorld()
@@ -50,7 +50,7 @@ class Logs:
 
 
 def catch_up(leader: PartitionLog, follower: Follower) -> int:
-    """Fetch until there is nothing more; gives the least end that the follower's log has had."""
+    """Fetch until there is nothing more; return the lowest end that the follower's log has had."""
     least = follower.log.log_end_offset
     for _ in range(100):
         log = follower.log
@@ -92,8 +92,9 @@ def common(one: Records, other: Records) -> int:
 
 
 def history(rng: random.Random) -> tuple[Records, Records]:
-    """What two of three brokers have after some changes of leader, some of them unclean, each of which has begun with
-    what it had, and of which others have copied some.
+    """Return the logs of two of three brokers after some changes of leader.
+
+    Some changes are unclean. Each leader began with its own records, and others copied some of them.
     """
     logs: list[Records] = [[], [], []]
     epoch = number = 0

@@ -1,4 +1,4 @@
-"""What a broker finds out about the processes of others, and whom it tells."""
+"""A broker finds the end of other brokers' processes and reports it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Conversation:
         await self.over.wait()
 
     def close(self, reason: str) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
 class Others:
-    """Another broker, as it is reached; the store answers nothing."""
+    """Another broker as seen through the connection; the store answers nothing."""
 
     def __init__(self) -> None:
         self.conversation = Conversation()

@@ -1,5 +1,6 @@
-"""A replica whose log is damaged, or whose disk has failed, is one that its broker has no longer: others lead, and what
-is damaged is set aside and copied anew from them. Where nobody else has everything it is left as it is.
+"""A broker gives up a replica whose log is damaged or whose disk has failed: others lead, and it copies the log anew.
+
+The damaged log is set aside. If no other replica has everything, it is left as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def folder_of(root: Path, node_id: int) -> Path:
 
 
 def flip_a_bit(root: Path, node_id: int) -> bytes:
-    """In the middle of a log, which will be looked at as after a kill. Gives all of it as it is then."""
+    """Flip a bit in the middle of a log, which is checked as after a kill. Return the log as it is then."""
     folder = folder_of(root, node_id)
     (folder / CLEAN_NAME).unlink()
     (segment,) = folder.glob("*.log")
@@ -51,7 +52,7 @@ def content(cluster: DirectCluster, node_id: int) -> bytes:
 
 
 async def filled(cluster: DirectCluster) -> int:
-    """The leader of a topic with some records that all replicas have."""
+    """Return the leader of a topic with some records that all replicas have."""
     await create(cluster.brokers[1], min_insync_replicas="2")
     leader = await led(cluster, {1, 2, 3})
     for number in range(BATCHES):
@@ -60,7 +61,7 @@ async def filled(cluster: DirectCluster) -> int:
 
 
 async def stopped_one_after_the_other(cluster: DirectCluster) -> int:
-    """Who was the last."""
+    """Stop all brokers one after the other; return the last one."""
     for node_id in (1, 2, 3):
         await cluster.stop(node_id)
     return node_id
@@ -86,7 +87,7 @@ async def test_a_follower_whose_log_is_damaged_copies_it_anew(tmp_path: Path) ->
 
 
 async def test_a_replica_copies_a_batch_whose_first_records_are_deleted(tmp_path: Path) -> None:
-    """It was away, and has nothing of what the leader has left: DeleteRecords went to within a batch."""
+    """It was away and has no records: DeleteRecords removed a part of the leader's first batch."""
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         await create(cluster.brokers[1])
         leader = await led(cluster, {1, 2, 3})
@@ -107,7 +108,7 @@ async def test_a_replica_copies_a_batch_whose_first_records_are_deleted(tmp_path
 
 
 async def test_a_follower_that_has_lost_the_beginning_of_its_log_copies_it_anew(tmp_path: Path) -> None:
-    """A power cut may take the first segments and leave later ones."""
+    """A power cut may lose the first segments and leave later ones."""
     config = STARTED | {"log.segment.bytes": "1000"}
     async with direct_cluster(tmp_path, 3, config=config) as cluster:
         leader = await filled(cluster)
@@ -128,7 +129,7 @@ async def test_a_follower_that_has_lost_the_beginning_of_its_log_copies_it_anew(
 
 
 async def test_who_is_in_sync_keeps_what_it_has_though_its_log_begins_later(tmp_path: Path) -> None:
-    """A leader had deleted more than the one after it knows of."""
+    """A former leader had deleted more than its successor knows of."""
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         leader = await filled(cluster)
         follower = log_of(cluster.brokers[leader % 3 + 1])
@@ -143,7 +144,7 @@ async def test_who_is_in_sync_keeps_what_it_has_though_its_log_begins_later(tmp_
 
 
 async def test_others_lead_when_the_log_of_the_leader_is_damaged(tmp_path: Path) -> None:
-    """It finds that when it begins to lead: nobody else was there."""
+    """A broker finds the damage when it begins to lead after all were down."""
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         await filled(cluster)
         last = await stopped_one_after_the_other(cluster)
@@ -161,7 +162,7 @@ async def test_a_leader_that_reads_what_is_damaged_leads_no_longer_and_copies_it
         (segment,) = folder_of(tmp_path, number).glob("*.log")
         with segment.open(
             "r+b"
-        ) as file:  # the length of the first batch; nobody looks at a log that was closed
+        ) as file:  # the length of the first batch; a log that was closed cleanly is not checked
             file.seek(8)
             file.write(b"\xff\xff")
         for node_id in (number, *({1, 2, 3} - {number})):
@@ -203,7 +204,7 @@ async def test_what_one_replica_alone_has_is_left_as_it_is_when_it_is_damaged(tm
 async def test_others_lead_when_the_disk_of_the_leader_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an fsync has reported lost is not asked again: the replica is none any more until a restart."""
+    """A log is not used again after a failed fsync: the replica is out until a restart."""
     async with direct_cluster(tmp_path, 3, config=STARTED) as cluster:
         number = await filled(cluster)
         log = log_of(cluster.brokers[number])

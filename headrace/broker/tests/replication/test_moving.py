@@ -133,7 +133,7 @@ async def test_a_replica_that_was_given_away_while_its_broker_was_down_is_set_as
 
 
 async def test_a_follower_that_is_the_only_one_from_now_on_has_one_log(tmp_path: Path) -> None:
-    """It leads and is alone by the same change, and follows again later: what it had open is not gone on with."""
+    """It becomes the leader and the only replica in one change, and follows again later: its open log is not reused."""
     async with direct_cluster(tmp_path, 3) as cluster:
         await create(cluster.brokers[1], 3)
         leader = await led(cluster, {1, 2, 3})

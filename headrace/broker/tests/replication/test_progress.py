@@ -1,4 +1,4 @@
-"""What a leader makes of how far its followers are."""
+"""A leader's view of the progress of its followers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_follower_that_fetches_what_was_there_at_its_last_fetch_keeps_up() -> 
 
 
 def test_it_waits_for_who_keeps_up_also_where_it_is_past_it_already() -> None:
-    """The leader alone is in sync: what it appends is published at once, so that whoever comes is always behind."""
+    """The leader alone is in sync: its appends are published at once, so a replica that joins is always behind."""
     progress = leader(isr=(1,), end=10)
     assert hw(progress) == 10, "nobody is near"
     progress.fetched(2, 12, 7, 10, 1.0)
@@ -131,7 +131,7 @@ def test_it_waits_for_who_keeps_up_also_where_it_is_past_it_already() -> None:
 
 
 def test_nothing_is_published_while_anybody_is_eligible_beside_the_isr() -> None:
-    """By a larger number than the leader goes by; it would lead without what was acknowledged."""
+    """It is eligible by a higher min.insync.replicas than the leader's; it would lead without acknowledged records."""
     progress = Progress(1, PartitionState((1, 2, 3), 1, 5, (1, 2), elr=(3,)), 0, now=0.0)
     progress.own_end = 10
     progress.fetched(2, 12, 10, 10, 0.0)

@@ -13,7 +13,7 @@ TURNS = 10
 
 
 class Leader:
-    """It wants the same again as soon as it was refused."""
+    """A leader that proposes the same again as soon as it was refused."""
 
     closed = False
 

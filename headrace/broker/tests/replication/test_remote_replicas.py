@@ -1,5 +1,6 @@
-"""Partitions with a remote log and several replicas: the leader copies, whoever leads next finds what is there, and
-followers go on behind it."""
+"""Partitions with a remote log and several replicas: the leader copies, the next one finds the copies, followers go
+on.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def manager(broker: DirectBroker) -> Any:
 
 
 async def tend(cluster: DirectCluster, *, followers: bool = True) -> None:
-    """The leader's turn and its retention, then that of its followers."""
+    """Run the leader's turn and its retention, then that of its followers."""
     leader = await led(cluster)
     partition = leader.context.replicas.partition(TOPIC, 0)
     await partition.flush(leader.context.executor)
@@ -65,7 +66,7 @@ async def tend(cluster: DirectCluster, *, followers: bool = True) -> None:
 
 
 async def numbers(broker: DirectBroker, count: int) -> list[int]:
-    """What is read from a leader until there is so much: a new one publishes what its followers say that they have."""
+    """Read from a leader until there are that many records: a new one publishes what its followers report."""
     found: list[int] = []
     async with asyncio.timeout(DEADLINE_SECONDS):
         while len(found) < count:

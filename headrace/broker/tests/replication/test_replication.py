@@ -1,4 +1,4 @@
-"""Three whole brokers with a replica each, by what their clients see."""
+"""Three whole brokers with a replica each, as their clients see them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def described(broker: DirectBroker) -> list[Any]:
 
 
 async def led(cluster: DirectCluster, isr: set[int] | None = None, index: int = 0) -> DirectBroker:
-    """The leader, as all brokers that are up name it, when it has this ISR."""
+    """Return the leader that all running brokers name, when it has this ISR."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             said = [(await described(broker))[index] for broker in cluster.brokers.values()]
@@ -55,7 +55,7 @@ async def led(cluster: DirectCluster, isr: set[int] | None = None, index: int = 
 
 
 async def produce(broker: DirectBroker, values: list[bytes], **options: Any) -> Any:
-    """As the leader answers it: who leads by the image may have to wait for its lease, or be told of it."""
+    """Produce and return the leader's answer. A new leader may have to wait for its lease, or for the news."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             answer = await broker.produce(TOPIC, values, **options)

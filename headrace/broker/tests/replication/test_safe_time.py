@@ -1,4 +1,4 @@
-"""As of when a follower is: what it concludes from its leader's answers, and what a leader vouches for."""
+"""The time up to which a follower is complete: its conclusions from answers, and the leader's vouching."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OFTEN = {"replica.fetch.wait.max.ms": "20"}
 STATE = PartitionState((LEADER, SELF), LEADER, 9, (LEADER, SELF))
 
 
-# -- what follows from what was told -----------------------------------------------------------------------
+# -- conclusions from answers ------------------------------------------------------------------------------
 
 
 def test_a_state_is_as_of_the_latest_time_whose_high_watermark_it_has() -> None:
@@ -73,7 +73,7 @@ def test_whoever_is_a_little_behind_knows_as_of_when_however_much_it_was_told() 
 
 
 def test_it_is_never_as_of_a_time_by_which_more_was_acknowledged() -> None:
-    """Against a leader of one number, whatever the order in which answers, and what they are about, come."""
+    """The leader is a number; answers and their contents come in any order."""
     for seed in range(300):
         given = random.Random(seed)
         vouched, safe = Vouched(), SafeTime()
@@ -110,11 +110,11 @@ def test_it_is_never_as_of_a_time_by_which_more_was_acknowledged() -> None:
                 assert not missing, f"seed {seed}: as of {at} without {missing}"
 
 
-# -- what a follower makes of answers ----------------------------------------------------------------------
+# -- a follower's conclusions from answers -----------------------------------------------------------------
 
 
 class Scripted:
-    """A leader that answers what a test says, one fetch after the other, each a second later."""
+    """A leader with prepared answers, one fetch after the other, each a second later."""
 
     def __init__(self, *answers: Callable[[FetchRequest], Any]) -> None:
         self.now = 100.0
@@ -159,7 +159,7 @@ def answer(topic_id: uuid.UUID | None = None, *, current: bool = True, **told: A
 async def after(
     *answers: Callable[[uuid.UUID, Follower], ReplicaFetchResponse], end_offset: int = 3
 ) -> tuple[Follower, Scripted]:
-    """A follower with three records, and what a leader has said to it."""
+    """Return a follower with three records, after these answers of a leader."""
     topic_id, world = uuid.uuid4(), LogWorld()
     follower = follower_of(world, topic_id)
     leader = world.open()
@@ -244,7 +244,7 @@ async def test_errors_and_parted_logs_say_nothing_of_what_is_replicated() -> Non
 
 
 async def test_the_leader_of_another_epoch_is_not_believed() -> None:
-    """It was asked before this broker heard that another epoch has begun."""
+    """It was asked before this broker heard of another epoch."""
 
     def too_late(topic: uuid.UUID, follower: Follower) -> ReplicaFetchResponse:
         follower.follow(replace(STATE, leader_epoch=10))
@@ -257,7 +257,7 @@ async def test_the_leader_of_another_epoch_is_not_believed() -> None:
 async def test_what_was_vouched_for_in_a_session_is_not_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before it is named there, which takes several requests where there are many."""
+    """The partition is not named there yet; with many partitions that takes several requests."""
 
     def over(*_: Any) -> ReplicaFetchResponse:
         monkeypatch.setattr(sessions, "NAMED_MAX", 0)
@@ -286,7 +286,7 @@ async def test_what_was_taken_back_is_forgotten() -> None:
     assert follower.safe_time.at(3) is None
 
 
-# -- what a leader vouches for -----------------------------------------------------------------------------
+# -- a leader's vouching -----------------------------------------------------------------------------------
 
 
 def follower_at(cluster: DirectCluster, node_id: int) -> Follower:
@@ -317,7 +317,7 @@ async def test_a_leader_vouches_for_those_in_sync_with_it_while_it_leads(
             await until(lambda: as_of(node_id) > max(before, 0.0))
 
         async def stands(node_id: int) -> None:
-            """What is answered from now on brings nothing."""
+            """Check that later answers bring no progress."""
             for wait_for_what_is_on_its_way in (True, False):
                 stood, enough = as_of(node_id), fetches._kept[node_id].epoch + 3
                 await until(lambda enough=enough: fetches._kept[node_id].epoch >= enough)
@@ -355,7 +355,7 @@ async def test_a_leader_vouches_for_those_in_sync_with_it_while_it_leads(
 
 
 async def test_who_is_no_replica_any_more_is_not_vouched_for_though_it_asks(tmp_path: Path) -> None:
-    """It has not heard yet that it is none, and the leader does not tell it what is appended."""
+    """It does not know yet that it was removed, and the leader sends it no records."""
     async with direct_cluster(tmp_path, 3, config=OFTEN) as cluster:
         await create(cluster.brokers[1])
         broker = await led(cluster, {1, 2, 3})

@@ -1,4 +1,4 @@
-"""Fetch sessions between brokers: what was said is not said again, and nothing is missed by that."""
+"""Fetch sessions between brokers: known values are not sent again, and nothing is missed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTITIONS = 12
 
 
 class Leader:
-    """What a leader remembers, by the rules of the protocol alone."""
+    """The leader's memory by the rules of the protocol alone."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Told] = {}
@@ -103,7 +103,7 @@ def test_many_are_named_one_request_after_the_other_and_all_at_once_where_nothin
 
 
 def watched(cluster: DirectCluster, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, list[int]]]:
-    """Of each fetch of a follower: whether it begins a session, and which partitions it names."""
+    """Record each fetch of a follower: whether it begins a session, and the partitions that it names."""
     seen: list[tuple[bool, list[int]]] = []
     fetch = FollowerFetches.fetch
 
@@ -162,14 +162,14 @@ async def test_a_follower_that_had_everything_until_now_keeps_up(tmp_path: Path)
         await until(lambda: partition.high_watermark == 1)
         await asyncio.sleep(0)
         for each in replicas.values():
-            each.caught_up_at = -1e9  # it has said nothing for long, for there was nothing to say
+            each.caught_up_at = -1e9  # it was silent for long, for there were no changes
         partition.append(build_batch([Record(None, b"2")]), AppendOrigin.CLIENT)
         partition.check_lag()
         assert partition.progress.proposed is None
 
 
 class Stranger:
-    """Fetches as a broker that is down, one request after the other."""
+    """Fetch as a broker that is down, one request after the other."""
 
     def __init__(self, leader: DirectBroker, broker: int, partition: Any) -> None:
         self.leader, self.broker, self.partition = leader, broker, partition

@@ -1,4 +1,4 @@
-"""What a follower takes over, and a leader looks through, in pieces: others of the event loop come in between."""
+"""A follower appends, and a leader updates its partitions, in pieces: other tasks of the event loop run in between."""
 
 from __future__ import annotations
 

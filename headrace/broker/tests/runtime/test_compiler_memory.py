@@ -1,4 +1,4 @@
-"""LLVM is out of memory when kernels have been loaded, and back when another one is."""
+"""LLVM is out of memory once kernels are loaded, and back when another one is compiled."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Timer:
 
 
 class Loop:
-    """Virtual time: `run_to` fires what is due, in order. Also the clock."""
+    """A loop with virtual time, which is also the clock: `run_to` runs due callbacks in order."""
 
     def __init__(self):
         self.now = 0.0

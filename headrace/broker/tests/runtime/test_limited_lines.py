@@ -1,4 +1,4 @@
-"""What others can have written into the log: so many lines of a kind, and one that says how many there were."""
+"""Lines that clients can cause in the log: a limited number of each kind, and one with the number of omitted lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that was freed is used again: no page faults for batches that come and go."""
+"""Freed memory is used again: batches that come and go cause no page faults."""
 
 from __future__ import annotations
 

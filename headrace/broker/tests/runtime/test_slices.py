@@ -1,4 +1,4 @@
-"""Long work on the event loop, as others of the same loop feel it: counted in calls, not timed."""
+"""Long work on the event loop, as other tasks feel it: counted in calls, not timed."""
 
 from __future__ import annotations
 

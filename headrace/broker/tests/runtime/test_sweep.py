@@ -1,4 +1,4 @@
-"""What comes back to each of many keys: none is left out for another's sake, and there is always a next time."""
+"""Recurring work for each of many keys: no key is left out, and each has a next time."""
 
 import asyncio
 

@@ -31,7 +31,7 @@ def client(broker: DirectBroker, name: str, host: str = HOST) -> DirectBroker:
 async def secured_broker(
     data_dir: Path, config: Mapping[str, str] | None = None
 ) -> AsyncIterator[DirectBroker]:
-    """Its own connection is the super user's."""
+    """Run a broker whose own connection is the super user's."""
     async with direct_broker(data_dir, {**SECURED, **(config or {})}) as broker:
         yield client(broker, "admin")
 
@@ -63,12 +63,12 @@ async def grant(admin: DirectBroker, *creations: AclCreation) -> None:
 
 
 async def allow(admin: DirectBroker, operation: Operation, resource_type: ResourceType, *names: str) -> None:
-    """`User:ann` may."""
+    """Allow `User:ann` an operation."""
     await grant(admin, *(creation(operation, resource_type, name) for name in names))
 
 
 async def revoke_all(admin: DirectBroker) -> int:
-    """Every ACL goes; how many there were."""
+    """Remove every ACL; return their number."""
     everything = DeleteAclsFilter(
         resource_type_filter=1,
         resource_name_filter=None,

@@ -1,4 +1,4 @@
-"""The client's side of SCRAM, written down from RFC 5802 on its own, and how exchanges are driven in tests."""
+"""The client's side of SCRAM, written independently from RFC 5802, and helpers for exchanges in tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def exchange(
 
 
 class ScramClient:
-    """What a client sends; every part can be made wrong."""
+    """A client's messages; every part can be made wrong."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What ACLs say, against Kafka's rules written down without any index, and against known cases."""
+"""The meaning of ACLs, compared with Kafka's rules written without an index, and with known cases."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ questions = st.tuples(
 @given(st.lists(acls_, max_size=12), st.lists(acls_, max_size=4), st.lists(questions, min_size=1, max_size=8))
 @example([acl("a", kind=PREFIXED)], [], [("User:ann", "*", Operation.READ, TOPIC, "ab")])
 def test_the_index_says_what_the_rules_say(acls, gone, asked) -> None:
-    """Also after ACLs were added twice and removed, there or not."""
+    """It holds also after ACLs were added twice and removed, existing or not."""
     rules = AclRules([*acls, *gone, *acls])
     for each in gone:
         rules.remove(each)
@@ -118,7 +118,7 @@ def test_what_is_listed_as_allowed_is_all_that_is_before_denials(acls, question)
 
 @given(st.lists(acls_, max_size=10), questions, st.booleans())
 def test_some_resource_is_allowed_when_there_is_one(acls, question, without_acl) -> None:
-    """Resources enough to tell: each name of a pattern, names under each prefix, and one that nobody has named."""
+    """There are enough resources: each name of a pattern, names under each prefix, and one that is in no ACL."""
     principal, host, operation, resource_type, _ = question
     candidates = [each.name for each in acls] + [each.name + "\0" for each in acls] + ["\0"]
     said = [oracle(acls, principal, host, operation, resource_type, name) for name in candidates]
@@ -147,7 +147,7 @@ def test_a_filter_finds_through_the_index_what_it_matches(acls, wanted) -> None:
 
 
 def test_what_is_denied_is_denied_wherever_it_stands() -> None:
-    """Whichever pattern denies, before or after one that allows."""
+    """Any pattern may deny, before or after one that allows."""
     kinds = [(LITERAL, "orders"), (PREFIXED, "or"), (PREFIXED, "orders"), (LITERAL, "*")]
     for allowing in kinds:
         for denying in kinds:

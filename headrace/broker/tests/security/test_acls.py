@@ -1,4 +1,4 @@
-"""ACLs as clients make, see and remove them, and where they are kept."""
+"""ACLs as clients create, list and remove them, and their store."""
 
 from __future__ import annotations
 
@@ -189,13 +189,13 @@ def acl(name: str, permission: int = Permission.ALLOW) -> Acl:
 
 
 def kept_in(store) -> tuple[AclStore, asyncio.Queue[None]]:
-    """With what gets an item for each change of its rules."""
+    """With a list that gets an item for each change of its rules."""
     changes: asyncio.Queue[None] = asyncio.Queue()
     return AclStore(store, AclRules(), lambda: changes.put_nowait(None), Slices()), changes
 
 
 async def test_two_who_change_them_at_once_lose_nothing(tmp_path: Path) -> None:
-    """Each finds that the other was first, reads, and decides again."""
+    """Each finds that the other one was first, reads, and decides again."""
     store = EmbeddedStore(tmp_path / "store")
     first, _ = kept_in(store)
     second, _ = kept_in(store)
@@ -233,7 +233,9 @@ async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
 
 
 async def test_cve_2024_27309_one_acl_that_goes_takes_no_other_along(tmp_path: Path) -> None:
-    """Of several of one resource, denials among them: for who removed it, who follows, and who reads later."""
+    """One of several ACLs of a resource, denials among them, is removed: for the broker that removes it, those that
+    follow, and later readers.
+    """
     store = EmbeddedStore(tmp_path / "store")
     first, _ = kept_in(store)
     second, changes = kept_in(store)

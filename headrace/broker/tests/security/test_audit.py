@@ -1,4 +1,4 @@
-"""The audit log: what is written down, where, and that nobody waits for it."""
+"""The audit log: its lines, its place, and that no request waits for it."""
 
 from __future__ import annotations
 

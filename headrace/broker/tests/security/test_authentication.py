@@ -1,4 +1,6 @@
-"""The states of a connection that authenticates, through the door and the real APIs behind it (KIP-43, 152, 368)."""
+"""The states of a connection that authenticates, through the SASL handler and the real APIs behind it (KIP-43, 152,
+368).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ RESPONSES: dict[type[ApiMessage], type[ApiMessage]] = {
 
 
 class Time:
-    """Of the loop, in seconds; the wall clock is the same number."""
+    """The loop's time in seconds; the wall clock is the same number."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -64,7 +66,9 @@ class Client:
         self.peer = Peer(7, "10.0.0.7", 1, "SASL", None)
 
     async def send(self, request: ApiMessage, version: int | None = None) -> Any:
-        """The response. Raises CloseConnection, with the answer decoded in `args`, when it is hung up on."""
+        """Return the response. Raise CloseConnection, with the decoded answer in `args`, if the connection is
+        closed.
+        """
         api_version = type(request).MAX_VERSION if version is None else version
         header = RequestHeader(request.API_KEY, api_version, 5, "c")
         frame = encode_request_header(header, request.header_version(api_version)) + request.encode(
@@ -125,7 +129,7 @@ class HungUp(Exception):  # noqa: N818
 
 
 class Ends:
-    """A mechanism whose credentials end, for whoever is named."""
+    """A mechanism whose credentials end, for any user name."""
 
     def __init__(self, time: Time, seconds: float) -> None:
         self.identity: Identity | None = None
@@ -138,7 +142,7 @@ class Ends:
 
 @asynccontextmanager
 async def clients(tmp_path: Path, session_ms: int = 0) -> AsyncIterator[Any]:
-    """A function that connects."""
+    """Return a function that connects."""
     time, delays = Time(), []
 
     def delay() -> float:
@@ -207,7 +211,7 @@ async def test_messages_without_headers_after_a_handshake_of_version_0(tmp_path:
 
 
 async def test_nothing_else_is_answered_before(tmp_path: Path) -> None:
-    """The connection is closed, in every state there is before authentication."""
+    """The connection is closed, in every state before authentication."""
     async with clients(tmp_path) as connect:
         for mechanism in (None, "PLAIN", "SCRAM-SHA-256"):
             for request in (MetadataRequest(topics=[]), CreateDelegationTokenRequest()):
@@ -434,7 +438,7 @@ async def test_frames_that_cannot_be_read_close_the_connection(tmp_path: Path) -
     )
 )
 def test_no_order_of_messages_gets_in_without_a_password(steps: list[tuple[str, Any]]) -> None:
-    """Whoever has a session has said what proves it, in the state in which it was asked for."""
+    """A connection with a session has proved its identity, in the state in which it was asked to."""
     now, proved = 0.0, None
     one = Authentication(
         "L",
@@ -486,7 +490,7 @@ _FRAMES = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_FRAMES, max_size=6))
 def test_any_frames_are_answered_or_close_the_connection(frames: list[bytes]) -> None:
-    """Nothing but what is public passes the door, nothing else is raised, and nobody gets in."""
+    """Only public requests are answered, nothing else is raised, and no client gets in."""
 
     def inner(peer: Peer, frame: bytes | memoryview) -> Any:
         assert frame[:2] == b"\0\x12"

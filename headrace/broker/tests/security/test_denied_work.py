@@ -1,7 +1,8 @@
-"""What may not be known costs the broker the same whether it is there or not, so that nobody tells it by the time.
+"""A hidden resource takes the broker as long as a missing one, so that the time of an answer reveals nothing.
 
-Counted, not timed: the calls of functions on the event loop between a request and its answer, which are the same on
-every machine. What is there has many partitions, records, members and configurations; the calls must not know.
+The test counts the calls of functions on the event loop between a request and its answer, which are the same on every
+machine. The existing resource has many partitions, records, members and configurations, which must not change the
+number of calls.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from simulator.direct import DirectBroker, direct_broker
 TOPIC, GROUP, TRANSACTION = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 PARTITIONS = 60
 OF_NAMES_MAX, OF_IDS_MAX = 5, 100
-"""Calls that one of the two may have more than the other. Of an id that is there more is asked, and written down: two
-questions about rights and a line for the audit log. Nobody guesses an id.
+"""Maximum difference of calls between the two.
+
+An existing id takes two more questions about rights and a line for the audit log. An id cannot be guessed.
 """
 ATTEMPTS_MIN, ATTEMPTS_MAX = 3, 12
 THERE = Names("t-there", "g-there", "x-there", "t-there", UUID(int=0))
@@ -35,7 +37,7 @@ MISSING = Names("t-other", "g-other", "x-other", "t-other", UUID(int=77 << 70))
 
 
 class StandingClock(Clock):
-    """Nothing takes time, so nothing rests: what is done in slices is done at once."""
+    """A clock that stands still, so that work in slices never rests."""
 
     def time_ms(self) -> int:
         return 1_750_000_000_000
@@ -47,10 +49,10 @@ class StandingClock(Clock):
 async def calls_of(
     broker: DirectBroker, version: int | None, there: Any, missing: Any, most: int = OF_NAMES_MAX
 ) -> tuple[int, int]:
-    """The least of some attempts at each.
+    """Return the lowest number of calls of some attempts at each.
 
-    What is remembered from the first is not paid again, and what the loop did for something else in one of them says
-    nothing: where they differ it is tried more often.
+    The first attempt caches some results, and the loop may do other work in one of them: where the numbers differ there
+    are more attempts.
     """
     least = [1 << 30, 1 << 30]
     for attempt in range(ATTEMPTS_MAX):
@@ -65,7 +67,7 @@ async def calls_of(
 
 
 def with_one_changed(names: Names, resource_type: ResourceType) -> Names:
-    """Of what is there, the resource of this type is another that is not."""
+    """Return the existing names, with the resource of this type replaced by a missing one."""
     if resource_type == TOPIC:
         return replace(names, topic=MISSING.topic, fresh=MISSING.fresh, topic_id=MISSING.topic_id)
     if resource_type == GROUP:
@@ -74,7 +76,7 @@ def with_one_changed(names: Names, resource_type: ResourceType) -> Names:
 
 
 async def furnished(admin: DirectBroker) -> Names:
-    """One of everything, large."""
+    """Create one of each resource, large."""
     image = await admin.create_topic(THERE.topic, PARTITIONS, retention_ms="1000000")
     names = replace(THERE, topic_id=image.topic_id)
     for _ in range(20):
@@ -89,7 +91,7 @@ async def furnished(admin: DirectBroker) -> Names:
 
 
 def asks_by_id(case: Case, names: Names) -> bool:
-    """Whether it is answered otherwise for another id of the same name."""
+    """Return whether the answer differs for another id of the same name."""
     other = replace(names, topic_id=MISSING.topic_id)
     version = type(case.request(names)).MAX_VERSION if case.version is None else case.version
     return case.request(names).encode(version) != case.request(other).encode(version)
@@ -102,7 +104,9 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
         admin = client(broker, "admin")
         names = await furnished(admin)
         for key, case, right in hidden_rights():
-            ann = client(admin, "ann", f"10.0.0.{checked}")  # so many refusals of one are written down
+            ann = client(
+                admin, "ann", f"10.0.0.{checked}"
+            )  # the audit log limits the refusals of one principal
             others = [each for each in case.rights if each != right]
             await grant(
                 admin, *(creation(operation, kind, names.of(kind, case)) for operation, kind in others)
@@ -121,12 +125,12 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
 
 
 def hidden_rights() -> Iterator[tuple[int, Case, tuple[Operation, ResourceType]]]:
-    """Without which a resource may not be known."""
+    """Return the rights without which a resource is hidden."""
     for key, cases in sorted(CASES.items()):
         for case in cases:
             for right in case.rights:
                 of_another = (DESCRIBE, right[1]) in case.rights and right[
                     0
-                ] is not DESCRIBE  # it is seen by that
+                ] is not DESCRIBE  # DESCRIBE makes it visible
                 if case.is_as_missing and right[1] in (TOPIC, GROUP, TRANSACTION) and not of_another:
                     yield key, case, right

@@ -1,4 +1,4 @@
-"""Brokers show each other who they are, by the listener that they use among themselves."""
+"""Brokers authenticate to each other by the inter-broker listener."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BY_TOKEN: dict[str, str | None] = {
 
 
 def settings(folder: Path, protocol: str, **changes: str | None) -> dict[str, str]:
-    """With certificates of brokers in the folder; `_` stands for `.`."""
+    """Return settings with certificates of brokers in the folder; `_` stands for `.`."""
     (folder / "ca.pem").write_text(AUTHORITY.certificate_pem)
     write(folder, identity("localhost", AUTHORITY))
     given: Mapping[str, str | None] = {
@@ -79,7 +79,7 @@ def write(folder: Path, own: Identity) -> None:
 
 
 async def connected(cluster: DirectCluster) -> OutgoingConnection:
-    """From broker 1 to broker 2, as this one has registered."""
+    """Connect from broker 1 to broker 2, as it has registered."""
     await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
     one = cluster.brokers[1]
     endpoints = one.context.metadata.image.brokers[2].endpoints
@@ -89,7 +89,7 @@ async def connected(cluster: DirectCluster) -> OutgoingConnection:
 
 
 async def may_all(connection: OutgoingConnection) -> bool:
-    """Whether it is a super user's."""
+    """Return whether the connection is a super user's."""
     request = DescribeAclsRequest(
         resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
     )
@@ -139,7 +139,7 @@ def by_token(folder: Path, **changes: str | None) -> dict[str, str]:
 
 
 async def test_a_broker_is_known_by_the_token_of_a_file(tmp_path: Path) -> None:
-    """Whoever renews the file renews what the next connection says; what is in another file is not sent."""
+    """A renewed file changes the token of the next connection; a file that is not a token is not sent."""
     place = tmp_path / "token"
     place.write_text(token_of("broker") + "\n")
     async with direct_cluster(

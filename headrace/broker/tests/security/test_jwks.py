@@ -1,4 +1,4 @@
-"""The keys of an issuer over https: whom the broker trusts there, and what it does not let itself be led to."""
+"""The keys of an issuer over https: the trusted certificates, and the redirects that the broker refuses."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def issuer(
     leads_to: str = "",
     answer: Callable[[str, str], bytes | None] = lambda form, authorization: None,
 ) -> Iterator[str]:
-    """A web server with DOCUMENT; its URL. `own` None: without TLS. `asks_for`: whose signature clients must show.
-    `answer`: to a form that is posted; None: 401.
+    """Run a web server with DOCUMENT; return its URL.
+
+    `own` None: without TLS. `asks_for` is the authority of clients' certificates. `answer` returns the answer to a
+    posted form; None: 401.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -77,7 +79,9 @@ def issuer(
         context.load_cert_chain(own.write(folder, "issuer"))
         if asks_for is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-            context.maximum_version = ssl.TLSVersion.TLSv1_2  # who shows none is refused in the handshake
+            context.maximum_version = (
+                ssl.TLSVersion.TLSv1_2
+            )  # a client without a certificate is refused in the handshake
             context.load_verify_locations(cadata=asks_for.certificate_pem)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -123,7 +127,7 @@ def test_the_broker_shows_a_certificate_of_its_own_if_it_has_one(tmp_path: Path)
 
 
 def test_cve_2025_27817_nobody_is_led_to_a_file_or_out_of_tls(tmp_path: Path) -> None:
-    """By an issuer that redirects."""
+    """The issuer redirects to a file, or to plain HTTP."""
     (tmp_path / "secret").write_text("planted")
     with issuer(tmp_path, None) as plain:
         context = client_tls(trusting(tmp_path, AUTHORITY)).context
@@ -191,8 +195,8 @@ async def test_trust_that_cannot_be_read_is_said_at_the_start(
     "prefix", ["", "oauthbearer.", "listener.name.client.", "listener.name.client.oauthbearer."]
 )
 async def test_cve_2025_27817_nobody_has_the_broker_read_another_url(tmp_path: Path, prefix: str) -> None:
-    """Whoever may alter configurations does not choose what the broker reads or connects to: as in Kafka, that takes a
-    restart.
+    """The right to alter configurations does not choose files or addresses for the broker: as in Kafka, that takes
+    a restart.
     """
     async with broker(tmp_path) as (_, connect):
         admin = await connect("PLAINTEXT")

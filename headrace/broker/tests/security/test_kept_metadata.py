@@ -1,4 +1,4 @@
-"""Metadata for all topics with an authorizer: answers are kept for those who see the same, and for nobody else."""
+"""Metadata for all topics with an authorizer: answers are kept only for principals that see the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a connection that was refused leaves behind: nothing, and at once, not when the garbage collector comes."""
+"""A refused connection leaves nothing behind, at once, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_who_is_refused_leaves_nothing_to_the_garbage_collector(tmp_path: 
     wrong += frame(SaslAuthenticateRequest(auth_bytes=b"\0ann\0wrong"), 2)
     broker = Broker(config, data_dir=tmp_path / "data", port=0)
     await broker.start()
-    with warnings.catch_warnings(action="ignore"):  # what other tests left open is not this one's
+    with warnings.catch_warnings(action="ignore"):  # objects that other tests left open do not count here
         gc.collect()
     gc.disable()
     try:
@@ -68,7 +68,7 @@ async def test_who_is_refused_leaves_nothing_to_the_garbage_collector(tmp_path: 
             while broker.network.connection_count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert broker.network.faults.total() == 6
-        async with asyncio.timeout(60):  # a thread lets go of its last handshake when it comes to it
+        async with asyncio.timeout(60):  # a thread frees its last handshake when it gets to it
             while any(  # noqa: ASYNC110
                 isinstance(each, TlsConnection | Authentication) for each in gc.get_objects()
             ):

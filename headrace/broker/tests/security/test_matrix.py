@@ -1,8 +1,7 @@
-"""Every API of the registry in eight states of the ACLs: what is denied changes nothing, shows nothing, and looks as if
-there were nothing.
+"""Every API of the registry in eight states of the ACLs: a denied request changes nothing and reveals nothing.
 
-A case is a request with the rights that it needs. Each right is taken through all states while the others are there.
-In a state that denies, the broker is afterwards as it was before, to the last record, and the answer is that of another
+A case is a request with the rights that it needs. Each right is taken through all states while the others are there. In
+a state that denies, the broker is unchanged afterwards, to the last record, and the answer equals that of another
 broker with the same ACLs and none of the resources.
 """
 
@@ -86,13 +85,13 @@ READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, 
 )  # fmt: skip
 REFUSALS = {29, 30, 31, 53, 65}
 ELSEWHERE = {38, 39, 40, 41}
-"""Delegation tokens, whose tests are those of tokens."""
+"""Delegation tokens, which have tests of their own."""
 BATCH = build_batch([Record(None, b"v", (), 1_750_000_000_000)])
 IMPLYING = {DESCRIBE: READ, DESCRIBE_CONFIGS: ALTER_CONFIGS}
 
 
 class Names(msgspec.Struct):
-    """Of what a case is about: everything but `fresh` exists, on one of two brokers."""
+    """The names in a case: everything but `fresh` exists, on one of two brokers."""
 
     topic: str
     group: str
@@ -123,7 +122,7 @@ def codes(value: Any) -> Iterator[int]:
 
 
 def shown(value: Any) -> Any:
-    """An answer without what tells two brokers apart."""
+    """Return an answer without the fields that differ between two brokers."""
     if isinstance(value, list):
         return [shown(each) for each in value]
     if isinstance(value, Struct | ApiMessage):
@@ -140,7 +139,7 @@ def is_refused(response: Any) -> bool:
 
 
 def hides(*path: str) -> Callable[[Any], bool]:
-    """Refused by showing nothing in the list at the end of the path, whose other lists have one element."""
+    """Return a check that the list at the end of the path is empty; the lists before it have one element."""
 
     def is_hidden(response: Any) -> bool:
         found = response
@@ -160,10 +159,10 @@ class Case(msgspec.Struct):
     is_denied: Callable[[Any], bool] = is_refused
     is_about_fresh: bool = False
     is_as_missing: bool = True
-    """Denied, it is answered as on a broker without the resources."""
+    """Whether a denied request is answered as on a broker without the resources."""
     changes_nothing: bool = True
     has_member: bool = False
-    """A consumer group with a member that subscribes to the topic."""
+    """Whether there is a consumer group with a member that subscribes to the topic."""
 
 
 def produce(n: Names, **fields: Any) -> ApiMessage:
@@ -519,9 +518,9 @@ CASES: dict[int, list[Case]] = {
 
 
 def states(right: Right, name: str) -> Iterator[tuple[str, bool, list[AclCreation]]]:
-    """Eight of them: what it is, whether `User:ann` at HOST may, the ACLs."""
+    """Return eight states: a name, whether `User:ann` at HOST may, the ACLs."""
     operation, resource_type = right
-    of_cluster = resource_type == CLUSTER  # its one name is no prefix and no wildcard
+    of_cluster = resource_type == CLUSTER  # its one name has no prefix and no wildcard
 
     def acl(what: Operation = operation, of: str = name, **parts: Any) -> AclCreation:
         return creation(what, resource_type, of, **parts)
@@ -539,7 +538,7 @@ def states(right: Right, name: str) -> Iterator[tuple[str, bool, list[AclCreatio
 
 
 async def snapshot(broker: DirectBroker) -> list[Any]:
-    """Everything there is: what is stored but ACLs, where every log begins and ends, and who is in which group."""
+    """Return all state: the store without ACLs, the start and end of every log, and the groups' members."""
     context = broker.context
     rows = await context.store._run(
         lambda connection: connection.execute(
@@ -560,7 +559,7 @@ def members(broker: DirectBroker) -> Iterator[tuple[str, str]]:
 
 
 class Worlds:
-    """Two brokers with the same ACLs: `full` has what cases are about, `empty` has not."""
+    """Two brokers with the same ACLs: `full` has the resources of the cases, `empty` does not."""
 
     def __init__(self, full: DirectBroker, empty: DirectBroker) -> None:
         self.full = full
@@ -568,7 +567,7 @@ class Worlds:
         self._count = 0
 
     async def names(self, case: Case) -> Names:
-        """New ones for each state, so that nothing that was allowed before stands in the way."""
+        """Return new names for each state, so that earlier allowed requests do not interfere."""
         self._count += 1
         number = f"{self._count:05d}x"
         names = Names(f"t{number}", f"g{number}", f"x{number}", f"f{number}", UUID(int=self._count << 70))
@@ -603,7 +602,7 @@ class Worlds:
         return names
 
     async def clean(self, names: Names) -> None:
-        """Listings show what is left: nothing of the state before."""
+        """Remove what listings would show from the state before."""
         await revoke_all(self.full)
         await revoke_all(self.empty)
 
@@ -657,7 +656,7 @@ async def test_what_is_denied_changes_nothing_and_shows_nothing(tmp_path: Path, 
             await stack.enter_async_context(secured_broker(tmp_path / "full", config)),
             await stack.enter_async_context(secured_broker(tmp_path / "empty", config)),
         )
-        for broker in (worlds.full, worlds.empty):  # journals are there before
+        for broker in (worlds.full, worlds.empty):  # so that journals exist before
             await broker.send(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]))
             await broker.send(InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=1000))
         found = []
@@ -668,7 +667,7 @@ async def test_what_is_denied_changes_nothing_and_shows_nothing(tmp_path: Path, 
 
 
 async def test_the_matrix_has_every_api_and_every_right(tmp_path: Path) -> None:
-    """What an API declares that it asks for is what its cases have."""
+    """The rights in an API's declaration are those of its cases."""
     assert set().union(*PARTS.values()) == set(CASES)
     async with secured_broker(tmp_path) as admin:
         for declaration in admin.broker.dispatcher.declarations:
@@ -681,7 +680,7 @@ async def test_the_matrix_has_every_api_and_every_right(tmp_path: Path) -> None:
 
 
 async def test_rights_over_the_cluster_in_every_state(tmp_path: Path) -> None:
-    """The APIs whose requests are for the cluster as a whole, with the requests that there are without fields."""
+    """These are the APIs whose requests concern the whole cluster, with the requests that have no fields."""
     async with secured_broker(tmp_path) as admin:
         whole = [
             each for each in admin.broker.dispatcher.declarations if each.authorize.of_cluster is not None
@@ -702,7 +701,7 @@ async def test_rights_over_the_cluster_in_every_state(tmp_path: Path) -> None:
 
 
 async def test_who_may_know_of_a_topic_does_not_delete_it(tmp_path: Path) -> None:
-    """And is told the name that belongs to an id."""
+    """A user with DESCRIBE is told the name that belongs to an id."""
     async with secured_broker(tmp_path) as admin:
         image = await admin.create_topic("t")
         await allow(admin, Operation.DESCRIBE, TOPIC, "t")

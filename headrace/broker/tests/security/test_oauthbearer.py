@@ -1,4 +1,4 @@
-"""OAUTHBEARER (RFC 7628): tokens of the issuer get in, and nothing that only looks like one."""
+"""OAUTHBEARER (RFC 7628): the issuer's tokens are accepted, and no imitations."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_key_is_found_without_its_id() -> None:
     ],
 )
 def test_what_is_no_token_of_the_issuer_is_refused(token: Callable[[], str], words: str) -> None:
-    """First with the JSON of RFC 7628, then, when the client has taken notice, as a failure."""
+    """It is refused first with the JSON of RFC 7628, then, after the client's reply, as a failure."""
     server = OAuthBearerExchange(validator())
     assert server.answer(message(token())) == INVALID_TOKEN.encode()
     with pytest.raises(AuthenticationError, match=words) as refused:
@@ -118,7 +118,7 @@ def test_what_is_no_token_of_the_issuer_is_refused(token: Callable[[], str], wor
 
 
 def test_a_secret_among_the_keys_signs_nothing() -> None:
-    """A public key is no shared secret either: HMAC is not one of the algorithms, whatever the set holds."""
+    """A public key is not a shared secret either: HMAC is not one of the algorithms, whatever the key set has."""
     document = {"keys": [RSA.as_dict(private=False), SECRET.as_dict(private=True)]}
     keys = Keys(json.dumps(document).encode())
     assert len(keys) == 1
@@ -239,7 +239,7 @@ NOT_VERIFIED: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("token", NOT_VERIFIED)
 def test_cve_2026_33557_a_token_is_verified_where_nothing_says_how(tmp_path: Path, token: str) -> None:
-    """By what is taken without a callback handler: signature, issuer, audience, times."""
+    """Without a callback handler, signature, issuer, audience and times are checked."""
     (tmp_path / "keys.json").write_bytes(key_set(RSA))
     texts = {
         "sasl.enabled.mechanisms": "OAUTHBEARER",

@@ -49,7 +49,7 @@ def test_everybody_else_is_told_what_kafka_tells(message: bytes, told: str | Non
 
 
 def test_cve_2021_38153_passwords_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their digests are, so that not even the length shows; and for somebody unknown too."""
+    """The digests are compared, so that the length does not show either; for an unknown user too."""
     compared: list[tuple[int, int]] = []
 
     def compare(one: bytes, other: bytes) -> bool:

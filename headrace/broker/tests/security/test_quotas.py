@@ -1,4 +1,4 @@
-"""Limits: whose holds, how exactly, what a tool may set, where it is kept, and that who has used it up waits."""
+"""Quotas: their scope, their precision, allowed settings, their store, and the wait of clients over them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEVELS: list[dict[str, str]] = [
     {"client_id": "c"},
     {"client_id": ""},
 ]
-"""Kafka's, from the one that goes before all others (KIP-55)."""
+"""Kafka's levels, the one that goes before all others first (KIP-55)."""
 
 
 class Time:
@@ -57,7 +57,7 @@ class Time:
         return self.now
 
 
-# -- whose limit holds -------------------------------------------------------------------------------------
+# -- the limit that holds ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", range(8))
@@ -110,12 +110,12 @@ def test_without_a_limit_nothing_is_counted_and_a_removed_one_holds_no_more() ->
     assert not quotas.is_set
 
 
-# -- how exactly -------------------------------------------------------------------------------------------
+# -- precision ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_half_minute_is_within_a_tenth_of_the_limit(seed: int) -> None:
-    """A client that sends as soon as it may, requests of any size up to a fifth of a second's worth, with pauses."""
+    """A client sends as soon as it may, requests of up to a fifth of a second's worth, with pauses."""
     chance, time = random.Random(seed), Time()
     quotas, limit = Quotas(time), 1_000_000.0
     quotas.set(Entity(client_id="c"), {Quota.PRODUCER: limit})
@@ -159,8 +159,8 @@ def test_changes_of_topics_are_refused_or_waited_for() -> None:
     time = Time()
     quotas = Quotas(time)
     quotas.set(Entity(user="ann"), {Quota.MUTATION: 2})
-    assert quotas.may_mutate("ann", "", 30, strict=True)  # what there is is enough to begin
-    assert quotas.mutation_wait("ann", "") == pytest.approx(4)  # 2 * 11 there were
+    assert quotas.may_mutate("ann", "", 30, strict=True)  # the rest is enough to begin
+    assert quotas.mutation_wait("ann", "") == pytest.approx(4)  # there were 2 * 11
     assert not quotas.may_mutate("ann", "", 1, strict=True)
     assert quotas.may_mutate("ann", "", 1, strict=False)
     assert quotas.mutation_wait("ann", "") == pytest.approx(4.5)
@@ -197,7 +197,7 @@ def test_names_that_are_made_up_cost_no_search_each(monkeypatch: pytest.MonkeyPa
     assert 8 <= len(searches) <= 11
 
 
-# -- what may be set ---------------------------------------------------------------------------------------
+# -- permitted settings ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,9 @@ async def test_changes_of_topics_count_and_are_refused_when_too_many(tmp_path: P
 
 
 async def test_every_answer_with_a_throttle_time_tells_it(tmp_path: Path) -> None:
-    """In all versions of all APIs, tables' too: it is written where the version has it, and nothing else changes."""
+    """In all versions of all APIs, also those of tables, it is written where the version has it, and nothing else
+    changes.
+    """
     async with direct_broker(tmp_path, extensions=[TableExtension()]) as broker:
         declarations = list(broker.broker.dispatcher.declarations)
         quotas = Quotas(Time())
@@ -490,11 +492,11 @@ async def test_who_is_not_authenticated_has_no_quota(tmp_path: Path) -> None:
     assert peer.throttle_seconds == 0.0
 
 
-# -- what threads do ---------------------------------------------------------------------------------------
+# -- work in threads ---------------------------------------------------------------------------------------
 
 
 async def test_what_a_request_has_threads_do_counts_as_its_time() -> None:
-    """In threads, in steps of a coroutine and in slices; in the name of the one that asked, and of no other."""
+    """The time in threads, in steps of a coroutine and in slices counts for its request, and for no other."""
     time, threads = Time(), Time()
     quotas = Quotas(time)
     quotas.set(Entity(user=""), {Quota.REQUEST: 1})
@@ -535,7 +537,7 @@ async def test_what_a_request_has_threads_do_counts_as_its_time() -> None:
             answer = throttling.answer(answerer, peer, frame)
             assert isinstance(answer, Pending)
             future = asyncio.ensure_future(answer.outcome)
-            time.now += 100  # others are served
+            time.now += 100  # other requests are served
             await future
             assert answer.finish(future) == [b"answer"]
         assert USAGE.get() is None
@@ -556,7 +558,7 @@ async def test_a_request_that_is_cancelled_before_it_begins_leaves_nothing_behin
 
 
 async def test_batches_that_are_opened_in_threads_count(tmp_path: Path) -> None:
-    """Through a whole broker: a topic of the other compression has each batch opened and closed again."""
+    """Through a whole broker: a topic with another compression has each batch decompressed and compressed again."""
     async with direct_broker(tmp_path) as broker:
         await limit(broker, {"client-id": "test"}, request_percentage=1e9)
         used = []

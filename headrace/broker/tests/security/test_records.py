@@ -1,4 +1,4 @@
-"""Who may write and read records, and that no right outlives its ACL: repeated requests, fetch sessions, long polls."""
+"""Rights to write and read records, which end with their ACL: repeated requests, fetch sessions, long polls."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_without_acknowledgements_the_connection_is_closed(tmp_path: Path)
 
 
 async def test_a_transactional_batch_needs_its_transactional_id(tmp_path: Path) -> None:
-    """With an id that is not theirs, or with none at all (CVE-2018-17196)."""
+    """The transactional id belongs to another user, or there is none at all (CVE-2018-17196)."""
     batch = build_batch(
         [Record(None, b"v", (), 0)], attributes=0x10, producer_id=0, producer_epoch=0, base_sequence=0
     )
@@ -178,7 +178,7 @@ async def test_who_may_not_read_sees_nothing_whether_the_topic_exists_or_not(tmp
 
 @pytest.mark.parametrize("version", [12, 17])
 async def test_who_poses_as_a_replica_has_to_be_of_the_cluster(tmp_path: Path, version) -> None:
-    """Whatever it may read as a client, and with nothing of that if it is (CVE-2018-1288)."""
+    """Its rights as a client do not count, and as a member it needs none of them (CVE-2018-1288)."""
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("t")
         await admin.produce("t", BATCH)
@@ -220,7 +220,7 @@ async def test_a_fetch_session_does_not_outlive_its_acl(tmp_path: Path, version)
 
 @pytest.mark.parametrize("in_session", [False, True])
 async def test_a_fetch_that_waits_does_not_outlive_its_acl(tmp_path: Path, in_session) -> None:
-    """What is written after the right is gone is not shown to whoever began to wait before."""
+    """Records that are written after the right was revoked are not returned to a fetch that began before."""
     async with secured_broker(tmp_path) as admin:
         await admin.create_topic("t")
         await admin.create_topic("u")

@@ -1,4 +1,4 @@
-"""Listeners with SASL, through their sockets: who gets in, what strangers may cost, and that no secret is shown."""
+"""Listeners with SASL, through their sockets: accepted clients, the cost of strangers, and hidden secrets."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Socket:
         self._writer = writer
 
     async def send(self, request: ApiMessage, version: int | None = None) -> Any:
-        """The response; None if the connection is closed instead."""
+        """Return the response; None if the connection is closed instead."""
         api_version = type(request).MAX_VERSION if version is None else version
         header = encode_request_header(
             RequestHeader(request.API_KEY, api_version, 1, "c"), request.header_version(api_version)
@@ -276,8 +276,9 @@ async def test_a_deleted_scram_user_hears_that_its_authentication_failed(tmp_pat
 
 
 async def test_nothing_secret_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """All that is planted is provoked, and then looked for wherever something is shown or kept: in answers, on disk,
-    and in the log with everything that is ever logged (CVE-2026-33558).
+    """All planted secrets are used, and then searched for wherever something is shown or kept.
+
+    That is in answers, on disk, and in the log with everything that is ever logged (CVE-2026-33558).
     """
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
@@ -351,8 +352,9 @@ async def test_nothing_secret_is_shown(tmp_path: Path, caplog: pytest.LogCapture
 
 
 async def test_cve_2025_27819_no_login_module_but_kafkas_own_is_taken(tmp_path: Path) -> None:
-    """Nor one for LDAP (CVE-2025-27818), nor by who may alter configurations (CVE-2023-25194): nothing is connected to,
-    nothing is loaded by its name.
+    """Neither is one for LDAP (CVE-2025-27818), nor one set by the right to alter configurations (CVE-2023-25194).
+
+    The broker connects to nothing and loads nothing by such a name.
     """
     visitors: list[object] = []
     lure = await asyncio.start_server(lambda _, writer: visitors.append(writer), "127.0.0.1", 0)
@@ -378,7 +380,7 @@ async def test_cve_2025_27819_no_login_module_but_kafkas_own_is_taken(tmp_path: 
 async def test_cve_2024_31141_configurations_are_taken_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No providers of configurations: what looks like a reference to a file or a variable is text."""
+    """There are no configuration providers: a reference to a file or a variable is plain text."""
     monkeypatch.setenv("PLANTED", PLAIN)
     literal = "${env:PLANTED}"
     async with broker(tmp_path, **{JAAS: f'{PLAIN_MODULE} required user_ann="{literal}";'}) as (_, connect):

@@ -1,4 +1,4 @@
-"""What a broker's configurations of SASL come to."""
+"""The result of a broker's SASL configurations."""
 
 from __future__ import annotations
 

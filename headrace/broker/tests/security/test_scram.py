@@ -1,4 +1,4 @@
-"""SCRAM: who knows the password gets in, and nobody learns anything else (RFC 5802, RFC 7677; Kafka's CVEs)."""
+"""SCRAM: a client with the password gets in, and others learn nothing (RFC 5802, RFC 7677; Kafka's CVEs)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def log_in(server: ScramExchange, client: ScramClient) -> bytes:
 
 
 def refusal(server: ScramExchange, *messages: bytes) -> AuthenticationError:
-    """Of the last message; those before it are answered."""
+    """Return the refusal of the last message; those before it are answered."""
     for message in messages[:-1]:
         server.answer(message)
     with pytest.raises(AuthenticationError) as refused:
@@ -143,7 +143,7 @@ def test_cve_2024_56128_the_nonce_of_the_final_message_is_the_one_of_the_exchang
 
 
 def test_a_client_that_says_its_half_of_the_nonce_twice_gets_in() -> None:
-    """librdkafka before 2.6.1, with the right password alone."""
+    """librdkafka before 2.6.1 does so, and gets in only with the right password."""
     for password in ("correct horse", "wrong"):
         server, client = exchange(USERS), ScramClient("ann", password)
         final = client.final(server.answer(client.first), nonce=2 * client.nonce + SERVER_NONCE)

@@ -1,4 +1,4 @@
-"""No API is answered for somebody whom it was not declared for: the dispatcher's part of it, over the real registry."""
+"""The dispatcher answers no API without the rights of its declaration, over the real registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANN = Session(Principal("User", "ann"), "L", "PLAIN")
 
 
 class Nobody:
-    """Nobody may do anything; remembers what was asked."""
+    """An authorizer that refuses everything, and remembers the questions."""
 
     is_open = False
     version = 1
@@ -90,7 +90,7 @@ async def test_what_is_remembered_of_a_connection_is_behind_the_gate(tmp_path: P
 
 
 async def test_rights_over_the_cluster_are_asked_before_the_handler(tmp_path: Path) -> None:
-    """The answer of each has a place for the refusal, and no handler has seen the request."""
+    """Each answer has a place for the refusal, and no handler has seen the request."""
 
     async with direct_broker(tmp_path, extensions=[TableExtension()]) as broker:
         whole = [each for each in declared(broker) if each.authorize.of_cluster is not None]

@@ -1,4 +1,4 @@
-"""What answers show of rights, and what is kept of answers: authorized operations, remembered metadata, patterns."""
+"""Rights in answers, and kept answers: authorized operations, kept metadata, patterns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a stranger sends, byte by byte: conversations of SASL and handshakes of TLS, damaged and cut in every way.
+"""A stranger's bytes: SASL exchanges and TLS handshakes, damaged and cut in every way.
 
-No sockets: bytes go into the exchange of a connection, its frames to the door and to a whole broker behind it.
-HEADRACE_STRANGER_SEED and HEADRACE_STRANGER_ROUNDS choose what the long run (`-m soak`) sends.
+There are no sockets: bytes go into the exchange of a connection, and its frames to the SASL handler and a whole broker
+behind it. HEADRACE_STRANGER_SEED and HEADRACE_STRANGER_ROUNDS choose the bytes of the long run (`-m soak`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PASSWORDS = {"ann": "secret-1", "bob": "secret-2"}
 SCRAM_USERS = {"ann": credential("secret-1")}
 LIMITS = Limits()
 MEMORY_MAX = 1 << 20
-"""Of a connection before it is authenticated."""
+"""Maximum memory of a connection before it is authenticated."""
 
 
 def frame(request: ApiMessage, version: int) -> bytes:
@@ -55,7 +55,7 @@ def raw(message: bytes) -> bytes:
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """In one to four places, or all of it is left out."""
+    """Damage one to four places, or return nothing."""
     if chance.random() < 0.15:
         return b""
     damage = bytearray(data)
@@ -80,7 +80,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 class Conversation:
-    """A connection to a listener with SASL, and what passes its door."""
+    """A connection to a listener with SASL, and the requests that are let through."""
 
     def __init__(self, inner: Callable[[Peer, bytes | memoryview], Answer]) -> None:
         self.exchange = Exchange(LIMITS, FramePool(1 << 20), memoryview(bytearray(256)))
@@ -88,7 +88,7 @@ class Conversation:
         self.peer = Peer(7, "10.0.0.7", 1, "SASL", None)
         self.told = b""
         self.passed: set[bytes] = set()
-        """API keys of what came through before it was known who it is."""
+        """API keys of requests that were let through before authentication."""
         self._inner = inner
         mechanisms = {
             "PLAIN": Mechanism(lambda: PlainExchange(PlainUsers(PASSWORDS))),
@@ -102,7 +102,7 @@ class Conversation:
         return self._inner(peer, frame)
 
     async def send(self, data: bytes, chance: random.Random) -> bool:
-        """In pieces; whether it goes on after that."""
+        """Send in pieces; return whether the connection stays open."""
         incoming = self.exchange.incoming
         try:
             while data:
@@ -137,7 +137,7 @@ class Conversation:
 async def converse(
     talk: Conversation, chance: random.Random, password: str, damage: Callable[[bytes], bytes]
 ) -> None:
-    """As a client does that knows this password, with each thing it sends as `damage` leaves it."""
+    """Act as a client with this password; `damage` changes each of its messages."""
     with_scram, version = chance.random() < 0.5, chance.randrange(2)
 
     def said(message: bytes) -> bytes:
@@ -170,7 +170,7 @@ async def converse(
 
 
 async def talk_a_lot(tmp_path: Path, seed: int, rounds: int) -> tuple[int, int]:
-    """How many got in who were not damaged, and how many who were."""
+    """Return the numbers of undamaged and of damaged conversations that got in."""
     whole = broken = 0
     async with direct_broker(tmp_path) as broker:
         for number in range(rounds):
@@ -228,9 +228,9 @@ def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 def shake(
     server: ssl.SSLContext, client: ssl.SSLContext, damage: Callable[[int, bytes], bytes]
 ) -> tuple[bool, bytes]:
-    """Whether the server thinks that the handshake is complete, and what it reads after that.
+    """Return whether the server completes the handshake, and the bytes that it reads after that.
 
-    `damage` gets each flight of the client, with its number. The client says b"hello" at once.
+    `damage` gets each flight of the client, with its number. The client sends b"hello" at once.
     """
     stream = TlsStream(server)
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -263,7 +263,7 @@ def shake(
 
 
 def shake_a_lot(tmp_path: Path, seed: int, rounds: int) -> int:
-    """How many damaged handshakes were completed."""
+    """Return the number of damaged handshakes that were completed."""
     server, client = contexts(tmp_path)
     assert shake(server, client, lambda flight, data: data) == (True, b"hello")
     completed = 0

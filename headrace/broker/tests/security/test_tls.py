@@ -58,7 +58,7 @@ def inline(own=SERVER, authority=AUTHORITY, **more: str) -> dict[str, str]:
 
 
 def handshake(loaded, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Both ends; raises ssl.SSLError."""
+    """Run a handshake of both ends; raise ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = loaded.context.wrap_bio(to_server, to_client, server_side=True)
     other = client.wrap_bio(to_client, to_server, server_hostname="localhost")
@@ -225,7 +225,7 @@ def test_a_password_is_in_no_repr(stores) -> None:
 
 
 def test_names_are_printed_as_java_prints_them() -> None:
-    """What X500Principal.getName() of Java 17 gives for these."""
+    """The expected names are those of X500Principal.getName() of Java 17."""
     attribute = x509.NameAttribute
     name = x509.Name(
         [
@@ -372,7 +372,7 @@ def test_settings_that_mean_nothing_here_are_refused(name, value, words) -> None
     assert words in str(refused.value)
 
 
-# -- whom clients are let in as ----------------------------------------------------------------------------
+# -- the principals of clients -----------------------------------------------------------------------------
 
 OTHER_AUTHORITY = identity("authority")
 
@@ -442,7 +442,7 @@ async def running(folder, **more: str):
 
 
 async def serial_number(broker) -> int:
-    """Of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate that a new connection is shown."""
     context = client_context()
     _, writer = await asyncio.open_connection(
         "127.0.0.1", broker.listeners["SSL"].port, ssl=context, server_hostname="localhost"
@@ -453,13 +453,13 @@ async def serial_number(broker) -> int:
 
 
 def replace_store(folder, text: str) -> None:
-    """As tools do it: written beside, and renamed."""
+    """Replace the store as tools do: write a new file, and rename it."""
     (folder / "new").write_text(text)
     os.replace(folder / "new", folder / "server.pem")
 
 
 async def set_location(broker, folder, prefix: str = "listener.name.ssl.") -> tuple[int, str | None]:
-    """As `kafka-configs --alter --entity-type brokers` does: the same path again."""
+    """Set the same path again, as `kafka-configs --alter --entity-type brokers` does."""
     name = f"{prefix}ssl.keystore.location"
     answer: tuple[int, str | None] = await alter(
         DirectBroker(broker), BROKER, "0", (name, SET, str(folder / "server.pem"))

@@ -1,4 +1,4 @@
-"""Users and delegation tokens: what Kafka's admin clients ask of them, and what stands in the store afterwards."""
+"""Users and delegation tokens: the requests of Kafka's admin clients, and the resulting state of the store."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_no_password_is_in_the_store(tmp_path: Path) -> None:
 
 
 async def test_two_changes_at_once_are_both_made(tmp_path: Path) -> None:
-    """Of two brokers on one store: who is overtaken looks again, and decides again."""
+    """Two brokers share one store: the one that was overtaken reads again, and decides again."""
     async with direct_broker(tmp_path) as broker:
         one, other = [ScramUsers(broker.context.store, SystemEntropy()) for _ in range(2)]
         await one.load()
@@ -286,7 +286,7 @@ async def test_a_token_stands_for_its_owner_until_it_ends(tmp_path: Path) -> Non
 
 
 async def test_a_token_that_somebody_else_has_made_is_known_and_what_becomes_of_it(tmp_path: Path) -> None:
-    """Whoever shares the store and the key: another broker, or this one before."""
+    """The other one shares the store and the key: another broker, or this one before a restart."""
     ann = Principal("User", "ann")
 
     async def becomes(wanted: Callable[[], bool]) -> None:
@@ -348,7 +348,7 @@ def attempt(
     password: str,
     extensions: str = ",tokenauth=true",
 ) -> tuple[str, bool, int | None] | None:
-    """(name, by a token, its end) of who logs in by SCRAM."""
+    """Return (name, by a token, its end) of a login by SCRAM."""
     parts = broker.broker.sasl.parts
     offered = sasl_of_listener("L", {"sasl.enabled.mechanisms": mechanism.sasl_name}.get, parts)
     server = offered[mechanism.sasl_name].start()
@@ -421,7 +421,7 @@ async def test_tokens_that_have_ended_are_refused_and_removed(tmp_path: Path) ->
 
 
 async def test_a_token_that_has_ended_lets_nobody_in(tmp_path: Path) -> None:
-    """Also before it is removed."""
+    """This holds also before it is removed."""
     async with direct_broker(tmp_path, TOKENS) as broker:
         log_in(broker, "ann")
         made = await create(broker)

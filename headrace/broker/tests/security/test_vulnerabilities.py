@@ -1,4 +1,4 @@
-"""The table of `headrace/broker/security/README.md`: what it says of a CVE is held by a test that says so."""
+"""The table of `headrace/broker/security/README.md`: each CVE has a test that names it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def rows() -> list[tuple[list[str], list[tuple[str, str]]]]:
-    """The CVEs of each row, and its tests."""
+    """Return the CVEs of each row, and its tests."""
     lines = [line for line in TABLE.splitlines() if line.startswith("| CVE-")]
     return [(CVE.findall(line), TEST.findall(line)) for line in lines]
 
 
 def source_of(file: str, test: str) -> str:
-    """Of a test, with its name and its docstring."""
+    """Return the source of a test, with its name and its docstring."""
     text = (ROOT / file).read_text()
     found = re.search(
         rf"^(?:async )?def {test}\(.*?(?=^(?:async def|def|class|@)|\Z)", text, re.MULTILINE | re.DOTALL

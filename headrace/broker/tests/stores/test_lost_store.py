@@ -1,5 +1,6 @@
-"""What clients are told while the coordination store cannot be asked: an error that they repeat the request for, and
-no failure of the broker's. Afterwards the same requests are carried out.
+"""Answers to clients while the coordination store is unreachable: a retriable error, and no failure of the broker.
+
+Afterwards the same requests are carried out.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ LOST = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDIN
 
 
 class LosableStore(EmbeddedStore):
-    """Loses its session when it is told to: before a request, or under the first transaction."""
+    """A store that loses its session on request: before a request, or during the first transaction."""
 
     is_lost = False
     is_lost_under_transactions = False
     carries_out = False
-    """What is lost under a transaction was done."""
+    """Whether a transaction is carried out although the session is lost during it."""
 
     def _check(self) -> None:
         if self.is_lost:
@@ -183,7 +184,7 @@ OTHERS: dict[str, tuple[Callable[[], ApiMessage], ErrorCode]] = {
 
 
 def codes(message: Any) -> Iterator[int]:
-    """Every error code of an answer."""
+    """Return every error code of an answer."""
     for name, field in type(message).FIELDS.items():
         value = getattr(message, name)
         if name == "error_code":
@@ -210,7 +211,7 @@ async def losable_broker(folder: Path) -> AsyncIterator[tuple[LosableStore, Dire
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Requests that failed for a reason that nobody had thought of."""
+    """Return requests that failed for an unexpected reason."""
     return [
         record.getMessage() for record in caplog.records if record.exc_info and record.name == "headrace.api"
     ]
@@ -233,7 +234,7 @@ async def test_a_change_that_cannot_be_made_is_to_be_repeated(
 async def test_of_a_change_that_may_have_been_made_that_is_said(
     tmp_path: Path, change: str, carries_out: bool
 ) -> None:
-    """REQUEST_TIMED_OUT: no client takes it for a refusal. What was done is known when the store is back."""
+    """REQUEST_TIMED_OUT: no client takes it for a refusal. The outcome is known when the store is back."""
     async with losable_broker(tmp_path) as (store, admin):
         store.is_lost_under_transactions, store.carries_out = True, carries_out
         assert set(codes(await admin.send(CHANGES[change]()))) == {ErrorCode.REQUEST_TIMED_OUT}
@@ -297,7 +298,7 @@ async def test_while_zookeeper_is_gone_clients_are_told_to_ask_again(
             await broker.create_topic("t", 2)
             await broker.create_topic("gone")
             await admin.send(CHANGES["CreateAcls"]())
-            session, store._session_timeout = store._session_timeout, 2.0  # what each answer is waited for
+            session, store._session_timeout = store._session_timeout, 2.0  # the timeout of each answer
             server.kill()
             asked = {**CHANGES, "InitProducerId": OTHERS["InitProducerId"][0]}
             asked["CreateAcls"] = lambda: CreateAclsRequest(

@@ -1,4 +1,4 @@
-"""Topics in the store, as it is and as somebody else makes it: epochs of partitions, other writers, earlier layouts."""
+"""Topics in the store, also while another process changes it: epochs of partitions, other writers, earlier layouts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from simulator.direct import direct_broker, values_of
 
 
 def crash(data: Path) -> None:
-    """What a kill leaves behind that a clean stop does not: no marker."""
+    """Leave a data directory as a kill does: without the marker of a clean stop."""
     (data / ".kafka_cleanshutdown").unlink()
 
 
@@ -95,7 +95,7 @@ async def test_who_the_broker_is_and_that_it_controls_stands_in_the_store_while_
 
 
 async def as_before_states(data: Path, epoch: int) -> None:
-    """Make a data directory what a version without states of partitions has left."""
+    """Change a data directory to the layout of a version without partition states."""
     store = EmbeddedStore(data / "meta.db")
     for name in await store.children(tree.TOPICS):
         for number in await store.children(tree.states_path(name)):

@@ -315,7 +315,7 @@ def test_configurations_that_another_broker_sets_are_not_lost(tmp_path) -> None:
 
 
 def test_a_configuration_that_a_newer_broker_sets_does_not_end_the_following(tmp_path, caplog) -> None:
-    """What is not known, and what cannot be parsed, is told; the rest counts, now and from then on."""
+    """Unknown and invalid configurations are logged; the others count, now and from then on."""
 
     async def test(store: EmbeddedStore) -> None:
         config = BrokerConfig()
@@ -361,7 +361,7 @@ def test_a_configuration_that_a_newer_broker_sets_does_not_end_the_following(tmp
 
 
 def test_a_transaction_is_synced_before_it_is_over(tmp_path) -> None:
-    """What SQLite does with these settings is its own promise: each commit ends with an fsync of the log."""
+    """With these settings SQLite promises that each commit ends with an fsync of the log."""
 
     async def test() -> None:
         store = EmbeddedStore(tmp_path / "meta.db")

@@ -1,4 +1,4 @@
-"""Every coordination store keeps the promises of the port; and what a session is where there can be several."""
+"""Every coordination store keeps the promises of the port, with one session or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A watch at ZooKeeper that could not be set, without ZooKeeper."""
+"""A ZooKeeper watch that could not be set, without ZooKeeper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.broker.stores import zookeeper
 async def test_a_watch_whose_answer_was_late_is_set_again_and_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The connection may last, so that no other one comes whose state would have it set."""
+    """The connection may stay open, so that no new one sets the watch by its state."""
     monkeypatch.setattr(zookeeper, "_WATCH_AGAIN_SECONDS", 0.001)
     asked: list[str] = []
 

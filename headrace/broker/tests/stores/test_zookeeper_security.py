@@ -1,4 +1,4 @@
-"""The way to ZooKeeper over TLS and with a user, to its real server, and what those hear whom it does not let in."""
+"""Connections to ZooKeeper with TLS and a user, to its real server, and the errors of clients that it refuses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Secured(msgspec.Struct):
     authority: Identity
 
     def config(self, **changes: str | None) -> BrokerConfig:
-        """Of a broker that is let in; `_` stands for `.`."""
+        """Return the configuration of an accepted broker; `_` stands for `.`."""
         settings: dict[str, str | None] = {
             "zookeeper.connect": f"localhost:{self.tls_port}/own",
             "zookeeper.session.timeout.ms": str(SESSION_MS),
@@ -219,7 +219,7 @@ class TestSecured:
         with pytest.raises(ConfigError, match="denies the user other access to /own"):
             async with secured.store(
                 zookeeper_connect=f"{secured.server.address}/own",
-                zookeeper_ssl_client_enable="false",  # its certificate would let it in, being the broker's
+                zookeeper_ssl_client_enable="false",  # its certificate would be accepted, since it is the broker's
                 java_security_auth_login_config=other,
             ):
                 pass
@@ -249,14 +249,14 @@ class TestSecured:
         [
             (
                 lambda one: {
-                    "zookeeper_connection_timeout_ms": "60000",  # is told at once
+                    "zookeeper_connection_timeout_ms": "60000",  # is refused at once
                     "java_security_auth_login_config": str(jaas(one.folder / "w.conf", password="wr0ng")),
                 },
                 "refuses the user headrace",
             ),
             (
                 lambda one: {
-                    "zookeeper_connection_timeout_ms": "10000",  # for one attempt at least
+                    "zookeeper_connection_timeout_ms": "10000",  # long enough for one attempt
                     "zookeeper_ssl_truststore_location": str(stranger(one.folder)),
                 },
                 "certificate verify failed",
@@ -319,7 +319,7 @@ def stranger(folder: Path) -> Path:
 
 
 class Breaking:
-    """A way to a server of ZooKeeper; once, on request, it breaks at the first message of SASL."""
+    """A relay to a ZooKeeper server that breaks once, on request, at the first message of SASL."""
 
     def __init__(self, port: int) -> None:
         self._to = port

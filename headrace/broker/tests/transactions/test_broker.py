@@ -1,4 +1,4 @@
-"""Transactions through the APIs of a whole broker: the rules as a client meets them, restarts included."""
+"""Transactions through the APIs of a whole broker: the rules as a client sees them, restarts included."""
 
 import asyncio
 import random
@@ -50,7 +50,7 @@ from simulator.transactional_client import (
 
 
 async def latest(broker, isolation_level, topic="a", timestamp=-1):
-    """The offset that ListOffsets gives for a timestamp, by default the end."""
+    """Return the offset of ListOffsets for a timestamp, by default the end."""
     partitions = [ListOffsetsPartition(partition_index=0, timestamp=timestamp)]
     wanted = ListOffsetsTopic(name=topic, partitions=partitions)
     request = ListOffsetsRequest(isolation_level=isolation_level, topics=[wanted])
@@ -261,7 +261,7 @@ test_t6_e5_offsets_of_a_group_commit_with_the_transaction = scenario(_offsets)
 )
 @pytest.mark.parametrize("commit", [True, False])
 async def test_e4_version_2_nothing_that_arrives_late_touches_the_next_transaction(tmp_path, late_at, commit):
-    """Everything of a transaction is delivered again in the course of the next one, which is ended otherwise."""
+    """All requests of a transaction are delivered again during the next one, which has another outcome."""
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("a", 2)
         client, ghost = Client(broker, version=TV2), Client(broker, version=TV2)
@@ -276,7 +276,7 @@ async def test_e4_version_2_nothing_that_arrives_late_touches_the_next_transacti
                 return
             fenced = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
             ghost.sequences = {}
-            # Its very batch is a repeat of one that was taken; it is not written again.
+            # Its own batch is a repeat of an accepted one, and is not written again.
             assert (await ghost.send([b"first"])).error_code in (*fenced, ErrorCode.NONE)
             assert (await ghost.send([b"more"], sequence=1)).error_code in fenced
             assert (await ghost.send([b"else"], partition=1)).error_code in fenced
@@ -285,7 +285,7 @@ async def test_e4_version_2_nothing_that_arrives_late_touches_the_next_transacti
             identity = ghost.identity
             ended = await ghost.end(commit)
             assert ended in (*fenced, ErrorCode.INVALID_TXN_STATE), "a late end was taken"
-            await ghost.end(not commit)  # a retry of the end that was: the same answer, or fenced
+            await ghost.end(not commit)  # a retry of the earlier end: the same answer, or fenced
             ghost.identity = identity
 
         await late("before the first write")
@@ -425,7 +425,7 @@ async def test_e7_a_partition_that_was_deleted_meanwhile_does_not_keep_a_transac
 
 
 async def test_an_id_is_served_when_its_journal_is_read(tmp_path, monkeypatch):
-    """Until then nobody knows whether it has an owner."""
+    """Before that the coordinator does not know whether the id has an owner."""
     load, may_load = JournalTopic._load_all, asyncio.Event()
 
     async def when_allowed(journal, indexes):
@@ -511,7 +511,7 @@ async def test_a_record_of_the_journal_that_cannot_be_read_takes_no_other_with_i
 
 
 async def test_transactions_that_end_are_counted_once_by_how(tmp_path):
-    """Asked for again, ended by the timeout, or refused: the metric counts decisions that are stored."""
+    """Repeated, refused and timed-out ends: the metric counts stored decisions."""
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("a", 1)
 

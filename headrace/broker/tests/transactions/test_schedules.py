@@ -1,7 +1,7 @@
 """Random lives of transactional ids: clients, zombies, timeouts, lost answers, failures, crashes at any append.
 
-Whatever happens, what a read_committed consumer sees is whole transactions (checker C6), and every transaction
-ends. A failing seed is printed; `HEADRACE_TXN_SEED` and `HEADRACE_TXN_SCHEDULES` replay and lengthen.
+A read_committed consumer sees only whole transactions (checker C6), and every transaction ends. A failing seed is
+printed; `HEADRACE_TXN_SEED` and `HEADRACE_TXN_SCHEDULES` replay and lengthen.
 """
 
 import os
@@ -85,7 +85,7 @@ def test_c6_transactions_are_whole_whatever_happens(version):
 
 
 def mutant_forgets_the_decision(monkeypatch):
-    """A restart aborts what was about to commit."""
+    """A restart aborts a transaction that was about to commit."""
     original = machine.restore
 
     def restore(transactional_id, stored, now):
@@ -108,7 +108,7 @@ def mutant_never_fences(monkeypatch):
 
 
 def mutant_completes_without_markers(monkeypatch):
-    """One marker is taken for all."""
+    """One marker counts for all."""
 
     def marked(transaction, event, now, limits):
         transaction.unmarked.clear()

@@ -35,7 +35,7 @@ def write(world, producer, key=A, sequence=0, announces=False):
 
 
 def almost_exhausted(world):
-    """A transactional id that has been given the last epoch of its producer id."""
+    """Return a transactional id with the last epoch of its producer id."""
     begin(world)
     transaction = world.transactions["tx"]
     transaction.stored = replace(transaction.stored, producer_epoch=EPOCH_LAST_USABLE - 1)

@@ -77,7 +77,7 @@ def test_a_folder_of_their_own_has_what_was_compiled_before(tmp_path: Path) -> N
 
 
 def test_without_a_temporary_folder_they_are_in_memory(tmp_path: Path) -> None:
-    """As in a container with a read-only root and no tmpfs at /tmp."""
+    """The case of a container with a read-only root and no tmpfs at /tmp."""
     answer = run(tmp_path, "memory")
     assert answer.returncode == 0, answer.stderr
     assert Path(answer.stdout.strip()).parent == tmp_path

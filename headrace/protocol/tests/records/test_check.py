@@ -1,4 +1,4 @@
-"""Batches that say of themselves what is not true, with and without the kernel, and what looking into them may cost."""
+"""Batches with false headers, with and without the kernel, and the bounds of the work that checks them."""
 
 import random
 import subprocess
@@ -29,7 +29,7 @@ THREE = build_batch(
 
 @pytest.fixture(params=["plain", "kernel"])
 def way(request, monkeypatch):
-    """Plain Python, as long as no kernel is loaded, and the kernel."""
+    """Plain Python, as used until a kernel is loaded, and the kernel."""
     monkeypatch.setattr(check, "_kernel", load() if request.param == "kernel" else None)
     return request.param
 
@@ -206,7 +206,7 @@ def test_a_large_batch_with_lz4_is_opened_at_once_unless_it_is_many_frames(monke
 
 
 def test_the_first_batches_are_checked_before_numpy_is_there():
-    """A server has loaded it by the first compressed one."""
+    """A server loads numpy at the first compressed batch."""
     code = """
 import sys
 from headrace.protocol.records.check import Effort, check_batch

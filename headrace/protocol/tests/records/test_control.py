@@ -1,4 +1,4 @@
-"""Control batches: byte for byte what Kafka writes, and nothing but DecodeError for anything else."""
+"""Control batches: the same bytes as Kafka's, and only DecodeError for anything else."""
 
 import pytest
 from hypothesis import given

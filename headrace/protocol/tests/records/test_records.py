@@ -87,7 +87,7 @@ def test_uncompressed_batches_are_the_bytes_that_kafka_python_builds(originals):
         builder.append(i, record.timestamp, record.key, record.value, list(record.headers))
     theirs = bytes(builder.build())
     ours = build_batch(originals, producer_id=12, producer_epoch=3, base_sequence=4)
-    # kafka-python writes leader epoch 0 where a producer has none to tell; the field is outside the CRC.
+    # kafka-python writes leader epoch 0 where a producer has none; the field is outside the CRC.
     assert ours[:12] + ours[16:] == theirs[:12] + theirs[16:]
 
 
@@ -151,7 +151,7 @@ def test_cve_2023_34455_no_room_is_made_for_what_a_block_of_snappy_only_announce
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_f7_a_decompression_bomb_stops_at_the_bound(codec):
-    """As CVE-2026-111073 has it: that what is compressed is small says nothing."""
+    """The case of CVE-2026-111073: the compressed size says nothing about the decompressed one."""
     bomb = compress(codec, bytes(8 << 20))
     with pytest.raises(DecodeError, match="more than the allowed 1048576 bytes"):
         decompress(codec, bomb, max_bytes=1 << 20)
@@ -170,7 +170,7 @@ def test_f7_the_check_notices_a_missing_bound(codec, monkeypatch):
 
 @pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4, Compression.ZSTD])
 def test_f7_a_bomb_is_opened_twice_at_most(codec, monkeypatch):
-    """Once as far as most batches go, and once to the bound."""
+    """A bomb is opened once up to the size of most batches, and once up to the bound."""
     bomb = compress(codec, bytes(64 << 20))
     rooms = []
 

@@ -1,5 +1,6 @@
-"""What keytool of Java 17 has made: a key with its certificate (P-256, CN=localhost, for localhost and 127.0.0.1, until
-2126), and the same certificate to trust.
+"""Stores that keytool of Java 17 made: a key with its certificate, and the same certificate to trust.
+
+The key is P-256, the certificate for CN=localhost, localhost and 127.0.0.1, valid until 2126.
 
     keytool -genkeypair -storetype JKS -keyalg EC -groupname secp256r1 -dname CN=localhost -validity 36500 \\
         -ext SAN=dns:localhost,ip:127.0.0.1 -storepass changeit -keypass keysecret

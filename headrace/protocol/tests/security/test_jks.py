@@ -58,7 +58,7 @@ def test_a_wrong_password_is_said_and_not_shown(
 @given(st.integers(0, len(KEYSTORE) - 1), st.integers(1, 255), st.booleans(), st.booleans())
 @example(CERTIFICATE_VERSION, 1, False, False)
 def test_damage_is_refused(at: int, change: int, is_cut: bool, has_password: bool) -> None:
-    """With the store's password always; without, whatever comes of it is an error of JKS or a store."""
+    """With the store's password any damage is refused. Without it, reading gives an error of JKS or a store."""
     damaged = KEYSTORE[:at] if is_cut else KEYSTORE[:at] + bytes([KEYSTORE[at] ^ change]) + KEYSTORE[at + 1 :]
     if has_password:
         with pytest.raises(JksError):

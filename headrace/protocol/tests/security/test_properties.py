@@ -1,4 +1,4 @@
-"""Java's properties format; what is expected here is what java.util.Properties gives."""
+"""Java's properties format, compared with the results of java.util.Properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records travel by reference, and what cannot be encoded is named."""
+"""Records are encoded by reference, and the error of a message names the field that does not fit."""
 
 import array
 
@@ -188,7 +188,7 @@ class AppendRequest(ApiMessage, key=10_010, kind="request", versions="0", flexib
 
 
 def test_messages_can_be_declared_anywhere():
-    """As the table extension does: own API keys, one flexible version, plain and nullable structs."""
+    """The table extension does the same: own API keys, one flexible version, plain and nullable structs."""
     assert (AppendRequest.API_KEY, AppendRequest.MIN_VERSION, AppendRequest.MAX_VERSION) == (10_010, 0, 0)
     assert AppendRequest.FLEXIBLE_FROM == 0
     assert AppendRequest.header_version(0) == 2

@@ -1,4 +1,4 @@
-"""Frames spelled out byte by byte after Kafka's protocol guide: an error that all codecs share would show."""
+"""Frames written byte by byte from Kafka's protocol guide: an error that all codecs share would show."""
 
 import pytest
 
@@ -139,7 +139,7 @@ def test_values_of_consumer_offsets():
 
 
 def test_transaction_state_records():
-    """As Kafka 4 writes them; version 0 has no tagged fields."""
+    """The records as Kafka 4 writes them; version 0 has no tagged fields."""
     key = encode_versioned(TransactionLogKey(transactional_id="tx"), 0)
     assert key == spelled("0000", "0002", b"tx")
     value = TransactionLogValue(

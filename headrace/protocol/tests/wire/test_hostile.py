@@ -1,4 +1,4 @@
-"""Whatever the bytes are, decoding ends in a message or a DecodeError, within the memory it may use."""
+"""Decoding any bytes ends in a message or a DecodeError, within its limit of memory."""
 
 import random
 import tracemalloc
@@ -42,7 +42,7 @@ def test_trailing_bytes_are_refused(kind, version):
 
 @in_every_version
 def test_flipped_bits_give_a_message_or_an_error(kind, version):
-    """What decodes in spite of it is a legal message: it can be encoded again and comes back the same."""
+    """If flipped bits can be decoded, the message is legal: it can be encoded and decoded again."""
     rng = random.Random(f"{kind.__name__} {version}")
     encoded = full(kind, version).encode(version)
     for position in range(len(encoded)):

@@ -1,7 +1,7 @@
 """kafka-python 3 writes the same bytes as we do, and reads ours, for every message and version.
 
-Their messages are built by reflection: one class per message, with Kafka's names. What is skipped is listed
-with its reason, and how much is covered is counted.
+Its messages are built by reflection: one class per message, with Kafka's names. Skipped messages are listed with the
+reason, and the covered ones are counted.
 """
 
 import importlib
@@ -55,7 +55,7 @@ RENAMED = {
 
 
 def to_kafka_python(message, their_struct, build, version):
-    """Their message with the values of ours. They hold authorized operations as a set of bits."""
+    """Return kafka-python's message with the values of ours. It holds authorized operations as a set of bits."""
     given = {}
     for name, field in carried(type(message), version):
         value = getattr(message, name)
@@ -78,7 +78,9 @@ def default_of(field):
 
 
 def from_kafka_python(theirs, kind, version):
-    """Our message with the values of theirs, which has None for the nil UUID and for unknown operations."""
+    """Return our message with the values of kafka-python's, which has None for the nil UUID and for unknown
+    operations.
+    """
     given = {}
     for name, field in carried(kind, version):
         value = getattr(theirs, name if name in theirs._struct.fields else RENAMED[name])
@@ -101,7 +103,7 @@ def check_kafka_python(message, kind, version):
     encoded = message.encode(version)
     assert encoded == expected
     if kind is ApiVersionsResponse and message.error_code:
-        return  # they read every error as version 0, the one that a broker uses for it
+        return  # it reads every error as version 0, the one that a broker uses for it
     decoded = from_kafka_python(theirs.decode(encoded, version=version), kind, version)
     assert decoded == kind.decode(encoded, version)
 

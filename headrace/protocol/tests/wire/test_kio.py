@@ -1,7 +1,7 @@
 """kio writes the same bytes as we do, and reads ours, for every message and version.
 
-Their messages are built by reflection: kio has one class per version, whose fields stand in the order of
-Kafka's definitions. What is skipped is listed with its reason, and how much is covered is counted.
+Its messages are built by reflection: kio has one class per version, whose fields are in the order of Kafka's
+definitions. Skipped messages are listed with the reason, and the covered ones are counted.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def kio_class(kind, version):
 
 
 def kio_knows(kind, version):
-    """Without loading it: collecting the tests needs no class."""
+    """Return whether kio has the message, without loading it: collecting the tests needs no class."""
     return EntityType[kind.KIND] in schema_name_map.get(api_key_map.get(kind.API_KEY), {}).get(version, {})
 
 
@@ -37,8 +37,10 @@ KIO_PAIRS = [
 
 
 def to_kio(message, theirs, version):
-    """Their object for our message. What their types cannot say is changed in ours: times are whole seconds
-    from 1970 on, and error codes are ones that exist.
+    """Return kio's object for our message.
+
+    Values that kio's types cannot hold are changed in ours: times are whole seconds from 1970 on, and error codes are
+    existing ones.
     """
     fields = dataclasses.fields(theirs)
     ours = carried(type(message), version)

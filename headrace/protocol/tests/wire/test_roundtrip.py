@@ -1,4 +1,4 @@
-"""Every message in every version: what is encoded is decoded again, and what a version cannot say is refused."""
+"""Every message in every version can be encoded and decoded again, and fields that a version lacks are refused."""
 
 import copy
 from uuid import UUID
@@ -31,7 +31,7 @@ def test_any_values_come_back(message, kind, version):
 
 
 def normalized(value):
-    """What decoding gives: a tagged struct that has nothing but defaults is absent."""
+    """Return the struct as it is decoded: a tagged struct with only default values is absent."""
     for name, field in value.FIELDS.items():
         child = getattr(value, name)
         if isinstance(child, Struct):

@@ -1,4 +1,4 @@
-"""Decoding and encoding that rests gives what the other gives, and rests often enough."""
+"""Decoding and encoding in slices has the same results as in one go, and rests often enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.protocol.tests.wire.values import API_MESSAGES, full, name_of
 
 
 def finish(work):
-    """(the result, how often it rested)"""
+    """Return (the result, the number of rests)."""
     rests = 0
     while True:
         try:
@@ -52,7 +52,7 @@ def test_it_rests_in_every_array(topics, partitions):
     encoded = message.encode(8)
     parts, rests = finish(message.encode_in_slices(8, 1 << 30))
     assert rests >= 300
-    assert len(parts) > 10  # so that joining them is no long work either
+    assert len(parts) > 10  # so that joining them is not long work either
     assert b"".join(parts) == encoded
     decoded, rests = finish(OffsetCommitRequest.decode_in_slices(encoded, 8, DecodeBudget()))
     assert rests >= 300

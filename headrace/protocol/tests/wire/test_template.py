@@ -1,4 +1,4 @@
-"""A template says of a frame what the codec says, or nothing."""
+"""A template finds the same as the codec in a frame, or nothing."""
 
 from __future__ import annotations
 

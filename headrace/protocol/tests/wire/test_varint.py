@@ -1,4 +1,4 @@
-"""Variable length integers: round trips, sizes, and refusal of what is too long or cut off."""
+"""Variable length integers: round trips, sizes, and refusal of integers that are too long or cut off."""
 
 import pytest
 from hypothesis import example, given
@@ -49,7 +49,7 @@ def test_too_long_ones_are_refused(encode, read, low, high, size):
 
 
 def test_known_encodings():
-    """Examples of the Protocol Buffers documentation, whose encoding this is."""
+    """Examples of the Protocol Buffers documentation, which uses this encoding."""
     assert encode_unsigned_varint(300) == b"\xac\x02"
     assert [encode_varint(value) for value in (0, -1, 1, -2, 2147483647, -2147483648)] == [
         b"\x00", b"\x01", b"\x02", b"\x03", b"\xfe\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x0f"

@@ -130,7 +130,7 @@ def with_any_values(pairs: list[tuple[type[ApiMessage], int]]):
 
 
 def full(kind: type[Struct], version: int, elements: int = 2) -> Struct:
-    """A struct in which every field of the version has a value of its own, and so many elements per array."""
+    """Return a struct with a value of its own in every field of the version, and `elements` elements in each array."""
     return kind(
         **{
             name: _some(field, version, position, elements)

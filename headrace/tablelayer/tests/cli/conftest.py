@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 class Served:
-    """A `headrace serve` process; `ready` is the line it said. What it complains about waits in a file: nobody reads it
-    before the end, and a pipe is full at some time.
+    """A `headrace serve` process; `ready` is its first line.
+
+    Its errors go to a file, because a pipe that is read only at the end would fill up.
     """
 
     def __init__(self, *words: str) -> None:

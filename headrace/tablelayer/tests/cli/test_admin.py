@@ -153,7 +153,7 @@ def test_a_table_without_a_lake_is_told_by_the_doctor_and_in_the_log(headrace, s
 
 def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(headrace, serve, tmp_path):
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        taken.bind(("127.0.0.1", 0))  # the port is bound, but not listening
         port = taken.getsockname()[1]
         words = ("--data", str(tmp_path / "data"), "--set", f"advertised.listeners=127.0.0.1:{port}")
         served = serve("--listen", "127.0.0.1:0", *words)
@@ -192,7 +192,7 @@ def test_the_doctor_is_content_with_a_server_that_runs(headrace, serve, tmp_path
     assert f"in use by process {pid}, the server at {at}" in [e["what"] for e in findings["data directory"]]
     assert findings["listen"][0]["what"] == f"{at} is where the running server listens"
     assert "broker 0 is headrace" in findings["server's process"][0]["what"]
-    # ... and not with one that somebody else runs there
+    # ... and not with another user's server
     other = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "other"))
     words = ("--data", str(tmp_path / "other"), "--listen", other.address)
     done = headrace("doctor", "-s", at, *words, "-o", "json")

@@ -1,5 +1,6 @@
-"""`headrace backup` of a server that is written to, `headrace restore` after a kill: what there was up to the cut is
-there again."""
+"""`headrace backup` of a server that is written to, and `headrace restore` after a kill: the state at the cut is
+back.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def replayed(records: Records) -> list[tuple[int, str]]:
 
 
 def compare(address: str, clicks: Records, fruit: Records) -> int:
-    """What a server that was restored has, with what the other one had; how many rows it was given."""
+    """Compare the data of a restored server with the original's; return the number of its rows."""
     with connect(address) as connection:
         for topic, before in (("clicks", clicks), ("default.fruit", fruit)):
             found, ends = records_of(connection, topic)

@@ -1,5 +1,5 @@
-"""`topics produce|alter|add-partitions`, `groups reset|delete|delete-offsets`, `configs`: what they change, and what a
-dry run leaves.
+"""`topics produce|alter|add-partitions`, `groups reset|delete|delete-offsets`, `configs`: their changes, and dry
+runs.
 """
 
 import codecs

@@ -1,4 +1,4 @@
-"""`headrace cluster` and what prevents that a server becomes one of many."""
+"""`headrace cluster`, and the obstacles to the adoption of a server."""
 
 from __future__ import annotations
 

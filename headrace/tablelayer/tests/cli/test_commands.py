@@ -1,4 +1,4 @@
-"""The commands that look: help, topics, tables, groups, top."""
+"""The commands that only read: help, topics, tables, groups, top."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ def fruit(server):
 
 
 def loaded(module, *names):
-    """Which of these modules the import of `module` brings with it, in a fresh Python."""
+    """Return which of these modules the import of `module` loads, in a fresh Python."""
     code = f"import sys, {module}; print([name for name in {names!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     return done.stdout.strip()
@@ -317,7 +317,7 @@ def test_every_module_with_kernels_is_warmed_up(headrace):
 
 
 def test_what_every_table_needs_is_warmed_up_before_formats():
-    """A server that is killed again and again while it compiles has what lookups need each time it is back."""
+    """A server that is killed again and again while it compiles has the kernels of lookups each time it is back."""
     from headrace.tablelayer.cli.warm import KERNEL_MODULES
 
     formats = [
@@ -344,7 +344,7 @@ def test_who_needs_kernels_while_others_are_warmed_up_has_them_next(monkeypatch)
                 never.wait(0.2)  # as one that wakes up slowly
 
         def on_end(self, _):
-            """Nobody asks."""
+            """Do nothing: no caller needs it."""
 
     def request():
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""`--config`, HEADRACE_CONFIG and what a person reads who is not let in."""
+"""`--config`, HEADRACE_CONFIG, and the error of a user who is refused."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ PASSWORD = "pencil of wonder"
 
 @pytest.fixture
 def strict() -> Iterator[FakeServer]:
-    """A server without topics that lets in who knows PASSWORD."""
+    """A server without topics that accepts clients with PASSWORD."""
     loop, server = asyncio.new_event_loop(), FakeServer()
     known = False
 

@@ -1,4 +1,4 @@
-"""Commands that are made when they are asked for are typer's own."""
+"""Commands that are built on demand equal typer's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.tablelayer.cli.main import app
 
 
 def shapes(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """What a person can type, and reads of it."""
+    """Return the words that a user can type, and their help texts."""
     parameters = [
         (each.name, tuple(each.opts), type(each.type).__name__, each.required, getattr(each, "help", None))
         for each in command.params

@@ -1,4 +1,4 @@
-"""The files of `deploy/` and `docker/`: what they name exists, and what they run is what the server has."""
+"""The files of `deploy/` and `docker/`: the names in them exist, and their commands are those of the server."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_what_the_stateful_set_refers_to_is_there() -> None:
 
 
 def test_every_user_of_the_image_finds_its_kernels() -> None:
-    """They are compiled for any CPU, in a folder that is not somebody's home, where numba looks for a user's."""
+    """They are compiled for any CPU, in a shared folder where numba looks for a user's kernels."""
     image = (ROOT / "docker/Dockerfile").read_text()
     place = re.search(r"XDG_CACHE_HOME=(\S+)", image)
     assert place
@@ -165,7 +165,7 @@ def test_every_user_of_the_image_finds_its_kernels() -> None:
 
 
 def test_a_container_of_the_image_is_found_where_its_port_is_published() -> None:
-    """Without a word more: clients are told an address of the host, not the container's name."""
+    """It needs no further option: clients are told an address of the host, not the container's name."""
     image = (ROOT / "docker/Dockerfile").read_text()
     given = re.search(r"^CMD (\[.*\])$", image, re.M)
     published = re.search(r"^# docker run -p (\S+):(\d+) -v headrace:/data headrace$", image, re.M)

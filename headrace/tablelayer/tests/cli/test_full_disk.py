@@ -1,4 +1,4 @@
-"""A server on a small disk of its own that fills up: what clients hear, what the log says, the end, and going on."""
+"""A server on a small disk that fills up: the clients' errors, the log, the end, and the recovery."""
 
 from __future__ import annotations
 

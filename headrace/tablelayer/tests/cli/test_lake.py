@@ -1,4 +1,4 @@
-"""What `headrace tables lake` says while a worker has a round, after it failed, and when it is done."""
+"""The output of `headrace tables lake` while a worker has a round, after it failed, and when it is done."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ def test_rounds_are_visible_from_grant_to_commit(headrace, connection):
     coordinator.heartbeat(granted, 4, "writing")
     assert shown(headrace)["state"].startswith("worker 1: writing, 4 changes so far")
 
-    # A failure puts the table off, but not for someone who insists.
+    # A failure puts the table off, but not for a worker that insists.
     coordinator.release(granted, "no space left")
     row = shown(headrace)
     assert row["state"].startswith("failed 1 times, again in ")

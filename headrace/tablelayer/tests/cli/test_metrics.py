@@ -1,4 +1,4 @@
-"""`headrace serve --metrics`: what a scrape of a running server says, and the page that lists it."""
+"""`headrace serve --metrics`: a scrape of a running server, and the page that lists its metrics."""
 
 import re
 import urllib.request
@@ -93,7 +93,7 @@ def test_a_scrape_tells_of_topics_tables_groups_and_requests(served, serve, tmp_
     counters = [key for key in before if key[0].endswith(("_total", "_count"))]
     assert all(again[key] >= before[key] for key in counters)
     eventually(lambda: ("headrace_table_snapshot_size_bytes", "default.fruit") in scrape(served))
-    # An address that is taken is said in one sentence.
+    # An address that is in use gives one sentence.
     words = (
         "--data",
         str(tmp_path / "other"),

@@ -1,4 +1,4 @@
-"""A running server seen by those who look after it: systemd, logrotate, probes, kafka-configs."""
+"""A running server as its operators see it: systemd, logrotate, probes, kafka-configs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Operated:
     http: str
 
     def heard(self) -> list[str]:
-        """What the supervisor is told next."""
+        """Return the next message to the supervisor."""
         return self.told.recv(4096).decode().splitlines()
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str]:

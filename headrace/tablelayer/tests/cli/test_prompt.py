@@ -1,4 +1,4 @@
-"""The prompt of `headrace sql`: where statements end, what is typed anywhere, the history, and what is shown."""
+"""The prompt of `headrace sql`: ends of statements, any input, the history, and the output."""
 
 import itertools
 import os
@@ -60,7 +60,7 @@ def shop(server):
 
 @pytest.fixture
 def typed(shop, server, capsys, tmp_path, monkeypatch):
-    """What is said to lines that are typed, as (stdout, stderr)."""
+    """Return the output for typed lines, as (stdout, stderr)."""
     connection, database = shop
     monkeypatch.setattr(module, "HISTORY", tmp_path / "history")
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def refused(*words: str) -> str:
-    """What a server says that does not start: one sentence, nothing on stdout, exit code 1."""
+    """Return the output of a server that does not start: one sentence, nothing on stdout, exit code 1."""
     done = subprocess.run(
         [sys.executable, "-m", "headrace.tablelayer.cli.main", "serve", *words],
         capture_output=True,

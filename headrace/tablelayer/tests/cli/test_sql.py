@@ -1,4 +1,4 @@
-"""`headrace sql`: what statements do, which way a SELECT goes, and what mistakes look like."""
+"""`headrace sql`: the effect of statements, the way of a SELECT, and the errors of mistakes."""
 
 import itertools
 import json
@@ -463,7 +463,7 @@ def test_the_rows_of_any_query_are_inserted(shop, sql, database, tmp_path, monke
         {"k": 7, "name": "date", "price": 0.1}, {"k": 8, "name": "elder", "price": 1.0},
         {"k": 20, "name": "p", "price": None}, {"k": 21, "name": "p", "price": None},
     ]  # fmt: skip
-    # What is read of the table itself does not see what is written.
+    # A read of the table itself does not see rows of the same statement.
     shop(
         "INSERT INTO item (k, name) SELECT k + 1, name FROM item WHERE k >= 20; INSERT INTO visit SELECT * FROM visit"
     )

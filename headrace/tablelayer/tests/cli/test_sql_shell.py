@@ -117,7 +117,7 @@ def test_rows_go_into_files(headrace, shop, tmp_path):
     file = tmp_path / "rows.json"
     assert headrace("sql", "-d", database, "-e", query, "-o", "json", "--to", str(file)).exit_code == 0
     assert [json.loads(line) for line in file.read_text().splitlines()][2] == {"k": 2, "name": "x2"}
-    # What fails leaves the file as it was, and nothing beside it.
+    # A failure leaves the file as it was, and no other file beside it.
     done = headrace(
         "sql", "-d", database, "-e", f"{query}; SELECT * FROM nowhere", "-o", "csv", "--to", str(file)
     )

@@ -1,4 +1,4 @@
-"""`headrace sql`: values are what the statement says, in every column, and come out as they were stored."""
+"""`headrace sql`: values are stored as the statement says, in every column, and read as they were stored."""
 
 import datetime as dt
 import itertools

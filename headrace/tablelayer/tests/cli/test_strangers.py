@@ -1,4 +1,4 @@
-"""What strangers can have a running server write into its log, and where all of it is counted."""
+"""The lines that strangers can cause in a running server's log, and the metrics that count all of them."""
 
 from __future__ import annotations
 

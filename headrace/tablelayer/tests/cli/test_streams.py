@@ -1,4 +1,4 @@
-"""The command as a process: what it says on a full disk, to a closed output, in other locales, when it is misused."""
+"""The command as a process: its errors on a full disk, with a closed output, in other locales, and after misuse."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`headrace tier` asked to end: whatever it is in the middle of, it ends, and says nothing but that."""
+"""`headrace tier` after a signal: it ends in any state, and reports only that."""
 
 from __future__ import annotations
 

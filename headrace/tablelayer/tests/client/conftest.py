@@ -38,7 +38,9 @@ class Silence(Exception):  # noqa: N818
 
 
 class FakeServer:
-    """Answers each request class with a function of the request; what every client asks first, by itself."""
+    """A server that answers each request class with a function of the request, and a client's first requests by
+    itself.
+    """
 
     def __init__(self, partitions: int = 2, port: int = 0) -> None:
         self.handlers: dict[type, Callable[[Any], Any]] = {
@@ -132,7 +134,7 @@ class FakeServer:
 
 
 class _Waits(selectors.DefaultSelector):
-    """How long nothing was to be done."""
+    """The time without work."""
 
     SLICE_SECONDS = 0.01
 
@@ -153,8 +155,9 @@ class _Waits(selectors.DefaultSelector):
 
 
 class PatientLoop(asyncio.SelectorEventLoop):
-    """Its time passes while it waits, and not while it works or is kept from working: a client and a server that share
-    it are late for each other only if one of them means to be, however busy the machine is.
+    """A loop whose time passes only while it waits, and not while it works or is kept from working.
+
+    So a client and a server that share it are late for each other only on purpose, however busy the machine is.
     """
 
     def __init__(self) -> None:
@@ -178,7 +181,7 @@ def run(coroutine: Any, loop: Callable[[], asyncio.AbstractEventLoop] = PatientL
 
 @pytest.fixture
 def impatient() -> ClientConfig:
-    """Settings with which failures are found out quickly."""
+    """Return settings with which failures are noticed quickly."""
     return ClientConfig(
         connect_timeout_ms=1_000,
         request_timeout_ms=300,
@@ -241,7 +244,7 @@ class BrokerThread:
         return self._broker.port
 
     def open_scans(self) -> int:
-        """Scans of states that the server keeps for somebody."""
+        """Return the scans of states that the server keeps open."""
         scans = self._extension._scans
         return 0 if scans is None else len(scans._open)
 

@@ -1,4 +1,4 @@
-"""Lookups that any replica may answer: whom the client asks, and whom next."""
+"""Lookups that any replica may answer: the order in which the client asks replicas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Answer = Callable[[int, m.LookupRequest], Any]
 
 
 class Brokers(Cluster):
-    """Three with a replica each of bucket 0; what they answer a test says."""
+    """Three brokers with a replica each of bucket 0, whose answers the test sets."""
 
     def __init__(self, answer: Answer, **config: Any) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Who stops waiting leaves nothing behind: no tasks, no batches, no scans on the server; and loses nothing either."""
+"""A cancelled call leaves no tasks, batches or scans on the server behind, and loses nothing either."""
 
 import asyncio
 import contextlib
@@ -78,7 +78,7 @@ def test_a_cancelled_wait_for_a_batch_loses_no_batch(make_table, server_address,
                         await anext(scan)
                 await target.append([{"id": 1}])
                 seen = []
-                with contextlib.suppress(TimeoutError):  # unless it has come by now, and nobody waits
+                with contextlib.suppress(TimeoutError):  # unless it has come by now, without a waiting caller
                     async with asyncio.timeout(0):
                         seen += (await anext(scan)).batch.column("id").to_pylist()
                 await target.append([{"id": 2}])
@@ -99,7 +99,7 @@ def test_a_cancelled_wait_for_a_batch_loses_no_batch(make_table, server_address,
 
 
 def test_a_batch_that_has_arrived_outlives_a_wait_that_is_cancelled(make_table, server_address, tools):
-    """Several batches come with one answer; whoever gives up between two of them gets each of them later."""
+    """Several batches come with one answer; a caller that is cancelled between two of them gets each of them later."""
     table = make_table("(id INT)")
     for number in range(20):
         table.append([{"id": number}])

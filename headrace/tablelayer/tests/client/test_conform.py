@@ -1,4 +1,4 @@
-"""Data in: what fits is taken without loss, what does not is refused with the column's name."""
+"""Data in: fitting values are accepted without loss, others are refused with the column's name."""
 
 import datetime as dt
 import decimal
@@ -164,7 +164,7 @@ def test_data_frames_and_foreign_arrow():
     assert conform(frame, columns, table="t").to_pylist() == expected
 
     class Foreign:
-        """What polars and others offer (the Arrow PyCapsule interface)."""
+        """An object as of polars and others (the Arrow PyCapsule interface)."""
 
         def __arrow_c_stream__(self, requested_schema=None):
             return pa.table({"a": [1, 2], "b": ["x", None], "d": expected_dates()}).__arrow_c_stream__(

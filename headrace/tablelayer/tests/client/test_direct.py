@@ -1,5 +1,6 @@
-"""Small reads of the blocking client, which are made in the caller's thread: they answer as the loop's do, and whatever
-goes wrong is left to the loop."""
+"""Small reads of the blocking client in the caller's thread: they answer as the loop's do, and errors are left to
+the loop.
+"""
 
 import asyncio
 import random
@@ -284,7 +285,9 @@ def test_closing_ends_a_read_that_waits(fake, tools):
 
 
 def test_a_small_read_waits_no_longer_for_a_silent_broker_than_until_others_are_asked(fruit, monkeypatch):
-    """The loop asks them, those too that were away when brokers were last named; a single broker is waited for."""
+    """The loop asks the others, also those that were away when brokers were last listed; a single broker is waited
+    for.
+    """
     connection, table = fruit
     patience, exchange = [], direct._Line.exchange
 

@@ -1,4 +1,4 @@
-"""DataFrames in and out, and that they are imported by nobody who does not ask for them."""
+"""DataFrames in and out; their libraries are imported only on request."""
 
 import datetime as dt
 import subprocess

@@ -1,4 +1,4 @@
-"""What a server sends costs a client no more than it may."""
+"""A server's answers cost a client no more than its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lane against a model of the server: whatever fails, each batch is applied once, in its order."""
+"""The lane against a model of the server: after any failures each batch is applied once, in its order."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ class ModelServer:
 
 
 def drive(*scenario):
-    """Send batches through a lane. A fault is what happens to the next attempt; later attempts go well."""
+    """Send batches through a lane. A fault is the fate of the next attempt; later attempts succeed."""
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         return _drive(loop, *scenario)
 
@@ -75,7 +75,7 @@ def _drive(loop, row_counts, poisoned, faults, in_flight, picks):
 
 
 def attempt(server, batch, name, poisoned, faults):
-    """What the server makes of it, and what the writer gets to know."""
+    """Return the server's result, and what the writer learns of it."""
     fault = faults.popleft() if faults else "none"
     if fault == "lost before":
         return Verdict.UNKNOWN
@@ -126,7 +126,7 @@ def test_an_abandoned_batch_does_not_hold_up_the_next():
 
 
 def lane_of(count: int, in_flight: int) -> tuple[Lane, list[Batch]]:
-    """A lane with an identity and so many batches waiting, of one row each."""
+    """Return a lane with an identity and that many waiting batches, of one row each."""
     loop = asyncio.new_event_loop()
     batches = [Batch(0, encoded(), 1, WHOLE_ROWS, 0.0, loop.create_future()) for _ in range(count)]
     loop.close()

@@ -1,4 +1,4 @@
-"""Answers that are larger than a server gives at once: the client asks for the rest, and nobody notices."""
+"""Answers above a server's limit: the client asks for the rest, without an effect for its caller."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Arguments that are lists of names, given as one text: never read letter by letter."""
+"""A string as an argument that is a list of names: never read letter by letter."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Nested values, written through one face of a table and read through every other, are what they were."""
+"""Nested values that are written through one view of a table are the same through every other one."""
 
 from __future__ import annotations
 

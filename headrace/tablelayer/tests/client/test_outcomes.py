@@ -1,4 +1,4 @@
-"""What a failed call says of its outcome: done, not done, or nobody knows; and why it took so long."""
+"""The outcome of a failed call (done, not done or unknown), and the reason why it took long."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ def definition(tools):
 
 
 def test_no_kind_of_error_is_another():
-    """`except ConnectionFailed` means: nothing was done."""
+    """`except ConnectionFailed` means that nothing was done."""
     assert issubclass(ConnectionLost, OutcomeUnknown)
     assert issubclass(RequestTimeout, OutcomeUnknown)
     classes = [
@@ -64,7 +64,7 @@ def test_no_kind_of_error_is_another():
 
 @pytest.fixture
 def three_attempts(monkeypatch):
-    """A call's time is over after its third attempt, however long they took."""
+    """Let a call's time be over after its third attempt, however long they took."""
     pauses = Counter()
 
     async def pause(_, deadline):
@@ -187,7 +187,7 @@ def test_rows_that_were_sent_and_then_cannot_be_are_not_called_unwritten(fake, t
 
 
 def test_the_servers_reason_reaches_the_caller_and_before_that_the_log(fake, tools, caplog, monkeypatch):
-    """A full disk: tried again until the deadline, as Kafka's producers do, and not in silence."""
+    """A full disk: the writer tries again until the deadline, as Kafka's producers do, and logs it."""
     monkeypatch.setattr("headrace.tablelayer.client.write.writer._WARN_AFTER_SECONDS", 0.1)
     reason = "the disk is full; free space"
 

@@ -237,7 +237,7 @@ def test_a_scan_to_the_end_reads_every_partition(new: Any) -> None:
 async def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_meanwhile(
     server_address: str, new: Any
 ) -> None:
-    """Somebody else's listing closes the partition's writer, with a batch of this one's in it."""
+    """Another call's listing closes the partition's writer, with a batch of this one's in it."""
     name = str(new(PK).path)
     async with await connect_async(server_address) as connection, asyncio.timeout(100):
         table = await connection.table(name)

@@ -1,4 +1,4 @@
-"""Rows are cut by what they take, and one that no request has room for is refused by its number."""
+"""Rows are split by size, and the error about a row that no request can hold has its number."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Plans of where partitions are to go."""
+"""Plans of the future places of partitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.tablelayer.client.admin.placement import (
 
 
 def scattered(rng: random.Random, brokers: list[int], count: int, factor: int) -> list[Placement]:
-    """As uneven as it comes: most on the first brokers."""
+    """Return an uneven placement: most replicas on the first brokers."""
     found = []
     for number in range(count):
         some = brokers[: max(factor, rng.randrange(1, len(brokers) + 1))]

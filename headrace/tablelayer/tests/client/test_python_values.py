@@ -1,4 +1,4 @@
-"""Python values in: what a value becomes does not depend on those beside it, and it is exact or refused."""
+"""Python values in: a value's conversion does not depend on its neighbours, and is exact or refused."""
 
 import datetime as dt
 import decimal
@@ -37,7 +37,7 @@ def array(values, type_text):
 
 
 def alone(value, type_text):
-    """What one value becomes, as (valid, the bits), or REFUSED."""
+    """Return the conversion of one value, as (valid, the bits), or REFUSED."""
     try:
         return bits(array([value], type_text))[0]
     except DataError:

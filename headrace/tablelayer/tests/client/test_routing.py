@@ -1,4 +1,4 @@
-"""Addresses, leaders that move, and what is told when patience ends."""
+"""Addresses, leaders that move, and the errors after a deadline."""
 
 import asyncio
 
@@ -157,7 +157,7 @@ def test_when_patience_ends_the_reason_is_told(fake, tools):
 
 
 def test_who_was_sent_to_an_address_that_leads_nowhere_is_told_by_whom(fake, tools):
-    """As of a server in a container whose advertised.listeners was forgotten; one of the user needs no hint."""
+    """The case of a server in a container with a wrong advertised.listeners; an address of the user needs no hint."""
 
     async def scenario():
         async with fake() as server:

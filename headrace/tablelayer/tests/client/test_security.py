@@ -1,5 +1,8 @@
-"""How a client is let in: mechanisms against their RFCs' examples and against a server that lies, properties in Java's
-and librdkafka's names, files of TLS, and sessions that end."""
+"""A client's authentication: mechanisms, properties, TLS files, and sessions that end.
+
+Mechanisms are compared with their RFCs' examples and with a server that lies; properties have Java's and librdkafka's
+names.
+"""
 
 import asyncio
 import base64
@@ -74,7 +77,7 @@ def test_scram_is_that_of_rfc_7677() -> None:
     ],
 )
 def test_scram_takes_no_first_answer_that_is_wrong(challenge: bytes, complaint: str) -> None:
-    """Nor one that would keep the client at work for hours (CVE-2026-10143)."""
+    """It refuses one that would keep it at work for hours, too (CVE-2026-10143)."""
     with pytest.raises(SaslError, match=complaint):
         scram().answer(challenge)
 
@@ -240,7 +243,7 @@ def test_the_environment_gives_what_is_not_given(tmp_path: Path, monkeypatch: py
 
 
 class SaslServer:
-    """The server's half of PLAIN, which lets in who knows SECRET, for sessions of `lifetime_ms`."""
+    """The server's half of PLAIN, which accepts clients with SECRET, for sessions of `lifetime_ms`."""
 
     def __init__(self, server: Any, lifetime_ms: int = 0) -> None:
         self.server = server
@@ -391,7 +394,7 @@ def test_a_password_that_is_changed_ends_a_session_that_is_renewed(
 
 
 def test_a_client_over_its_quota_waits_before_it_asks_again(fake: Any, tools: Any, impatient: Any) -> None:
-    """Or its requests would time out while nobody reads them (KIP-219)."""
+    """Otherwise its requests would time out while the server does not read them (KIP-219)."""
 
     async def scenario() -> None:
         async with fake() as server:
@@ -647,7 +650,7 @@ def test_cve_2025_27817_a_file_is_sent_to_no_broker_unless_it_is_a_token(tmp_pat
 
 
 def test_cve_2024_31141_properties_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No providers of configurations: nothing that stands in one reads files or the environment."""
+    """There are no configuration providers: a value that names one reads no file and no environment."""
     monkeypatch.setenv("PLANTED", SECRET)
     given = {
         "config.providers": "env",
@@ -689,7 +692,7 @@ def test_cve_2026_33558_nothing_secret_is_logged_however_much_is(
 
 @pytest.mark.parametrize("trusts", [True, False])
 def test_a_server_of_tokens_is_trusted_by_properties_of_its_own(tools: Any, pki: Path, trusts: bool) -> None:
-    """`ssl.*` in the JAAS configuration, as in Kafka: the broker's authority says nothing of it."""
+    """`ssl.*` in the JAAS configuration apply, as in Kafka: the broker's authority does not."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

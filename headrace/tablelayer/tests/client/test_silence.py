@@ -1,4 +1,4 @@
-"""Brokers that say nothing: others are asked whether they are there, and who waits goes on with who leads by then."""
+"""Brokers that do not answer: the client asks others whether they are there, and goes on with the new leader."""
 
 import asyncio
 
@@ -29,12 +29,12 @@ from headrace.tablelayer.model.types.text import parse_type
 
 STOPPED, OTHER = 1, 2
 MISSED_SECONDS = 3.0
-"""So long after the beginning the other broker leads."""
+"""Time from the beginning until the other broker leads."""
 CONFIG = ClientConfig(request_timeout_ms=30_000, delivery_timeout_ms=50_000)
 
 
 class Two:
-    """A leader that answers nothing but what a test lets it, and another that takes over when it is missed."""
+    """A leader that answers only what the test allows, and another broker that takes over."""
 
     def __init__(self, stopped, other) -> None:
         self.stopped, self.other = stopped, other
@@ -81,7 +81,7 @@ class Two:
         await asyncio.sleep(1_000)
 
     def stop(self) -> None:
-        """It answers nothing any more."""
+        """Stop answering."""
         self.stopped.handlers = dict.fromkeys(self.stopped.handlers, self.silence)
 
 

@@ -1,4 +1,4 @@
-"""Which bucket rows go to when no key says it."""
+"""The choice of a bucket for rows without a bucket key."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_r3_5_a_commit_over_partitions_that_is_interrupted_is_completed(
 
         with patch.object(DecidedBatches, "_write_chunk", interrupted), pytest.raises(TableError):
             table.commit_staged("w", 0, [receipt])
-        # Whoever comes next brings other rows; what was decided is what is completed.
+        # A later attempt brings other rows; the decided ones are completed.
         table.commit_staged("w", 0, [staged(table, 0, days(77))])
         assert logged(table) == sorted(rows)
 

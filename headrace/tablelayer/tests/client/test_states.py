@@ -1,4 +1,4 @@
-"""States and the past, read by the client: ranges, time travel, and scans that go on whatever happens (R14)."""
+"""States and past states, read by the client: ranges, time travel, and scans that survive faults (R14)."""
 
 import datetime as dt
 import os

@@ -1,4 +1,4 @@
-"""A user's program under `mypy --strict`: it has every public method, with the types that their answers have."""
+"""A user's program under `mypy --strict`: it uses every public method and the types of the results."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ from headrace.tablelayer.client.blocking.table import StagedWriter
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = Path(__file__).with_name("user_program.py")
 _INNER = {"adopt", "call"}
-"""Of the layers above, not of users."""
+"""Methods for the layers above, not for users."""
 
 
 def names_in(tree):

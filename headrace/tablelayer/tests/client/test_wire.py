@@ -1,4 +1,4 @@
-"""One connection: frames however they arrive, versions, deadlines, what a failure tells of the outcome."""
+"""One connection: frames in any pieces, versions, deadlines, and the outcomes that errors state."""
 
 import asyncio
 import gc

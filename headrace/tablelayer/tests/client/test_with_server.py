@@ -350,7 +350,7 @@ def test_full_then_incremental_has_no_gap_and_no_overlap(make_table):
 
 
 def test_following_a_table_sees_writes_at_once(server_address, make_table):
-    """Woken by the write: the server would hold the question for ten minutes."""
+    """The write wakes it: the server would hold the request for ten minutes."""
     table = make_table(FRUIT)
     seen = []
 

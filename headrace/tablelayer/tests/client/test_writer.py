@@ -129,7 +129,7 @@ def test_every_row_exactly_once_and_in_order_per_call_whatever_fails(fake, tools
 
 
 def test_a_pause_that_ends_while_lanes_are_asked_is_over(fake, tools, monkeypatch):
-    """Its end lies between the look at the lanes and the wait: nobody else would wake the sender for it."""
+    """Its end lies between the look at the lanes and the wait: nothing else would wake the sender for it."""
     asked = Writer._ready_by_leader
 
     def stand_still():

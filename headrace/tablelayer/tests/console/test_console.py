@@ -1,4 +1,4 @@
-"""The console's REST interface and what stands in front of it, over a running server."""
+"""The console's REST interface and its protection, over a running server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A console sees what the principal of its own connection may see: what is hidden from it looks, in every answer of the
-REST interface, as if it were not there.
+"""A console shows what the principal of its own connection may see: hidden objects look missing in every REST
+answer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Requests with something wrong: in a field, in the JSON, the Arrow batch, the filter or the records that a field
-holds, or in the bytes of the frame.
+"""Requests with a fault: in a field, in JSON, an Arrow batch, a filter or records inside a field, or in the bytes of
+the frame.
 
 `mutated` takes an honest request and changes one to three things of it. The same generator state makes the same one.
 """
@@ -68,11 +68,11 @@ VARINTS = (
 
 
 ARRAY_BYTES_MAX = 32 << 20
-"""An array of thousands inside of one that was made as long before would take gigabytes; no server looks at those."""
+"""Nested arrays of thousands would take gigabytes; servers refuse those unread."""
 
 
 class Chance:
-    """Both generators of one seed: Python's for choices among objects, numpy's for what takes arrays."""
+    """Two generators of one seed: Python's for choices among objects, numpy's for functions that take arrays."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -80,7 +80,7 @@ class Chance:
 
 
 def mutated(world: World, request: ApiMessage, version: int, chance: Chance) -> list[str]:
-    """Change the request in place; what was done."""
+    """Change the request in place; return the names of the changes."""
     done = []
     for _ in range(chance.random.choice((1, 1, 1, 2, 3))):
         places = list(_places(request, version))
@@ -103,7 +103,7 @@ def _is_rich(place: tuple[Struct, str, Field]) -> bool:
 
 
 def _places(struct_: Struct, version: int) -> Any:
-    """(the struct, the name of a field, its declaration) of all that travels."""
+    """Yield (the struct, the name of a field, its declaration) of all fields that are sent."""
     for name, field in type(struct_).FIELDS.items():
         if version not in field.versions:
             continue
@@ -170,7 +170,7 @@ def _number(world: World, name: str, kind: str, value: Any, chance: Chance) -> A
 def _text(name: str, value: str | None, chance: Chance) -> str:
     rng = chance.random
     if name in ("definition", "changes") and value:
-        # Half a pair cannot travel in a text; escaped in JSON it can.
+        # Half a surrogate pair cannot be encoded in a text; escaped in JSON it can.
         return mutated_json(value, chance).encode("utf-8", "backslashreplace").decode()
     if name == "value" and value is not None and rng.random() < 0.7:
         return (
@@ -367,7 +367,7 @@ def damaged(data: bytes, chance: Chance) -> bytes:
 
 
 def damaged_frame(frame: bytes, chance: Chance) -> bytes:
-    """What says which API it is stays, so that the frame reaches the decoder it was made for."""
+    """Damage a frame, but not its API key, so that it reaches its decoder."""
     return frame[:8] + damaged(frame[8:], chance)
 
 
@@ -514,7 +514,7 @@ def _value(value: bytes, chance: Chance) -> bytes:
         return damaged(value, chance)
     if rng.random() < 0.12:
         return damaged(value, chance)
-    if rng.random() < 0.08:  # bytes that are no text, inside of one
+    if rng.random() < 0.08:  # invalid UTF-8 inside of a text
         at = value.find(b'"')
         return (
             value[: at + 1]

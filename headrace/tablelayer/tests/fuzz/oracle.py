@@ -1,10 +1,10 @@
-"""What was acknowledged can be read: the rows of all acknowledged writes, and what every reader gives of them.
+"""Acknowledged rows can be read: the rows of all acknowledged writes are compared with every reader's.
 
-`Oracle.seen` is told of each frame and its answer, and reads from the bytes themselves what was acknowledged: rows of
-log tables by offset, rows of primary-key tables without a merge engine by key. What it cannot compute (merge engines,
-Kafka's values that were mutated, staged rows) it takes from the log, once. `check_tail` reads what a write has put into
-a bucket through every door, `check` a whole bucket: log scans whole, of every column alone and filtered, Kafka's
-fetch, the snapshot scan, lookups of all keys with and without projection, the count. All agree, or it is a
+`Oracle.seen` gets each frame and its answer, and reads the acknowledged rows from the bytes themselves: rows of log
+tables by offset, rows of primary-key tables without a merge engine by key. It reads from the log, once, the rows that
+it cannot compute (merge engines, mutated values of Kafka producers, staged rows). `check_tail` reads new rows of a
+bucket through every API, `check` a whole bucket: log scans of all, of every column alone and filtered, Kafka's fetch,
+the snapshot scan, lookups of all keys with and without projection, the count. All must agree, or it is a
 `DisagreementError`.
 """
 
@@ -35,7 +35,7 @@ Logged = tuple[int, int, str]
 
 
 class DisagreementError(AssertionError):
-    """A reader gives something else than what was acknowledged, or than another reader."""
+    """A reader's rows differ from the acknowledged ones, or from another reader's."""
 
 
 def agree(what: str, found: Any, wanted: Any) -> None:
@@ -52,22 +52,24 @@ class Oracle:
     def __init__(self, world: World) -> None:
         self.world = world
         self.logged: dict[Place, dict[int, str]] = {}
-        """Of log tables, by offset."""
+        """Rows of log tables, by offset."""
         self.states: dict[Place, dict[str, dict[str, str]] | None] = {}
-        """Of tables with a key and no engine: by key, the row, value by column. None: to be taken from the log."""
+        """Rows of tables with a key and no engine: by key, the values by column. None: to be read from the log."""
         self.acknowledged = 0
 
     # -- writes ---------------------------------------------------------------------------------------------
 
     def seen(self, request: Any, answer: Any) -> list[tuple[Standing, int, int]]:
-        """(table, bucket, offset) of what `request` has written; `answer` None: nobody knows."""
+        """Return (table, bucket, offset) of the rows that `request` has written; without an `answer` that is
+        unknown.
+        """
         if isinstance(request, (m.AppendRowsRequest, m.PutRowsRequest)):
             return self._rows_seen(request, answer)
         self.forget()
         return []
 
     def forget(self) -> None:
-        """Somebody wrote what cannot be computed here."""
+        """Forget a bucket: rows that cannot be computed here were written to it."""
         for place in self.states:
             self.states[place] = None
 
@@ -207,7 +209,7 @@ class Oracle:
         return printed(rows.select(list(table.definition.schema.primary_key)))
 
     def _log_agrees(self, table: Standing, bucket: int, offset: int) -> list[tuple[int, int, str, str]]:
-        """(offset, change, row, key) of the log, if all readers of logs see it alike."""
+        """Return (offset, change, row, key) of the log, if all readers of logs agree."""
         self.world.server.until_published(table.topic, bucket)
         place, schema = f"{table.topic}-{bucket}", table.definition.schema
         whole = self._scan(table, bucket, offset, None)
@@ -336,7 +338,7 @@ class Oracle:
         )
 
     def _keys_agree(self, table: Standing, bucket: int, keys: set[str]) -> None:
-        """Lookups of these keys, of whole rows and of one column, give what the state scan gives."""
+        """Check that lookups of these keys, of whole rows and of one column, agree with the state scan."""
         rows = self._state(table, bucket)
         texts, names = printed(rows), table.definition.schema.names
         state = dict(zip(self._keys_of(table, rows), texts, strict=True))

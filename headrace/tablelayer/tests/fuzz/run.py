@@ -1,6 +1,6 @@
-"""Runs of the fuzzer: requests drawn from a seed, sent one after the other, everything checked after each.
+"""Runs of the fuzzer: random requests from a seed, sent one after the other, with checks after each.
 
-A run that finds something is made smaller, to one request if one is enough, and says how to `replay` it.
+A run that finds a fault is made smaller, to one request if one is enough, and prints how to `replay` it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from headrace.tablelayer.tests.fuzz.world import (
 REQUESTS = {**TABLE_REQUESTS, **KAFKA_REQUESTS}
 BY_KEY = {kind.API_KEY: kind for kind in REQUESTS}
 HONEST = 0.12
-"""Of all requests so many are sent as they are."""
+"""Share of requests that are sent unchanged."""
 WRITES = (
     m.AppendRowsRequest, m.PutRowsRequest, m.LookupRequest, m.CommitStagedRequest, m.StageRowsRequest, ProduceRequest,
 )  # fmt: skip
 CHECK_EVERY = 300
-"""After so many requests every table is read whole."""
+"""Number of requests after which every table is read completely."""
 
 KNOWN_OPEN: dict[str, Callable[[Any, int], bool]] = {}
-"""What is known not to hold yet, by name: requests that are not sent."""
+"""Known open faults, by name: requests that are not sent."""
 
 
 class Finding(msgspec.Struct):
@@ -62,12 +62,12 @@ class Finding(msgspec.Struct):
 
     @property
     def is_measured(self) -> bool:
-        """Time or memory and nothing else: a machine that takes the processor away adds to what is measured."""
+        """Return whether the fault is only time or memory: a busy machine adds to these measurements."""
         return self.complaint.startswith(("the event loop worked for", "the process grew by"))
 
 
 class Report(msgspec.Struct):
-    """What a run did."""
+    """The results of a run."""
 
     requests: int = 0
     answered: int = 0
@@ -77,7 +77,7 @@ class Report(msgspec.Struct):
 
 
 def opened(frame: bytes) -> tuple[ApiMessage, int] | None:
-    """(the request, its version), or None if a server cannot make it out either."""
+    """Return (the request, its version), or None if a server cannot decode it either."""
     try:
         key, version = (
             int.from_bytes(frame[:2], "big", signed=True),
@@ -93,7 +93,7 @@ def opened(frame: bytes) -> tuple[ApiMessage, int] | None:
 
 
 def spoils(world: World, request: ApiMessage, version: int) -> bool:
-    """Whether it would lawfully take away, or change, what the tables that stand are for."""
+    """Return whether it would lawfully delete, or change, the purpose of the existing tables."""
     standing = {each.topic for each in world.tables.values()} - {"default.altered"}
     match request:
         case m.DropDatabaseRequest() | m.AlterDatabaseRequest():
@@ -141,7 +141,7 @@ class Run:
         self.server.stop()
 
     def restart(self) -> None:
-        """Stopped cleanly and started again on the same folder."""
+        """Stop cleanly and start again on the same folder."""
         self.world.wire.close()
         self.server.stop()
         self.server.start()
@@ -170,7 +170,7 @@ class Run:
                 return frame
 
     def send(self, frame: bytes) -> str | None:
-        """Send a frame and look at everything; what is wrong, or None."""
+        """Send a frame and check everything; return the fault, or None."""
         self.frames.append(frame)
         self._journal.write(len(frame).to_bytes(4, "big") + frame)
         self._journal.flush()
@@ -234,12 +234,14 @@ KINDS = [
     *REQUESTS, *[m.AppendRowsRequest, m.PutRowsRequest, ProduceRequest] * 5, *[m.CreateTableRequest] * 3,
     m.ScanLogRequest, m.ScanSnapshotRequest, CreateTopicsRequest,
 ]  # fmt: skip
-"""What is drawn from: where there is much to change inside, more often."""
+"""The kinds to draw from; those with much to change inside come more often."""
 
 
 def fuzz(seed: int, seconds: float, folder: Path, requests_max: int = sys.maxsize) -> Report:
-    """Worlds of up to a minute, one after the other. AssertionError with what was found, made small; what was measured
-    is found if it is the same again."""
+    """Run worlds of up to a minute, one after the other. Raise AssertionError with a small finding.
+
+    A measured fault counts only if it comes again.
+    """
     report, ends, number = Report(), time.monotonic() + seconds, 0
     kept = settled()
     sys.setswitchinterval(0.0005)  # client and server take turns in one process
@@ -281,7 +283,7 @@ def _world(seed: int, ends: float, folder: Path, report: Report, requests_max: i
 
 
 def replay(frames: bytes | Sequence[bytes], *, restart: bool = False) -> str | None:
-    """What a server does wrong with these frames (each without its length), sent to a new world; None: nothing."""
+    """Send these frames (each without its length) to a new world; return the server's fault, or None."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "world")
         try:
@@ -300,7 +302,7 @@ def replay(frames: bytes | Sequence[bytes], *, restart: bool = False) -> str | N
 
 
 def journal(path: Path) -> list[bytes]:
-    """The frames of a world, as they are kept beside its folder: for when the process itself is gone."""
+    """Return the frames of a world, as kept beside its folder in case the process itself ends."""
     data, frames = path.read_bytes(), []
     while data:
         size = int.from_bytes(data[:4], "big")
@@ -310,7 +312,7 @@ def journal(path: Path) -> list[bytes]:
 
 
 def smallest(frames: list[bytes], seconds: float = 60.0) -> list[bytes]:
-    """Frames that still make a server do something wrong, fewer and shorter than these."""
+    """Return fewer and shorter frames that still cause a fault of a server."""
     ends = time.monotonic() + seconds
     for count in (1, 2, 5, 20, 100, len(frames)):
         if replay(frames[-count:]) is not None:
@@ -348,7 +350,7 @@ def _told(found: Finding, seed: int) -> str:
 
 
 def seed_and_seconds(seconds: float, seed: int | None = None) -> tuple[int, float]:
-    """As the environment says: HEADRACE_FUZZ_SEED and HEADRACE_FUZZ_SECONDS. `seed` None: another one each time."""
+    """Return HEADRACE_FUZZ_SEED and HEADRACE_FUZZ_SECONDS. `seed` None: another one each time."""
     usual = random.SystemRandom().getrandbits(32) if seed is None else seed
     seed = int(os.environ.get("HEADRACE_FUZZ_SEED", usual))
     return seed, float(os.environ.get("HEADRACE_FUZZ_SECONDS", seconds))

@@ -1,8 +1,8 @@
-"""A whole server under watch: in a thread of this process, on a real socket, and everything it does wrong is noted.
+"""A whole server in a thread of this process, on a real socket, whose faults are recorded.
 
-What is looked at after each request: how long the event loop's thread worked at one go (processor time, so that a busy
-machine proves nothing), how far the process's memory grew, tracebacks and errors in the log, lines that a client
-forged, and whether there is an answer.
+After each request it checks the longest uninterrupted work of the event loop's thread (processor time, so that a busy
+machine proves nothing) and the growth of the process's memory. It also looks for tracebacks and errors in the log,
+for forged lines of a client, and for a missing answer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from simulator.loop import SimulatedEntropy
 from simulator.loop_watchdog import LoopWatchdog
 
 LOOP_SECONDS_MAX = 0.25
-"""Of processor time at one go: ten times of what anything honest takes."""
+"""Limit of processor time without a rest: ten times that of any honest request."""
 REQUEST_BYTES_MAX = 400 << 20
-"""By which one request may let the process grow while it is served, the client's own copies included: what decoding the
-largest batch takes, and what an answer of the largest size takes."""
+"""Limit of the process's growth during one request, including the client's own copies.
+
+Decoding the largest batch, and an answer of the largest size, stay below it.
+"""
 KEPT_BYTES_MAX = 300 << 20
-"""By which the process may have grown when all is done."""
+"""Limit of the process's growth at the end."""
 ANSWER_SECONDS = 60.0
 PATIENCE_SECONDS = 0.15
-"""For answers that the server may hold back as long as it was asked to."""
+"""The wait for answers that the server may hold back as long as the request says."""
 
 LIMITS = Limits(
     buffered_bytes_max=64 << 20, memtables_bytes_max=32 << 20, memtable_bytes=4 << 20,
@@ -47,7 +49,7 @@ CONFIG = {
     "kv.block.cache.bytes": str(16 << 20),
 }
 ALLOWED_ERRORS: tuple[str, ...] = ()
-"""Regular expressions of lines at ERROR that are right."""
+"""Regular expressions of lines at ERROR that are expected."""
 
 _PEAK = re.compile(rb"VmHWM:\s+(\d+)")
 _NEXT = struct.pack(">hhih", 18, 0, -7, -1)
@@ -74,7 +76,7 @@ class Memory:
 
 
 def settled() -> int:
-    """Resident bytes when everything that is free was given back."""
+    """Return the resident bytes after all free memory was given back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     memory = Memory()
@@ -87,7 +89,7 @@ _CLIENTS = ("kafka", "aiokafka")
 
 
 class Complaints(logging.Handler):
-    """What was logged that should not have been."""
+    """Lines that should not have been logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -151,7 +153,7 @@ class WatchedServer:
             logging.getLogger("headrace").setLevel(self._level)
 
     def until_published(self, topic: str, index: int) -> None:
-        """Rows written with acks 0 or 1 are seen a little later, and by no reader in the middle of the others."""
+        """Wait: rows written with acks 0 or 1 become visible a little later."""
         ends = time.monotonic() + ANSWER_SECONDS
         partition = self.broker.context.partition(topic, index)
         while partition.high_watermark < partition.log.log_end_offset:
@@ -162,7 +164,7 @@ class WatchedServer:
             time.sleep(0.001)
 
     def quiet(self) -> None:
-        """Forget what was seen so far, and begin now."""
+        """Forget all faults so far, and begin now."""
         self._complaints.found.clear()
         asyncio.run_coroutine_threadsafe(self._forget(), self._loop).result(ANSWER_SECONDS)
         self._memory.begin()
@@ -171,8 +173,8 @@ class WatchedServer:
         self._watchdog.reset()
 
     def check(self) -> str | None:
-        """What was wrong since `quiet`; None: nothing."""
-        # How long the loop worked is seen at the next beat, a millisecond from now.
+        """Return the first fault since `quiet`, or None."""
+        # The loop's work is measured at its next beat, a millisecond from now.
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.003), self._loop).result(ANSWER_SECONDS)
         found = list(self._complaints.found)
         worked = self._watchdog.longest_cpu_seconds
@@ -187,7 +189,7 @@ class WatchedServer:
 
 
 class UnansweredError(Exception):
-    """Nobody answered this request, and nobody hung up."""
+    """The request was not answered, and the connection was not closed."""
 
 
 class Wire:
@@ -210,7 +212,7 @@ class Wire:
         self._socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
 
     def ask(self, frame: bytes, *, answered: bool = True, may_wait: bool = False) -> bytes | None:
-        """The answer; None when the server hung up, or may wait and does, or there is none to this request."""
+        """Return the answer; None if the server closed the connection, may wait and does, or owes no answer."""
         try:
             if not answered:
                 self.send(frame, _NEXT)

@@ -1,4 +1,4 @@
-"""What the fuzzer has found, each by itself."""
+"""The findings of the fuzzer, each with a test of its own."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_a_change_of_a_table_with_a_value_of_another_type_is_refused(
 async def test_a_write_without_an_answer_that_is_refused_as_a_whole_closes_the_connection(
     tmp_path: Path,
 ) -> None:
-    """Its client does not look for an answer: it would take this one for that to its next request."""
+    """Its client expects no answer: it would take this one for the answer to its next request."""
     async with tables(tmp_path) as all_tables:
         log = await all_tables.create("id INT", name="log")
         keyed = await all_tables.create("id INT, PRIMARY KEY (id) NOT ENFORCED", name="keyed")
@@ -156,7 +156,7 @@ async def test_a_time_zone_that_there_is_not_is_refused(tmp_path: Path, zone: st
 
 
 async def test_a_commit_names_all_that_its_attempts_have_staged_and_each_once(tmp_path: Path) -> None:
-    """Else the batch would be decided and could never be written, and no later one of its writer."""
+    """Otherwise the batch would be decided and could never be written, and no later one of its writer could."""
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT", buckets=2)
         chunks = {0: [chunk_of(1)], 1: [chunk_of(2)]}

@@ -1,14 +1,17 @@
 """The table APIs under mutated requests, watched by `server.py` and `oracle.py`.
 
-What is sent: every request of `messages` in every version, and Kafka's Produce, Fetch, CreateTopics,
-IncrementalAlterConfigs, DescribeConfigs, CreatePartitions, ListOffsets and Metadata about tables. What is changed:
-numbers (borders, neighbours), texts (empty, long, control characters, other tables' names), ids (of other tables,
-partitions and topics), arrays (emptied, doubled up to 2,000 times, reversed, cut), definitions and changes in JSON,
-column lists and options, Arrow batches and keys (buffers, nodes, compression, headers), filters and cursors, Kafka's
-batches with JSON, Debezium and Avro values, and the bytes of frames.
+The requests are those of `messages` in every version, and Kafka's Produce, Fetch, CreateTopics,
+IncrementalAlterConfigs, DescribeConfigs, CreatePartitions, ListOffsets and Metadata about tables. The mutations change:
+- numbers (borders, neighbours) and texts (empty, long, control characters, other tables' names);
+- ids (of other tables, partitions and topics);
+- arrays (emptied, doubled up to 2,000 times, reversed, cut);
+- definitions and changes in JSON, column lists and options;
+- Arrow batches and keys (buffers, nodes, compression, headers), filters and cursors;
+- Kafka's batches with JSON, Debezium and Avro values;
+- the bytes of frames.
 
-`HEADRACE_FUZZ_SEED` and `HEADRACE_FUZZ_SECONDS` choose what is sent, and for how long. `run.KNOWN_OPEN` names what is
-left out.
+`HEADRACE_FUZZ_SEED` and `HEADRACE_FUZZ_SECONDS` choose the requests and the duration. `run.KNOWN_OPEN` names requests
+that are left out.
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ from headrace.tablelayer.tests.fuzz.run import Run, fuzz, journal, replay, seed_
 from headrace.tablelayer.tests.fuzz.world import TABLE_REQUESTS
 
 REQUESTS = 600
-"""How many are sent when nobody asks for more."""
+"""Number of requests by default."""
 
 
 @pytest.fixture(autouse=True)
 def _warm() -> Iterator[None]:
-    """Kernels are compiled, and what other tests left in memory is no work for the collector of the loop's thread."""
+    """Compile kernels and collect garbage first: what other tests left must not become work of the loop's thread."""
     list(warm_up())
     gc.collect()
     gc.freeze()
@@ -60,7 +63,9 @@ def test_every_request_of_the_table_layer_is_fuzzed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mutated_requests_harm_nobody(tmp_path: Path) -> None:
-    """The same ones each time, unless the environment asks for others; ten minutes of others are for `make soak`."""
+    """The requests are the same each time, unless the environment asks for others; `make soak` sends others for ten
+    minutes.
+    """
     seed, seconds = seed_and_seconds(0, seed=1)
     print(f"HEADRACE_FUZZ_SEED={seed} HEADRACE_FUZZ_SECONDS={seconds}")
     report = fuzz(seed, seconds or 500, tmp_path, requests_max=sys.maxsize if seconds else REQUESTS)

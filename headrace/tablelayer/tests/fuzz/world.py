@@ -1,6 +1,6 @@
-"""The tables that stand while a server is fuzzed, and honest requests of every kind about them.
+"""The existing tables of a server that is fuzzed, and honest requests of every kind about them.
 
-Ids are drawn from one seed by the server, so a frame that was sent to one world means the same in another one.
+The server draws ids from one seed, so a frame for one world means the same in another one.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ TABLES: list[tuple[str, str, int, tuple[str, ...], dict[str, str]]] = [
 
 
 class World:
-    """The standing tables of a server that was just started on an empty folder."""
+    """The tables of a server that was just started on an empty folder."""
 
     def __init__(self, server: WatchedServer) -> None:
         self.server = server
@@ -167,7 +167,7 @@ class World:
         self._correlation = 0
 
     def frame(self, request: ApiMessage, version: int | None = None, client_id: str | None = "fuzz") -> bytes:
-        """Raises EncodeError for what cannot be said."""
+        """Encode a frame. Raise EncodeError for values that cannot be encoded."""
         version = type(request).MAX_VERSION if version is None else version
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         header = RequestHeader(request.API_KEY, version, self._correlation, client_id)
@@ -403,7 +403,7 @@ def _abort_staged(world: World, rng: np.random.Generator) -> ApiMessage:
 
 
 def _decided(world: World, rng: np.random.Generator) -> ApiMessage:
-    """Of a writer that has staged nothing: what there is to write is `commit`'s to tell of."""
+    """Report a decision for a writer that has staged nothing: only `commit` may report others."""
     table = world.with_rows(rng)
     ledger = Ledger("w9", int(rng.integers(1000)), int(rng.integers(4)), ("1",), 0, 1000, 1_700_000_000_000)
     place = m.StagedPlace(bucket=world.bucket(rng, table), count=int(rng.integers(3)))
@@ -431,7 +431,7 @@ def _await_rows(world: World, rng: np.random.Generator) -> ApiMessage:
 
 
 def _keep_staged(world: World, rng: np.random.Generator) -> ApiMessage:
-    """Of a writer of another broker, whose batch nobody commits."""
+    """Keep staged rows of another broker's writer, whose batch no client commits."""
     table = world.with_rows(rng)
     return m.KeepStagedRequest(
         table_id=table.table_id, writer="w8", batch_id=int(rng.integers(4)), attempt=f"a{int(rng.integers(3))}",
@@ -441,7 +441,7 @@ def _keep_staged(world: World, rng: np.random.Generator) -> ApiMessage:
 
 
 def _hand_over_staged(world: World, rng: np.random.Generator) -> ApiMessage:
-    """Of what there is nothing of, so that nobody is asked to keep it."""
+    """Hand over rows that do not exist, so that no broker is asked to keep them."""
     table = world.with_rows(rng)
     return m.HandOverStagedRequest(
         table_id=table.table_id, writer="w9", batch_id=int(rng.integers(4)), attempt=f"a{int(rng.integers(3))}",
@@ -450,7 +450,7 @@ def _hand_over_staged(world: World, rng: np.random.Generator) -> ApiMessage:
 
 
 def _copy_store(world: World, rng: np.random.Generator) -> ApiMessage:
-    """Of a copy that there is none of, or the making of one, which is left alone."""
+    """Copy a store from a copy that does not exist, or begin one, which is left alone."""
     table = world.with_rows(rng)
     copy_id = UUID(int=int(rng.integers(3)))
     return m.CopyStoreRequest(
@@ -576,7 +576,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
         timeout_ms=100,
     ),
 }  # fmt: skip
-"""An honest request for each API of the table layer."""
+"""Honest requests for each API of the table layer."""
 
 
 # -- the Kafka face -------------------------------------------------------------------------------------------
@@ -683,4 +683,4 @@ KAFKA_REQUESTS: dict[type[ApiMessage], Maker] = {
         topics=[MetadataRequestTopic(name=world.with_rows(rng).topic)], allow_auto_topic_creation=False
     ),
 }
-"""What Kafka's clients ask about tables."""
+"""The requests of Kafka's clients about tables."""

@@ -1,4 +1,4 @@
-"""A lake that is played by a test."""
+"""A lake in memory for tests."""
 
 from __future__ import annotations
 

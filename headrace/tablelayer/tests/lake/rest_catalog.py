@@ -1,12 +1,12 @@
 """An Iceberg REST catalog for tests: namespaces and tables by Iceberg's REST OpenAPI, metadata files in a folder.
 
-A commit is what it is on a real one: under the table's lock the requirements are looked at, the updates applied, a
-new metadata file written, and the table's pointer moved; a requirement that does not hold is 409 and changes nothing.
-Metadata is JSON throughout, so that nothing a client says is lost in between; new tables get field ids of the
-catalog's own, as the specification has it.
+A commit works as in a real one: under the table's lock the requirements are checked, the updates applied, a new
+metadata file written, and the table's pointer moved. A requirement that does not hold is answered with 409 and changes
+nothing. Metadata is JSON throughout, so that no information of a client is lost in between. New tables get field ids of
+the catalog's own, as the specification says.
 
-`lose_answers` plays the network: the commits that it picks are done, and the client gets 500. `first_field` is where
-the catalog begins to number a new table's fields.
+`lose_answers` simulates the network: the commits that it picks are carried out, and the client gets 500. `first_field`
+is the first field id of a new table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _now_ms() -> int:
 
 
 def new_metadata(request: Json, location: str, first_field: int = 1) -> Json:
-    """Of a table that is created: field ids are given anew, those of the top level first."""
+    """Return the metadata of a new table: field ids are assigned anew, those of the top level first."""
     properties = dict(request.get("properties") or {})
     version = int(properties.pop("format-version", 2))
     ids: dict[int, int] = {}
@@ -121,7 +121,9 @@ def _field_ids(kind: Any) -> Iterator[int]:
 
 
 def check(metadata: Json | None, requirements: list[Json]) -> None:
-    """Raises CatalogError (409) for the first requirement that does not hold; `metadata` None: there is no table."""
+    """Raise CatalogError (409) for the first requirement that does not hold; `metadata` None: the table does not
+    exist.
+    """
     for each in requirements:
         kind = each["type"]
         if kind == "assert-create":
@@ -163,7 +165,7 @@ class _Change:
         step(update)
 
     def _added(self, listed: str, number: str, thing: Json, what: str) -> None:
-        """Add one of a numbered kind, or find the same one that is there."""
+        """Add an item of a numbered kind, or find the same existing one."""
         there: list[Json] = self.metadata[listed]
         same = [each for each in there if each["fields"] == thing["fields"]]
         if same:
@@ -364,7 +366,7 @@ class RestCatalog:
             case ["POST", "v1", "namespaces", _, "tables", _, "metrics"]:
                 return 204, None
             case [_, "v1", "namespaces", name, "tables", table]:
-                # In a namespace that is not there a table is not there: Spark's catalog looks so for branches.
+                # An unknown namespace is answered as an unknown table: Spark's catalog looks for branches this way.
                 return self._of_table(method, (_levels(name), table), body)
         raise CatalogError(404, "NoSuchViewException", f"nothing is at {'/'.join(parts)}")
 
@@ -442,7 +444,7 @@ def _version(location: str) -> int:
 
 
 def _unborn() -> Json:
-    """What the updates of a staged table begin from: they say everything."""
+    """Return the base of the updates of a staged table, which contain everything."""
     empty = new_metadata({"schema": {"fields": []}}, "")
     empty |= {"format-version": 1, "schemas": [], "partition-specs": [], "sort-orders": []}
     return {**empty, "last-column-id": 0, "last-partition-id": _FIRST_PARTITION_FIELD - 1, "metadata-log": []}

@@ -1,4 +1,4 @@
-"""Which catalog a table's lake is in, from the server's `datalake.iceberg.*` and the warehouse given by hand."""
+"""The catalog of a table's lake, by the server's `datalake.iceberg.*` and an explicit warehouse."""
 
 from __future__ import annotations
 

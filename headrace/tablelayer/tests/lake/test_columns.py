@@ -156,7 +156,7 @@ def test_a_log_table_follows_too_with_every_kind_of_default(spark: Any, warehous
 
 
 def test_every_type_goes_there_and_back(spark: Any, warehouse: Path) -> None:
-    """As our own reader gives it, exactly; and as another engine sees it: TINYINT and SMALLINT are INT there."""
+    """Our own reader returns it exactly; another engine sees TINYINT and SMALLINT as INT."""
     base = definition(primary_key=())
     day, moment = datetime.date(1969, 12, 31), datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999)
     utc = moment.replace(tzinfo=datetime.UTC)

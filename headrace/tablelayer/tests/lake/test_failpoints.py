@@ -1,8 +1,8 @@
-"""Twelve places where a tierer may die, fail, or lose an answer; afterwards the lake is the log, all the same.
+"""Twelve places where a tierer may be killed, fail, or lose an answer; afterwards the lake equals the log all the same.
 
-`kill`: the tierer is gone at once and does nothing more, not even tidy up. `error`: the step fails and was not
-done. `unknown`: the step was done, but its answer is lost. A new tierer then goes on. At every moment the lake must
-be the log up to the offsets inside its snapshot, as Spark reads it and as another reader does: pyiceberg here.
+`kill`: the tierer is gone at once, without a clean-up. `error`: the step fails and was not done. `unknown`: the step
+was done, but its answer is lost. A new tierer then goes on. At every moment the lake must equal the log up to the
+offsets inside its snapshot, as Spark reads it and as another reader does: pyiceberg here.
 
 All cells run with `-m soak`; HEADRACE_SOAK_ROWS and HEADRACE_SOAK_SEED change length and keys.
 """
@@ -123,7 +123,7 @@ class Tierer:
             monkeypatch.undo()
 
     def retain(self) -> None:
-        """What the server does: the log may go up to what it was told."""
+        """Remove records as the server does: up to the reported offsets."""
         if self.world.coordinator.told:
             self.world.log.cut = dict(self.world.coordinator.told[-1][1])
 

@@ -1,4 +1,4 @@
-"""What a lake table's history says was tiered; `test_tiering.py` and `test_paimon.py` have real histories."""
+"""The tiered offsets in a lake table's history; `test_tiering.py` and `test_paimon.py` have real histories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class History:
         self.snapshots: dict[int, LakeSnapshot] = {}
 
     def add(self, offset: int | None = None, table: TableDefinition = TABLE) -> int:
-        """One more; without an offset it is somebody else's."""
+        """Add a snapshot; one without an offset belongs to another engine."""
         number = len(self.snapshots) + 1
         properties = OTHERS if offset is None else round_properties(table, {0: offset}, offset + 1)
         self.snapshots[number] = LakeSnapshot(number, number - 1 or None, properties)

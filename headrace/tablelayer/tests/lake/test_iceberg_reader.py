@@ -1,5 +1,6 @@
-"""The lake read by pyiceberg alone: state, columns by id, types, pruning. (What Spark writes, deletes among it, is read
-in `test_failpoints.py` and `spark/test_union_read.py`.)
+"""The lake read by pyiceberg alone: state, columns by id, types, pruning.
+
+`test_failpoints.py` and `spark/test_union_read.py` read what Spark writes, including deletes.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Lake:
         self.table = Table(("shop", "t"), metadata, location, load_file_io({}, location), self.catalog)
 
     def append(self, ids: range, offsets: Mapping[int, int] | None = None) -> int:
-        """One snapshot of rows; without offsets it is somebody else's. Its id."""
+        """Add a snapshot of rows and return its id; one without offsets belongs to another engine."""
         rows = pa.table(
             {
                 "id": pa.array(ids, pa.int64()),

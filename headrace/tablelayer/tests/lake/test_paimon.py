@@ -109,7 +109,7 @@ def test_of_two_tierers_one_wins_and_a_late_one_changes_nothing(spark: Any, ware
         one.commit(base, 1, 11)
     one.discard(11)
     assert world.lake_rows() == world.read_by_another() == world.log.rows()
-    # One that stands still between its look and its commit, until its number was expired and is free again.
+    # A worker stands still between its read and its commit, until its snapshot number has expired and is free again.
     late = world.tierer()
     stale = late.find_committed()
     late.write(stale, world.log.changes(late.spark, {0: 0, 1: 0}, end), end, 99)
@@ -252,7 +252,7 @@ def test_compaction_and_expiry_keep_the_offsets(spark: Any, warehouse: Path, kin
 
 
 class Slowly:
-    """A Paimon table or its writer, which is done with what it was asked to compact before it is asked for more."""
+    """A Paimon table or its writer that finishes a compaction before it begins another one."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
@@ -314,7 +314,7 @@ def test_a_history_that_forgot_the_offsets_stops_tiering(spark: Any, warehouse: 
     commit.commit(1, writer.prepareCommit(True, 1))
     commit.close()
     writer.close()
-    # Somebody else's compaction has no offsets, but the snapshot that has them cannot expire.
+    # Another engine's compaction has no offsets, but the snapshot that has them cannot expire.
     world.expire_at_once()
     table = world.lake._load()
     assert table.newExpireSnapshots().config(table.coreOptions().expireConfig()).expire() == 0

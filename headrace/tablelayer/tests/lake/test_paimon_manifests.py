@@ -1,4 +1,4 @@
-"""Manifests of a Paimon table whose bytes are not what they should be; `test_paimon.py` reads Paimon's own."""
+"""Damaged manifests of a Paimon table; `test_paimon.py` reads Paimon's own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""An Iceberg REST catalog as the lake's: rounds, readers, two tierers, answers that are lost. No file lock is there to
-help: the catalog's compare-and-set is all.
+"""An Iceberg REST catalog as the lake's: rounds, readers, two tierers, lost answers.
+
+There is no file lock: only the catalog's compare-and-set prevents conflicts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def catalog(tmp_path: Path) -> Iterator[RestCatalog]:
 
 
 def rows_of(rows: Any) -> list[tuple[Any, ...]]:
-    """In an order that NULLs do not mind."""
+    """Return the rows in an order that allows NULLs."""
     return sorted((tuple(row) for row in rows), key=repr)
 
 
@@ -74,7 +75,7 @@ class RestWorld(World):
 
 
 def at_once(steps: Sequence[Callable[[], None]], *, one_by_one: bool) -> list[LakeError | None]:
-    """How each step ended, of those that are done at the same moment, in threads of their own, or after each other."""
+    """Run steps at the same moment in threads of their own, or one after the other; return their outcomes."""
     ended: list[LakeError | None] = [None] * len(steps)
 
     def carry_out(which: int) -> None:
@@ -165,7 +166,7 @@ class TestRounds:
 
     @pytest.mark.soak
     def test_of_two_tierers_one_wins(self, spark: Any, catalog: RestCatalog) -> None:
-        """Both look, both write; then both commit, at the same moment or one after the other."""
+        """Both read, both write; then both commit, at the same moment or one after the other."""
         world = RestWorld(spark, catalog, definition(primary_key=()))
         rng, won = random.Random(SEED), [0, 0]
         for number in range(ROUNDS):
@@ -207,7 +208,9 @@ class TestRounds:
     def test_answers_that_are_lost_make_neither_gap_nor_duplicate(
         self, spark: Any, catalog: RestCatalog, key: tuple[str, ...]
     ) -> None:
-        """Any commit may be done and answered with 500. The round that was hit may fail; the next one goes on."""
+        """Any commit may be carried out and answered with 500. The round that was hit may fail; the next one goes
+        on.
+        """
         world = RestWorld(spark, catalog, definition(primary_key=key))
         rng, lost = random.Random(SEED), 0
 
@@ -258,7 +261,7 @@ def tierer(address: str) -> subprocess.Popen[str]:
 
 
 def tier(address: str, tierers: int) -> list[str]:
-    """What each of the tierers said, that ran at the same time."""
+    """Run tierers at the same time; return their outputs."""
     running = [tierer(address) for _ in range(tierers)]
     said = [each.communicate(timeout=300)[0] for each in running]
     assert all(each.returncode == 0 for each in running), said

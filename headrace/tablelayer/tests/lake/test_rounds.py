@@ -1,5 +1,7 @@
-"""Tiering rounds without Spark: a lake, a log and a coordinator in memory, against what the log says at the lake's
-offsets. `test_tiering.py` and `test_paimon.py` have real lakes."""
+"""Tiering rounds without Spark: a lake, a log and a coordinator in memory, compared with the log at the lake's offsets.
+
+`test_tiering.py` and `test_paimon.py` have real lakes.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class Log:
 
 @dataclass
 class Lake:
-    """Snapshots in memory; what is not committed is seen by nobody."""
+    """A lake with snapshots in memory; uncommitted ones are not visible."""
 
     head: LakeState = field(default_factory=LakeState)
     rows: dict[tuple[Any, int], int] = field(default_factory=dict)
@@ -301,7 +303,7 @@ def test_rows_that_are_gone_and_a_log_that_was_cut_stop_tiering() -> None:
 
 @pytest.mark.parametrize("store", [True, False])
 def test_what_was_never_tiered_begins_with_its_state_or_with_its_log(small_rounds: None, store: bool) -> None:
-    """Of a place with a state the log is not read, however much of it is gone."""
+    """The log of a bucket with a state is not read, however much of it is gone."""
     world = World(store=store)
     old, new = (PartitionBucket(name, UUID(int=number), 0) for name, number in (("a", 5), ("b", 6)))
     world.log.entries = {old: [(n, n) for n in range(8)]}

@@ -1,6 +1,6 @@
-"""Tiering rounds against a real Iceberg table, with the log and the coordinator played by small fakes.
+"""Tiering rounds against a real Iceberg table, with small fakes of the log and the coordinator.
 
-The fake log keeps every change it was given, so the oracle is plain Python: replay the log up to an offset.
+The fake log keeps every change, so the oracle is plain Python: replay the log up to an offset.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class FakeLog:
 
 @dataclass
 class FakeCoordinator:
-    """Gives out rounds to whoever asks (no lease: the lake must do), and remembers what it was told."""
+    """Give out a round to every worker that asks (there is no lease: the lake must fence), and record the reports."""
 
     epoch: int = 0
     told: list[tuple[int, dict[int, int]]] = field(default_factory=list)
@@ -192,11 +192,11 @@ class World:
         return found
 
     def reader(self) -> LakeReader:
-        """The lake as it is now, for who has no Spark."""
+        """The present lake, for a reader without Spark."""
         return IcebergReader(self.table, self.properties)
 
     def rows_without_spark(self, snapshot: int | None = None) -> list[dict[str, Any]]:
-        """The rows of a snapshot (None: now), after a look whether both doors find the same state."""
+        """Return the rows of a snapshot (None: now), after a check that both APIs find the same state."""
         reader = self.reader()
         state = reader.state(None)
         assert state == self.lake.find_committed()
@@ -455,7 +455,7 @@ def test_compaction_and_expiry_as_options_keep_the_offsets(spark: Any, warehouse
         f"SELECT content, count(*) FROM {world.lake.name}.files GROUP BY 1"
     ).collect()
     assert dict(map(tuple, files))[0] <= 2 * BUCKETS * 4
-    # Compaction's snapshots say what was tiered, so that expiry of all others loses nothing.
+    # Compaction's snapshots contain the tiered offsets, so that expiry of all others loses nothing.
     assert state.epoch == world.coordinator.epoch
     assert world.tier().outcome is Outcome.NOTHING_NEW
 
@@ -519,7 +519,7 @@ def test_the_tail_wins_over_the_lake(world: World, changes: int) -> None:
     assert sorted(map(tuple, union.collect())) == expected
     # A predicate on another column must not bring the lake's old version of a row back.
     assert union.where("name = 'first 1'").count() == 0
-    # Pinned: what is tiered or written later does not show.
+    # A pinned read does not show rows that are tiered or written later.
     world.log.add(INSERT, row(71, "later"))
     world.tier()
     assert sorted(map(tuple, union.collect())) == expected

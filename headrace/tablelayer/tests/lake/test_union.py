@@ -1,4 +1,4 @@
-"""Union reads without Spark or a server: a lake and a log in memory, against what the log says of everything.
+"""Union reads without Spark or a server: a lake and a log in memory, compared with the complete log.
 
 `tests/spark/test_union_scan.py` has a server, `tests/spark/test_union_read.py` a lake too.
 """
@@ -66,7 +66,7 @@ class World:
         self.entries.setdefault(place, []).extend(changes)
 
     def state(self, ends: Mapping[Any, int]) -> list[Row]:
-        """What the log says of the table at these offsets."""
+        """Return the table's rows at these offsets, by the log."""
         rows = []
         for place, end in ends.items():
             if not self.table.is_primary_key_table:
@@ -84,7 +84,7 @@ class World:
         return {place: len(entries) for place, entries in self.entries.items()}
 
     def tier(self) -> None:
-        """As a round does: of partitions that are gone the lake keeps the rows, but not the offsets."""
+        """Tier as a round does: the lake keeps the rows of partitions that are gone, but not the offsets."""
         self.tiered = self.latest()
         gone = [
             row for row in self.lake if "dt" in row and row["dt"] not in {p.partition for p in self.tiered}
@@ -136,7 +136,7 @@ class LakeOfWorld:
 
 
 class Connection:
-    """What a union read asks of the table client."""
+    """The part of the table client that a union read uses."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -279,7 +279,7 @@ def test_rows_that_are_in_neither_are_missed_by_nobody() -> None:
 
 
 def test_a_look_at_the_lake_that_was_too_early_is_repeated() -> None:
-    """A round ended, and the log was cut, between the look at the lake and the one at the log."""
+    """A round ended, and the log was cut, between the read of the lake and that of the log."""
     world = World(KEYED)
     world.write(0, (PUT, row(1)), (PUT, row(2)))
     early = LakeOfWorld(world)

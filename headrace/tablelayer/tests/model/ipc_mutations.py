@@ -1,8 +1,8 @@
-"""Arrow record batch messages with one thing wrong: in a field of the metadata, in a buffer, or in the frame.
+"""Arrow record batch messages with one error: in a field of the metadata, in a buffer, or in the frame.
 
-`mutated` gives one of them, with a name that says what was done; the same generator state gives the same one. Most are
-to be refused; some stay whole (another number in a column of numbers), which is why tests ask for "refused, or
-readable by everybody" and not for "refused". `framed` puts a message into a batch of the log, its CRC right.
+`mutated` returns one of them, with a name of the error; the same generator state gives the same one. Most must be
+refused; some stay valid (another number in a column of numbers), so tests require "refused, or readable by every
+reader" instead of "refused". `framed` puts a message into a batch of the log, with a right CRC.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headrace.tablelayer.model.batches.ipc_metadata import build_metadata, parse
 EDGES = (-(1 << 63), -(1 << 31), -2, -1, 0, 1, 7, 8, 9, 63, 64, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1)
 
 VERSION_AT, TYPE_AT, BODY_SIZE_AT = 40, 42, 32
-"""Where `build_metadata` puts fields of the message, from its first byte."""
+"""The positions of the message's fields, as `build_metadata` writes them, from its first byte."""
 METHOD_AT = 8 + 80 + 5
 
 SURPLUS_ROWS_MAX = 1 << 16
-"""A message that was mutated before may say that it has 2^62 rows."""
+"""A message that was mutated before may state 2^62 rows."""
 
 Pieces = list[bytes]
 
@@ -51,7 +51,7 @@ class Message:
     def encoded(
         self, places: list[list[int]] | None = None, body: bytes | None = None, body_size: int | None = None
     ) -> bytearray:
-        """The message; with these places of its buffers, this body and a body that is said to be so large."""
+        """Return the message, with these places of its buffers, this body and this stated size of the body."""
         honest_places, honest_body = self.placed()
         places = honest_places if places is None else places
         body = honest_body if body is None else body
@@ -87,7 +87,7 @@ def with_field(batch: bytes | bytearray, position: int, form: str, *values: int)
 
 
 def mutated(message: bytes | memoryview, rng: np.random.Generator) -> tuple[str, bytes]:
-    """(what was done, the message with that one thing changed)."""
+    """Return (the name of the mutation, the message with that one change)."""
     mutation = MUTATIONS[int(rng.integers(len(MUTATIONS)))]
     name, result = mutation(bytes(message), rng)
     return f"{mutation.__name__.strip('_')}: {name}", bytes(result)
@@ -202,7 +202,7 @@ def _metadata_bits(data: bytes, rng: np.random.Generator) -> tuple[str, bytes]:
 
 
 def _buffer(data: bytes, rng: np.random.Generator) -> tuple[str, bytes]:
-    """What is in a buffer: if the message is compressed, its length in front, or the compressed bytes."""
+    """Return the content of a buffer: if the message is compressed, its length in front, or the compressed bytes."""
     message = Message(data)
     filled = [index for index, buffer in enumerate(message.buffers) if buffer]
     if not filled:
@@ -233,7 +233,7 @@ def _buffer(data: bytes, rng: np.random.Generator) -> tuple[str, bytes]:
 
 
 def _opened_length(data: bytes, rng: np.random.Generator) -> tuple[str, bytes]:
-    """What a compressed buffer says of its length; of a message without compression, some buffer's first word."""
+    """Return the stated length of a compressed buffer; in a message without compression, some buffer's first word."""
     message = Message(data)
     filled = [index for index, buffer in enumerate(message.buffers) if len(buffer) >= 8]
     if not filled:

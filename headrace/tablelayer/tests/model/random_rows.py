@@ -83,7 +83,7 @@ def edges_of(data_type: DataType) -> list[Any]:
         step = _DAY[data_type.unit] // 10**data_type.precision
         return [0, 86_400 * _DAY[data_type.unit] - step]
     step = _DAY[data_type.unit] // 10**data_type.precision
-    # What is in seconds ends where milliseconds do: that is what Avro has.
+    # Values in seconds end where milliseconds do, which Avro has.
     bound = ((1 << 63) - 1) // (1000 if data_type.unit == "s" else step)
     return [-bound * step, bound * step, 0, -step]
 

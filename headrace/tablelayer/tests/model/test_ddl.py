@@ -1,4 +1,4 @@
-"""Statements: what they mean, and errors that point at the word."""
+"""Statements and their meaning, and errors that point at the word."""
 
 from __future__ import annotations
 

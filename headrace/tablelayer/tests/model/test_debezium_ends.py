@@ -1,4 +1,4 @@
-"""Debezium's forms of a moment reach as far as the column: the first and the last tick, and not one further."""
+"""Debezium's forms of a moment cover the column's whole range: its first and last tick, and nothing beyond."""
 
 import json
 

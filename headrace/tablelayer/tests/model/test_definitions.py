@@ -1,4 +1,4 @@
-"""Types, schemas, options and definitions: what is accepted, what is refused, and every way out and back."""
+"""Types, schemas, options and definitions: accepted and refused ones, and their encodings."""
 
 from __future__ import annotations
 

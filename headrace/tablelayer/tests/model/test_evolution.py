@@ -1,4 +1,4 @@
-"""Changes of tables: what is possible, what comes of it, and values that move between schemas."""
+"""Changes of tables: permitted changes, their results, and values that move between schemas."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_what_becomes_of_a_table():
     assert TableDefinition.from_json(third.to_json()) == third
     back = from_topic_config(PATH, None, 1, third.to_topic_config())
     assert (back, back.versions.schemas) == (third, (*second.versions.schemas, third.schema))
-    # The retention that followed an option goes with it.
+    # The retention that followed an option is removed with it.
     ttl = altered(third, "SET ('table.log.ttl' = '1 d')")
     assert ttl.to_topic_config()["retention.ms"] == "86400000"
     assert altered(ttl, "RESET ('table.log.ttl')").to_topic_config() == third.to_topic_config()
@@ -276,7 +276,7 @@ def test_types_become_wider_and_never_anything_else():
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_r4_2_stored_rows_of_several_schemas_in_one_batch_are_read_in_any_of_them(data):
-    """Against plain Python, by column id; with rows that are not there in between."""
+    """The result is compared with plain Python, by column id; some rows in between do not exist."""
     old_types = data.draw(st.lists(st.sampled_from(WIDENINGS), min_size=1, max_size=4))
     first = Schema.of([("k", t.INT), *((f"c{i}", old) for i, (old, _) in enumerate(old_types))])
     columns = [Column(0, "k", t.INT)]

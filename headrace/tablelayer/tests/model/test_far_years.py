@@ -1,4 +1,4 @@
-"""Dates and times as text: what JSON's kernels write and read, in years that Python has and in others."""
+"""Dates and times as text: JSON's kernels write and read them in years that Python has and in others."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""Filters against DuckDB, and statistics against the filters: what is skipped has no wanted row."""
+"""Filters against DuckDB, and statistics against the filters: a skipped batch has no wanted row."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_filters_want_what_pyarrow_wants_and_statistics_never_hide_it(
 
 @pytest.mark.parametrize("lie", ["lowest", "highest", "null_count"])
 def test_a_wrong_statistic_would_be_noticed(lie: str) -> None:
-    """What the property above asserts fails when a bound is too narrow or nulls are not counted."""
+    """The assertion of the property above fails when a bound is too narrow or nulls are not counted."""
     schema = Schema.of([Column(0, "a", types.INT)], schema_id=0)
     batch = pa.RecordBatch.from_arrays([pa.array([None, 1, 2, 3], pa.int32())], schema=schema.arrow())
     right = statistics.decode(statistics.compute(batch, schema, ["a"]), schema, 4)[0]
@@ -552,7 +552,7 @@ def test_functions_that_are_not_listed_are_refused_by_name(expression: pc.Expres
 
 @pytest.mark.parametrize("count", [20_000, 200_000])
 def test_an_in_of_very_many_values_is_one_set(count: int) -> None:
-    """One of 20,000 overflowed the stack of the thread that read it when each became an OR."""
+    """An IN of 20,000 values overflowed the stack of the reading thread when each became an OR."""
     values = pa.array(range(0, 3 * count, 3), pa.int32())
     rows = pa.record_batch({"a": pa.array([None, 0, 1, 3 * count - 3, 3 * count, 9], pa.int32())})
     for expression, expected in ((A.isin(values), [1, 3, 5]), (~A.isin(values), [0, 2, 4])):
@@ -571,7 +571,7 @@ def test_an_in_of_very_many_values_is_one_set(count: int) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_an_in_wants_what_many_comparisons_want(data: st.DataObject) -> None:
-    """Of every type; few rows are looked up one by one, of many rows the values are hashed."""
+    """This holds for every type; few values are looked up one by one, many are hashed."""
     kind = data.draw(st.sampled_from([each for each in COMPARED if not each.is_nested]))
     schema = Schema.of([Column(0, "c", kind)], schema_id=0)
     drawn = data.draw(st.lists(value_of(kind), min_size=1, max_size=40))
@@ -675,7 +675,7 @@ def test_what_a_filter_may_be_is_bounded() -> None:
 
 
 def test_few_rows_at_once_are_computed_of_a_filter_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the parts of a filter give for the rows is in memory at the same time."""
+    """The results of all parts of a filter are in memory at the same time."""
     monkeypatch.setattr(filters, "_COMPUTED_BYTES", 1 << 20)
     sizes: list[int] = []
     evaluate = substrait.Call.evaluate
@@ -750,7 +750,7 @@ def combined(atoms: list[pc.Expression]) -> Iterator[pc.Expression]:
 def test_the_verdict_on_each_small_batch_is_true(
     kind: Any, values: list[Any], atoms: list[pc.Expression]
 ) -> None:
-    """NONE and ALL are said of no other batch, and what one comparison excludes is not read."""
+    """NONE and ALL are right for every batch, and a batch that one comparison excludes is not read."""
     schema = Schema.of([Column(0, "a", kind)], schema_id=0)
     found: list[tuple[pa.RecordBatch, Any]] = []
     for count in (1, 2):

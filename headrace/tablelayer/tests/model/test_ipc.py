@@ -97,7 +97,7 @@ def test_a_schema_message_is_refused() -> None:
 
 @pytest.mark.parametrize("offsets", [b"", b"\x07\0\0\0", b"\0\0\0\x01"])
 def test_a_list_without_values_has_the_one_offset_zero(offsets: bytes) -> None:
-    """Arrow accepts any, and reads outside of its memory when it measures such a list."""
+    """Arrow accepts other offsets, and reads outside of its memory when it measures such a list."""
     inner = pa.list_(pa.int32())
     empty = pa.RecordBatch.from_pylist([], schema=pa.schema([("l", inner)]))
     nested = pa.record_batch([pa.array([[], []], pa.list_(inner))], ["l"])
@@ -111,7 +111,7 @@ def test_a_list_without_values_has_the_one_offset_zero(offsets: bytes) -> None:
 
 
 def without_offsets(kind: pa.DataType) -> pa.Array:
-    """An array without values and without the offset 0, as Java's Arrow, and so Spark, hands it over."""
+    """Return an array without values and without the offset 0, as Java's Arrow, and so Spark, passes it."""
     children = [without_offsets(kind.field(at).type) for at in range(kind.num_fields)]
     count = 1 if pa.types.is_struct(kind) else 3 if pa.types.is_string(kind) else 2
     return pa.Array.from_buffers(kind, 0, [None, *[pa.py_buffer(b"")] * (count - 1)], children=children)

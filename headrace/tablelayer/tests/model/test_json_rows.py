@@ -181,11 +181,11 @@ BLANKS = "".join(map(chr, range(33)))
 
 
 class MisfitError(Exception):
-    """The oracle says that the value does not fit the column."""
+    """The value does not fit the column, says the oracle."""
 
 
 def expected(data_type, value, source):
-    """What a column of a type makes of a parsed JSON value; ``source`` is the text of objects and arrays."""
+    """Return the value of a parsed JSON value in a column of a type; `source` is the text of objects and arrays."""
     kind = data_type.kind
     if value is None:
         return None
@@ -370,7 +370,7 @@ def parse_with_python(text):
 
 
 def check_against_oracle(data):
-    """json_to_rows does what the oracle does: the same row, or a RowError where that finds no fit."""
+    """Compare json_to_rows with the oracle: the same row, or a RowError where the oracle finds no fit."""
     batch = pa.array([b"{}", data], pa.binary())
     try:
         value, sources = parse_with_python(data.decode())
@@ -543,7 +543,7 @@ def test_first_offender_is_named_whichever_way_it_offends():
 
 
 def test_a_field_that_is_missing_is_an_empty_text_and_not_what_memory_held(monkeypatch):
-    """Whoever compares or copies texts of all records alike reads nothing outside of them."""
+    """Code that compares or copies the texts of all records alike reads nothing outside of them."""
     empty = np.empty
 
     def poisoned(shape, dtype=float, **options):
@@ -649,7 +649,7 @@ def test_floats_that_json_has_no_numbers_for():
 
 
 def test_buffers_may_be_longer_than_their_values() -> None:
-    """As Arrow allows it, and by any number of bytes."""
+    """Arrow allows this, by any number of bytes."""
     offsets = pa.py_buffer(np.array([0, 1, 3], np.int32).tobytes() + b"\x07")
     column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abc")])
     schema = Schema.of([("b", t.BYTES)])

@@ -19,7 +19,7 @@ from headrace.tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, va
 def key_columns(draw: st.DrawFn) -> tuple[list[DataType], list[tuple[Any, ...]]]:
     types = draw(st.lists(st.sampled_from(EVERY_TYPE), min_size=1, max_size=4))
     rows = draw(st.lists(st.tuples(*(values_of(each) for each in types)), min_size=1, max_size=20))
-    # Rows that agree in their first columns are what ordering and prefixes are about.
+    # Rows that agree in their first columns matter for ordering and prefixes.
     first = rows[0]
     split = draw(st.integers(0, len(types)))
     rows += [first[:split] + row[split:] for row in rows]

@@ -1,4 +1,4 @@
-"""What is tiered, written down and read back; partitions that are gone are forgotten."""
+"""Tiered offsets are written and read back; partitions that are gone are forgotten."""
 
 from __future__ import annotations
 

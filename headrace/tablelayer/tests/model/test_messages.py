@@ -1,4 +1,4 @@
-"""Every message of the extension goes out and comes back, and pairs up with its counterpart."""
+"""Every message of the extension can be encoded and decoded, and matches its counterpart."""
 
 from __future__ import annotations
 

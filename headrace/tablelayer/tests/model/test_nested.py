@@ -1,4 +1,4 @@
-"""Nested values in JSON, and what is checked and cast of them."""
+"""Nested values in JSON, and their checks and casts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ plain_json = {t.INT: st.integers(-9, 9), t.STRING: st.text('aé"\\\n😀', max_s
 
 @st.composite
 def documents(draw: st.DrawFn, depth: int = 3) -> tuple[DataType, st.SearchStrategy[Any]]:
-    """A type, and what Python's json gives for its values."""
+    """Return a type, and documents as Python's json reads them."""
     kinds = ["plain", "array", "map", "row"] if depth else ["plain"]
     kind = draw(st.sampled_from(kinds))
     if kind == "plain":
@@ -135,7 +135,7 @@ def test_unknown_fields_inside_are_the_options_business() -> None:
 
 
 def python_fault(data_type: DataType, value: Any) -> bool:
-    """Whether a value breaks what its type promises inside."""
+    """Return whether a value breaks a constraint inside of its type."""
     if value is None:
         return False
     if data_type.kind is TypeKind.ROW:
@@ -154,7 +154,7 @@ def python_fault(data_type: DataType, value: Any) -> bool:
 
 
 def loosened(data_type: DataType) -> DataType:
-    """The type without promises: what is checked of its values can be broken."""
+    """Return the type without constraints inside, so that values can break them."""
     fields = tuple(
         t.Field(field.name, loosened(field.type), field.name == "key" or True) for field in data_type.fields
     )
@@ -201,7 +201,7 @@ def test_keys_that_are_there_twice_are_found(maps: list[list[str]]) -> None:
 
 
 def test_what_stands_under_a_null_does_not_come_out() -> None:
-    """Foreign writers leave anything under a null."""
+    """Foreign writers leave any value under a null."""
     numbers = pa.array([1, 2, 3, 4], pa.int32())
     offsets, first_is_null = pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(bytes([0b10]))
     lists = pa.Array.from_buffers(

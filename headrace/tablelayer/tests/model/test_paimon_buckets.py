@@ -59,7 +59,7 @@ def test_r2_4_one_key_is_in_one_bucket(kind):
 
 @pytest.mark.parametrize("golden", GOLDEN["columns"], ids=lambda each: each["types"][0])
 def test_what_paimon_itself_says(golden):
-    # But for -0.0, which Paimon has in another bucket than 0.0, and which is the same key here (R2.4).
+    # Except -0.0, which Paimon puts into another bucket than 0.0, and which is the same key here (R2.4).
     told = [each for each in golden["rows"] if not any(str(value) == "-0.0" for value in each[0])]
     rows, expected = zip(*told, strict=True)
     for start in (0, 1):
@@ -134,7 +134,7 @@ def test_rows_of_every_shape(rows, count):
         pa.array([None if each is None else Decimal(each) for each in numbers], pa.decimal128(30, 0)),
         pa.array(micros, pa.int64()).cast(pa.timestamp("us")),
     ]
-    # Java's remainder has the sign of the hash, and then the sign is dropped.
+    # Java's remainder has the sign of the hash; then the sign is dropped.
     expected = [abs(murmur_by_words(row_of(*row))) % count for row in rows]
     assert paimon_buckets(columns, count).tolist() == expected
 

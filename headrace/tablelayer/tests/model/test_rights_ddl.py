@@ -1,4 +1,4 @@
-"""Statements about users and rights, as they are read."""
+"""Parsing of statements about users and rights."""
 
 from __future__ import annotations
 

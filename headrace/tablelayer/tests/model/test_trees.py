@@ -1,6 +1,6 @@
-"""What is read of sqlglot's trees: every argument is looked at, and an upgrade that adds one is noticed.
+"""Every argument of sqlglot's trees is looked at, and an upgrade that adds one is noticed.
 
-After an upgrade of sqlglot run `python -m headrace.tablelayer.tests.model.test_trees`, look at the difference in
+After an upgrade of sqlglot run `python -m headrace.tablelayer.tests.model.test_trees`, check the difference in
 `sqlglot_arguments.json`, and name the new arguments where they matter before the range in pyproject.toml moves.
 """
 
@@ -40,7 +40,7 @@ SCHEMA = Schema.of(
 
 
 def arguments() -> dict[str, list[str]]:
-    """The arguments of each class of nodes that our readers name."""
+    """Return the arguments of each class of nodes that our readers name."""
     texts = [(_ROOT / name).read_text() for name in _READERS]
     named = {name for text in texts for name in re.findall(r"\b(?:exp|sql)\.([A-Z]\w*)", text)}
     classes = {name: getattr(exp, name) for name in sorted(named)}

@@ -1,4 +1,4 @@
-"""Where numba is not installed, kernels that place rows are run by the interpreter: with the same results."""
+"""Without numba the interpreter runs the kernels that place rows, with the same results."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What tests of the table server share."""
+"""Fixtures of the table server's tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture
 def own_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Without what tests before left to the collector, such as tasks that nobody awaits: that is told now."""
+    """Collect the garbage of earlier tests first, since tasks that were never awaited are logged then."""
     gc.collect()
     return caplog

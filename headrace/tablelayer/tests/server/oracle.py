@@ -1,7 +1,7 @@
-"""The rules of primary-key tables in plain Python, a row at a time: what the merge engines are checked against.
+"""The rules of primary-key tables in plain Python, a row at a time, to compare the merge engines with.
 
-Knows nothing of Arrow, batches or stores. A table is a dict from key to row; `apply` takes the operations of one batch
-and gives the changelog that they must emit, or raises `Refused` and leaves everything as it was.
+They know nothing of Arrow, batches or stores. A table is a dict from key to row. `apply` takes the operations of one
+batch and returns the changelog that they must emit, or raises `Refused` and changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Oracle:
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     next_number: int = 1
     numbers: list[int] | None = None
-    """What the server has given to the rows it inserted, where it is not known beforehand."""
+    """The numbers that the server has given to inserted rows, where they are not known beforehand."""
 
     def __post_init__(self) -> None:
         schema, settings = self.definition.schema, self.definition.settings

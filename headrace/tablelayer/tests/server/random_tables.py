@@ -1,4 +1,4 @@
-"""Tables of every kind and operations on them, drawn at random, for the model tests."""
+"""Random tables of every kind and random operations on them, for the model tests."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def random_value(rng: random.Random, column: str) -> Any:
 def random_batch(
     rng: random.Random, definition: TableDefinition, *, keys: int = 8
 ) -> tuple[list[Operation], list[str] | None, bool]:
-    """Operations, the target columns of the batch (None: all), and whether it overwrites."""
+    """Return operations, the target columns of the batch (None: all), and whether it overwrites."""
     settings, schema = definition.settings, definition.schema
     names = [name for name in schema.names if name not in KEY and name != settings.auto_increment_column]
     columns: list[str] | None = None

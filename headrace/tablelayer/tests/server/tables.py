@@ -1,4 +1,4 @@
-"""Tables on a real broker without sockets: short words for what the tests say again and again."""
+"""Tables on a real broker without sockets: helpers for frequent steps of tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from simulator.files import copy_as_killed as copy_as_killed
 Row = dict[str, Any]
 Change = tuple[str, Row]
 TIMEOUT_MS = 60_000
-"""Of requests that no test wants to time out."""
+"""The timeout of requests that must not time out."""
 DEADLINE_SECONDS = 60.0
 
 
@@ -54,14 +54,14 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def coming_from(broker: DirectBroker, host: str) -> DirectBroker:
-    """The same broker, asked from another host."""
+    """Return the same broker, as a client of another host."""
     other = copy.copy(broker)
     other.peer = Peer(2, host, 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
     return other
 
 
 async def until(holds: Callable[[], Any], because: str = "") -> None:
-    """Wait until it holds, what a coroutine function gives too."""
+    """Wait until a condition holds, which may be a coroutine function."""
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
@@ -77,7 +77,7 @@ async def until(holds: Callable[[], Any], because: str = "") -> None:
 async def tables(
     data_dir: Path, config: Mapping[str, str] | None = None, limits: Limits | None = None, **options: Any
 ) -> AsyncIterator[Tables]:
-    """Without `limits` nothing goes into files by itself, however long a test takes."""
+    """Run a broker. Without `limits` nothing is written to files by itself, however long a test takes."""
     extension = TableExtension(limits or Limits(flush_seconds=3600.0))
     async with direct_broker(data_dir, config, extensions=[extension], **options) as broker:
         yield Tables(broker, extension)
@@ -122,7 +122,7 @@ class Tables:
 
 
 class Table:
-    """One table; bucket 0 unless said. `error` methods give the answer, the others raise AssertionError."""
+    """One table; bucket 0 by default. `error` methods return the answer, the others raise AssertionError."""
 
     def __init__(self, broker: DirectBroker, definition: TableDefinition) -> None:
         self.broker = broker
@@ -134,7 +134,7 @@ class Table:
         return self.definition.table_id
 
     async def alter(self, clauses: str) -> Table:
-        """ALTER TABLE; the table in its new schema. This object goes on with the old one."""
+        """Run ALTER TABLE; return the table in its new schema. This object keeps the old one."""
         (statement,) = parse(f"ALTER TABLE `{self.definition.path.table}` {clauses}")
         assert isinstance(statement, AlterTable)
         answer = await self.alter_answer(changes_to_json(statement.changes))
@@ -190,7 +190,7 @@ class Table:
         overwrite: bool = False,
         update: bool = False,
     ) -> m.WrittenBucket | m.PutRowsResponse:
-        """The bucket's answer, or the response if it failed as a whole."""
+        """Return the bucket's answer, or the response if it failed as a whole."""
         mode = m.WRITE_MODE_OVERWRITE if overwrite else m.WRITE_MODE_MERGE
         answer = await self.broker.send(
             m.PutRowsRequest(

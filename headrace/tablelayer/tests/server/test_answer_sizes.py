@@ -1,4 +1,4 @@
-"""What an answer may cost is bounded in bytes before it is made, and who asks for the rest gets all of it."""
+"""The size of an answer is bounded in bytes before it is built, and asking for the rest returns all of it."""
 
 from __future__ import annotations
 

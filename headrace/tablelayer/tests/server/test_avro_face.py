@@ -1,4 +1,4 @@
-"""Avro in the Kafka face (R17), against another implementation: schemas in a registry and in the record."""
+"""Avro in the Kafka view (R17), against another implementation: schemas in a registry and in the record."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def decode(definition: TableDefinition, schema: Any, *rows: Any) -> pa.RecordBat
 
 
 def plain(scalar: pa.Scalar, data_type: DataType) -> Any:
-    """What another implementation reads and writes, without logical types, for an Arrow value."""
+    """Return the value that another implementation reads and writes, without logical types, for an Arrow value."""
     kind = data_type.kind
     if not scalar.is_valid:
         return None
@@ -152,7 +152,7 @@ EVERYTHING = table(
 
 
 def test_r17_2_a_writer_with_another_schema() -> None:
-    """Fields in another order, of other types that fit, unions either way round, and fields that nobody wants."""
+    """Fields are in another order, of other compatible types, in unions of either order, and some are not needed."""
     schema = of(
         skipped={
             "type": "array",
@@ -264,7 +264,7 @@ def test_r17_3_what_is_no_value_of_the_column(kind: str, good: Any, bad: Any, re
 
 @given(st.data())
 def test_r17_3_damaged_values_are_refused_or_read_never_more(data: st.DataObject) -> None:
-    """Any bytes end as rows or as a RowError: nothing is read beyond a value, and nothing takes long."""
+    """Any bytes end as rows or as a RowError: nothing is read beyond a value, and no input takes long."""
     schema = of(
         a={"type": "array", "items": ["null", {"type": "map", "values": {"type": "array", "items": "null"}}]},
         i=["null", "int"], s="string", p={"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
@@ -290,7 +290,7 @@ def test_r17_3_damaged_values_are_refused_or_read_never_more(data: st.DataObject
     try:
         stream = io.BytesIO(damaged[5:])
         parsed_by_other = fastavro.parse_schema(without_logical(schema))
-        # Text in what no column takes is skipped here, not decoded.
+        # Text in fields that no column needs is skipped here, not decoded.
         wanted = fastavro.schemaless_reader(stream, parsed_by_other, handle_unicode_errors="replace")
         complete = stream.read() == b""
     except Exception:  # noqa: BLE001 - whatever the other implementation makes of it

@@ -1,4 +1,4 @@
-"""Avro values whose meaning Connect's converter says, or the table, and values in columns of other types."""
+"""Avro values whose unit comes from Connect's converter or from the table, and values in columns of other types."""
 
 from __future__ import annotations
 

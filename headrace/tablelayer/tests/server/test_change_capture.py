@@ -1,6 +1,6 @@
-"""Change data capture: what Debezium's connectors write for rows of a database, and what becomes of it (R17.5, R17.10).
+"""Change data capture: Debezium's records for rows of a database, and their effect on tables (R17.5, R17.10).
 
-The records are those of Debezium's PostgreSQL connector 3.x and Connect's JSON converter, with schemas and without.
+The records are those of Debezium's PostgreSQL connector 3.x and Connect's JSON converter, with and without schemas.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def struct(column: str, *fields: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def enveloped(payload: Any, *fields: dict[str, Any]) -> dict[str, Any]:
-    """As the converter writes an envelope with `schemas.enable=true`."""
+    """Return an envelope as the converter writes it with `schemas.enable=true`."""
     schema = {
         "type": "struct",
         "fields": [struct("before", *fields), struct("after", *fields), field("op", "string")],
@@ -56,7 +56,7 @@ def enveloped(payload: Any, *fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(payload: Any, *fields: dict[str, Any]) -> dict[str, Any]:
-    """As it writes a flattened event."""
+    """Return a flattened event as the converter writes it."""
     return {
         "schema": {"type": "struct", "fields": list(fields), "optional": False, "name": "t.Value"},
         "payload": payload,
@@ -168,7 +168,7 @@ def test_r17_10_isostring_has_the_letter_of_a_zone(kind: str, text: str, wanted:
 
 
 def parts(*numbers: int | None, **more: Any) -> dict[str, Any]:
-    """As a connector writes a moment with `time.precision.mode=structured`: what it does not know is null."""
+    """Return a moment as a connector writes it with `time.precision.mode=structured`: unknown parts are null."""
     names = ("year", "month", "day", "hour", "minute", "second", "nanos")
     known = {name: number for name, number in zip(names, numbers, strict=False) if number is not None}
     return {"specialValue": None, "precision": 6, **known, **more}

@@ -1,4 +1,4 @@
-"""Tables whose buckets several brokers lead: each serves its own, and what needs all of them goes over all of them."""
+"""Tables whose buckets several brokers lead: each serves its own, and requests for all go to all of them."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ async def test_rows_that_are_held_for_nobody_are_let_go_of(tmp_path, monkeypatch
 
 
 async def test_whoever_waits_for_rows_hears_that_they_were_lost_with_an_earlier_leader(tmp_path) -> None:
-    """The offset alone would be taken by what the next leader logged there."""
+    """The offset alone would match rows of the next leader."""
     async with direct_cluster(tmp_path, 1, extensions) as cluster:
         table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
         rows = pa.RecordBatch.from_pylist([{"k": 1}], schema=table.definition.schema.arrow())
@@ -327,7 +327,7 @@ async def test_columns_that_one_broker_grants_and_takes_back_are_so_at_all_of_th
 
 
 class Spread:
-    """A table of three brokers to stage rows for: with the leader of each bucket."""
+    """A table on three brokers for staged rows, with the leader of each bucket."""
 
     def __init__(self, cluster: DirectCluster, opened: dict[int, Table]) -> None:
         self.opened = opened
@@ -511,7 +511,7 @@ async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(
         forced = m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
 
         async def is_granted() -> bool:
-            """Once it knows how far the brokers are that lead the buckets."""
+            """Return whether the round is given out, once the broker knows the end offsets of the buckets' leaders."""
             again = await controller.send(forced)
             return bool(again.granted and again.epoch == 2)
 
@@ -523,7 +523,7 @@ async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(
 
 @pytest.mark.parametrize("made", ["a partition", "a dead-letter topic"])
 async def test_what_a_write_makes_is_made_when_the_missing_broker_is_back(tmp_path, made: str) -> None:
-    """Meanwhile who writes is told to try again: a code by which a Kafka client gave the rows up would lose them."""
+    """Meanwhile the writer gets a retriable error: another code would make a Kafka client drop the rows."""
     is_partition = made == "a partition"
     given = {"table.replication.factor": "2", "table.kafka.dead-letter-topic": "letters"}
     definition = TableDefinition(
@@ -573,13 +573,13 @@ async def test_dead_letters_go_to_their_topic_whoever_leads_it(tmp_path) -> None
 
 
 def may(broker: DirectBroker, name: str) -> bool:
-    """Whether the broker has heard that somebody may write to the table."""
+    """Return whether the broker knows that the user may write to the table."""
     session = client(broker, name).peer.session
     return broker.context.authorizer.may(session, HOST, Operation.WRITE, ResourceType.TOPIC, "default.t")
 
 
 async def test_dead_letters_go_to_another_brokers_topic_by_the_right_of_who_named_it(tmp_path) -> None:
-    """Brokers have CLUSTER_ACTION, and no right to anybody's topics."""
+    """Brokers have CLUSTER_ACTION, and no right to users' topics."""
     async with direct_cluster(tmp_path, 2, extensions, config=SECURED) as cluster:
         cluster.brokers = {number: client(broker, "admin") for number, broker in cluster.brokers.items()}
         cluster_action = creation(

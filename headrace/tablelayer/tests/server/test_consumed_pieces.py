@@ -1,4 +1,4 @@
-"""Kafka consumers get a table's batches piece by piece, and readers get past what cannot be read."""
+"""Kafka consumers get a table's batches piece by piece, and readers pass over unreadable batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def fetched(table: Table, offset: int, **options: Any) -> list[tuple[Batch
 
 
 def smuggled(table: Table, batch: bytes) -> None:
-    """Into the log as it is, as it might have been taken in before there were checks."""
+    """Append a batch to the log unchecked, as a version without checks might have accepted it."""
     table.partition.append(bytearray(batch), AppendOrigin.EXTENSION)
 
 
@@ -138,7 +138,7 @@ async def test_what_consumers_hold_is_counted_and_beyond_the_bound_they_get_a_pi
 
 
 def lying(table: Table) -> list[bytes]:
-    """Batches that are none of the table's: another column too many, metadata of nothing, texts that are none."""
+    """Return batches that do not fit the table: one column too many, metadata of nothing, invalid text."""
     honest = table.batch([{"id": 8, "text": "eight"}, {"id": 9, "text": "nine"}])
     message = Message(ArrowBatch.parse(honest).message)
     message.nodes = [*message.nodes, [2, 0]]

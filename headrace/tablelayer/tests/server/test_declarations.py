@@ -25,7 +25,7 @@ def test_every_message_is_of_one_declared_api():
 
 
 def test_of_all_apis_only_a_scan_of_the_log_ends_with_its_client():
-    """It waits and changes nothing; whatever changes something runs to its end."""
+    """The scan waits and changes nothing; a request that changes something runs to its end."""
     assert [each.request for each in TableExtension().apis() if each.cancel_on_disconnect] == [
         m.ScanLogRequest
     ]

@@ -1,4 +1,4 @@
-"""A full disk loses nothing and is survived: what a store could not do it can do later."""
+"""A full disk loses nothing: a store repeats later what it could not do."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NO_SPACE = Exception("IO error: No space left on device: While appending to file
 
 
 class Database:
-    """Stands in for RocksDB and fails as it does."""
+    """A stand-in for RocksDB that fails as it does."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.closed = False
         self.during: Callable[[], None] | None = None
-        """Happens while a flush is under way."""
+        """Called while a flush is under way."""
 
     def get(self, key: object) -> None:
         return None
@@ -115,7 +115,7 @@ def test_other_errors_keep_their_type(store: KeyValueStore, database: Database) 
 
 
 def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(store: KeyValueStore) -> None:
-    """A count that was asked for meanwhile is never that of one write with the offset of another."""
+    """A count that is read meanwhile never combines one write's count with another one's offset."""
     seen = set()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -139,7 +139,7 @@ def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(st
 def test_what_is_not_durable_is_due_whatever_a_flush_and_a_write_do_beside_each_other(
     tmp_path: Path, interrupted: Callable[..., None]
 ) -> None:
-    """At every step of the one the other comes between as a whole."""
+    """The other operation runs completely between any two steps of the one."""
 
     def write(store: KeyValueStore) -> None:
         store.write([([b"k"], [b"v"])], store.applied_offset + 1, 1)
@@ -165,7 +165,7 @@ def test_what_is_not_durable_is_due_whatever_a_flush_and_a_write_do_beside_each_
 def interrupt(
     where: Callable[..., None], step: int, between: Callable[[], None], work: Callable[[], None]
 ) -> bool:
-    """`work`, and `between` once at so many steps into the function `where`. Whether it came to that."""
+    """Run `work`, and call `between` once, that many steps into the function `where`. Return whether it was called."""
     steps, came = 0, False
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -215,7 +215,7 @@ def test_a_store_that_finds_no_room_at_its_start_is_not_taken_for_damaged(
 async def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is logged already is not stored yet; what comes then is refused without an effect."""
+    """Records in the log are not stored yet; later ones are refused without an effect."""
     monkeypatch.setattr("headrace.tablelayer.server.bucket.key_bucket._DISK_FULL_RETRY_SECONDS", 0.05)
 
     def full(*_: object) -> None:

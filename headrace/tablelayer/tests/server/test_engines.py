@@ -1,4 +1,4 @@
-"""Rules R5 and R6.9 to R10 and R15 through the wire, a test for each line."""
+"""Rules R5 and R6.9 to R10 and R15 on a real broker, a test for each line."""
 
 from __future__ import annotations
 

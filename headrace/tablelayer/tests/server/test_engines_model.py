@@ -1,10 +1,10 @@
 """R1 to R10, R12.2, R12.3, R14 on a real broker: random tables of every kind against the rules in plain Python.
 
-After every batch: the changelog it emitted is the oracle's, the changelog from 0 replayed into an empty map is the
-table, lookups and the row count agree. Batches are repeated as retries repeat them, and the server is stopped in
-order, or its files are taken as `kill -9` leaves them, stores flushed or not.
+After every batch the emitted changelog is the oracle's, the changelog from 0 replayed into an empty map equals the
+table, and lookups and the row count agree. Batches are repeated as by retries. The server is stopped cleanly, or its
+files are taken as `kill -9` leaves them, stores flushed or not.
 
-`HEADRACE_MODEL_SEED` and `HEADRACE_MODEL_OPERATIONS` choose what the soak test does.
+`HEADRACE_MODEL_SEED` and `HEADRACE_MODEL_OPERATIONS` choose the seed and the length of the soak test.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REFUSED = (TableErrorCode.DELETION_DISABLED, TableErrorCode.INVALID_ROW)
 
 
 class Session:
-    """One table over restarts, with what is known about it."""
+    """One table over restarts, with its known state."""
 
     def __init__(self, rng: random.Random, definition: TableDefinition) -> None:
         self.rng = rng
@@ -123,7 +123,7 @@ class Session:
 
 
 def live(seed: int, tmp_path: Path, restarts: int, batches: int) -> Session:
-    """The life of one random table, and what it saw."""
+    """Run the life of one random table; return its counts."""
     rng = random.Random(seed)
     definition = random_definition(rng)
     print(f"seed {seed}: {dict(definition.options)} {definition.schema.to_json()}")
@@ -164,7 +164,7 @@ def test_r1_to_r14_a_random_table_of_any_kind_equals_the_rules_over_restarts(
 
 @pytest.mark.parametrize("seed", [8, 9, 34])
 def test_r1_5_random_tables_that_refuse_batches_equal_the_rules(tmp_path: Path, seed: int) -> None:
-    """What an aggregation has no room for, and deletes that are disabled."""
+    """The refused batches overflow an aggregation, or have deletes that are disabled."""
     assert live(seed, tmp_path / "tables", restarts=1, batches=16).refused > 0
 
 

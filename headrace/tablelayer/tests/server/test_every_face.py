@@ -1,5 +1,8 @@
-"""What is written through one face of a table is read through every other, for every type: the table client's Arrow
-batches and each value format of the Kafka face (R17), with nulls, extremes, empty and odd values, nested ones too."""
+"""Rows that are written through one view of a table are read through every other one, for every type.
+
+The views are the table client's Arrow batches and each value format of the Kafka view (R17), with nulls, extremes,
+empty and odd values, also nested.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ FACES = {
 
 
 def through(face: str, schema: Schema, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows that a table client wrote, as a Kafka client reads them and writes them into a table again."""
+    """Pass rows that a table client wrote through a Kafka client, which writes them into a table again."""
     definition = TableDefinition(TablePath("db", "t"), schema, options=FACES[face])
     sent = encode_arrow_batch(rows, schema_id=schema.schema_id, change_types=None, timestamp_ms=1234)
     batch, _, _ = decode_append(memoryview(sent), definition)

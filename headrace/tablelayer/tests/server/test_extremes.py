@@ -1,4 +1,4 @@
-"""Least and greatest values: what the statistics of batches say and what is read give the same as all rows together."""
+"""Minimum and maximum: batch statistics and read rows together give the same as all rows."""
 
 from __future__ import annotations
 

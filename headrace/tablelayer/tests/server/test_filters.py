@@ -1,5 +1,6 @@
-"""Filters in the server: the rows that a scan, a limit, a count give are those that pyarrow would pick of all rows,
-whatever was skipped."""
+"""Filters in the server: a scan, a limit and a count return the rows that pyarrow would select of all, whatever is
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -270,7 +271,7 @@ async def test_batches_that_cannot_match_are_not_read(
         expression = pc.field("id") == pa.scalar(42, pa.int32())
         assert [at for at, _, _ in await found_rows(table, expression)] == [42]
         assert looked_into == [40]
-        # A condition that all of a batch meets needs no look either.
+        # A batch that meets the condition completely is not searched either.
         del looked_into[:]
         assert len(await found_rows(table, pc.field("id") >= pa.scalar(50, pa.int32()))) == 50
         assert looked_into == []
@@ -308,7 +309,7 @@ async def test_a_writer_cannot_hide_rows_by_wrong_statistics(tmp_path: Path) -> 
 async def test_filters_projections_and_counts_are_the_same_after_a_kill(
     tmp_path: Path, compression: ArrowCompression
 ) -> None:
-    """Of a log table and of a changelog, whatever their buffers are compressed with."""
+    """The source is a log table or a changelog, with any compression of the buffers."""
     rng = random.Random(compression.value)
     conditions = [random_condition(rng) for _ in range(6)]
 
@@ -354,7 +355,7 @@ async def test_old_batches_without_statistics_are_looked_into(
 
 
 async def test_readers_of_few_rows_get_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer tells how far it looked, within bounds, and at once when it passed over something."""
+    """Each answer tells how far the server looked, within bounds, and comes at once when it passed over something."""
     monkeypatch.setattr(scan_log, "_LOOK_BYTES", 1)
     monkeypatch.setattr(scan_log, "_LOOK_STEP_BYTES", 1)
     async with tables(tmp_path) as all_tables:
@@ -376,7 +377,7 @@ async def test_readers_of_few_rows_get_on(tmp_path: Path, monkeypatch: pytest.Mo
                 answers(table, 0, pc.field("id") == pa.scalar(50, pa.int32()), None, max_wait_ms=TIMEOUT_MS)
             )
         )
-        for n in (6, 7, 50):  # what does not match is no reason to answer
+        for n in (6, 7, 50):  # rows that do not match cause no answer
             await asyncio.sleep(0.05)
             await table.append([{"id": n}])
         result = await waiting
@@ -455,7 +456,7 @@ async def test_r20_6_a_nested_column_has_no_statistics_and_is_refused_by_name_in
 
 
 async def test_statistics_of_an_old_schema_say_what_its_batches_have_in_a_new_one(tmp_path: Path) -> None:
-    """A column that was added has its default there, or null; BINARY(n) that became longer has zeros at its end."""
+    """An added column has its default there, or null; a BINARY(n) that became longer has zeros at its end."""
     async with tables(tmp_path) as all_tables:
         old = await all_tables.create("id INT, b BINARY(2)", statistics_columns="*")
         await old.append([{"id": 1, "b": b"\1\2"}, {"id": 2, "b": b"\1\2"}])

@@ -1,4 +1,4 @@
-"""The first rows of a bucket in memory: always what the store holds, published, and no more than a little."""
+"""The first rows of a bucket in memory: always equal to the store's published rows, and few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookups that any replica may answer: what a follower says of how stale it is, is so."""
+"""Lookups that any replica may answer: a follower's stated staleness is true."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_follower_answers_who_takes_it_and_says_how_stale_that_is(
 async def test_r13_4_what_was_acknowledged_before_the_bound_is_in_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though stores apply late, answers are read while they do, and a leader goes."""
+    """This holds although stores apply late, answers are read meanwhile, and a leader ends."""
     apply, may_apply = Standby._apply, asyncio.Event()
 
     async def late(self: Standby) -> None:
@@ -246,7 +246,7 @@ async def test_who_may_look_up_at_the_leader_may_at_a_follower_and_nobody_else(t
             return int(followed.error_code)
 
         async def are_told(code: int, columns: list[int] | None) -> None:
-            """As soon as both have heard of it."""
+            """Wait until both brokers answer with this code."""
             for kind in ("lookup", "prefix lookup"):
                 await until(lambda kind=kind: is_told(kind, code, columns), f"{kind}: not {code}")
 

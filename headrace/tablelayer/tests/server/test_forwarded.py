@@ -1,4 +1,4 @@
-"""What another broker sends of a batch is believed as little as what anybody sends."""
+"""A batch that another broker forwards is checked as strictly as any other."""
 
 from __future__ import annotations
 

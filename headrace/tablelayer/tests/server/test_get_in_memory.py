@@ -1,4 +1,4 @@
-"""What the event loop may ask of a store: only what needs no disk, and that is always right. And where its rows end."""
+"""Reads of a store on the event loop: only those that need no disk, always right, also at the end of its rows."""
 
 from __future__ import annotations
 

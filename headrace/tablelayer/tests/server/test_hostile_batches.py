@@ -1,7 +1,7 @@
-"""Arrow batches of strangers: refused with a word for it and nothing changed, or read back by every reader.
+"""Strangers' Arrow batches are refused with an error and no change, or every reader reads them back.
 
-The oracle is the readers themselves: what was acknowledged is the same in a full scan, in a scan of each column alone,
-in a filtered scan, in the state of a primary-key table, in what a restart replays, and a Kafka consumer gets each row.
+The readers are the oracle. An acknowledged batch is the same in a full scan, in a scan of each column alone, in a
+filtered scan, in the state of a primary-key table, and after a replay; a Kafka consumer gets each row.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ async def scanned(table: Table, offset: int, column: str | None, expression: Any
 
 
 async def read_by_everybody(table: Table, offset: int) -> list[Any]:
-    """What is in the log from an offset on; AssertionError unless all readers agree on it."""
+    """Return the log's rows from an offset on; AssertionError unless all readers agree on them."""
     whole = await scanned(table, offset, None)
     for column in table.definition.schema.names:
         alone = await scanned(table, offset, column)
@@ -166,7 +166,7 @@ async def read_by_everybody(table: Table, offset: int) -> list[Any]:
 
 
 async def attack(table: Table, rng: np.random.Generator, *, put: bool, times: int) -> tuple[int, int]:
-    """Send so many mutated batches; (acknowledged, refused)."""
+    """Send that many mutated batches; return (acknowledged, refused)."""
     taken = refused = 0
     for _ in range(times):
         count = int(rng.choice([0, 1, 3, 20, 70]))

@@ -1,4 +1,4 @@
-"""Definitions that no honest client sends: what they cost, and what their sender is told."""
+"""Definitions that no honest client sends: their cost, and the errors that their sender gets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_reading_a_type_ends_where_it_has_too_many_fields() -> None:
 
 
 def test_blanks_and_comments_are_read_once() -> None:
-    """One way only leads through them: with two for each, forty took longer than anybody waits."""
+    """There is one way to parse them: with two for each, forty took longer than any client waits."""
     blank = " \n" * 2000 + "/* a */ -- b\n" * 100
     assert parse_type(f"INT{blank}") == parse_type("INT")
     assert parse_type(f"ROW<{blank}a{blank}INT{blank}>{blank}") == parse_type("ROW<a INT>")
@@ -92,7 +92,7 @@ async def alter_topic(all_tables: Tables, name: str, value: str, topic: str = "d
 async def test_no_definition_is_read_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through every door: the extension's and Kafka's, to create and to alter."""
+    """This holds for every API: the extension's and Kafka's, to create and to alter."""
     threads: list[str] = []
     begin = type_text._Reader.__init__
 

@@ -1,4 +1,6 @@
-"""Numbers and texts that no honest client sends, field by field, to the APIs of tables: an answer, and no traceback."""
+"""Numbers and texts that no honest client sends, field by field, to the table APIs: each is answered, without a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ PARTS: dict[Any, Any] = {
 
 
 def requests_of(kind: Any, table: Any) -> Iterator[tuple[Any, str]]:
-    """Requests about a table in which one number is out of the way, and what it is."""
+    """Return requests about a table with one unusual number, and the number's name."""
     part = PARTS[kind]
     for holder in (kind, *([type(part())] if part else ())):
         for name, field in holder.FIELDS.items():

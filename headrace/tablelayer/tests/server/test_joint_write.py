@@ -1,4 +1,4 @@
-"""R17.3: a producer's batch for several buckets is written whole or not at all, also where something fails between."""
+"""R17.3: a producer's batch for several buckets is written whole or not at all, also after a failure in between."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Hits:
         return found
 
     async def ends(self) -> list[int]:
-        """Where every log ends, the whole table's own too."""
+        """Return the end of every log, the whole table's own too."""
         found = []
         for part in {str(each.definition.path): each for each in [self.table, *await self.parts()]}.values():
             for bucket in range(part.definition.bucket_count):
@@ -95,7 +95,7 @@ class Hits:
 
 
 def placed(keys: range = KEYS) -> dict[int, list[int]]:
-    """Keys by the bucket they belong to."""
+    """Return keys by the bucket they belong to."""
     (statement,) = parse(HITS)
     assert isinstance(statement, CreateTable)
     rows = pa.RecordBatch.from_pydict({"k": list(keys), "n": [0] * len(keys)}).cast(
@@ -107,7 +107,7 @@ def placed(keys: range = KEYS) -> dict[int, list[int]]:
 
 @contextmanager
 def failing_append(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) -> Iterator[list[str]]:
-    """The append of this number (from 0) fails; gives the partitions that were appended to before."""
+    """Let the append of this number (from 0) fail; return the partitions that were appended to before."""
     real = Partition.append
     done: list[str] = []
 
@@ -126,7 +126,7 @@ def failing_append(monkeypatch: pytest.MonkeyPatch, number: int, error: Exceptio
 async def test_r17_3_an_overflow_in_one_bucket_leaves_the_others_as_they_were(
     tmp_path: Path, sql: str
 ) -> None:
-    """In whichever bucket it is, and to whichever the batch was sent."""
+    """The bad record may be in any bucket, and the batch may be sent to any."""
     async with tables(tmp_path) as all_tables:
         hits = await Hits.of(all_tables, sql)
         full = [next(k for k in keys if k % 2 == index % 2) for index, keys in placed().items()]
@@ -154,7 +154,7 @@ async def test_r17_3_an_overflow_in_one_bucket_leaves_the_others_as_they_were(
 async def test_r17_3_what_breaks_off_between_two_appends_is_repaired_by_the_same_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, restarts: bool
 ) -> None:
-    """Wherever it breaks off; with `restarts` the server's state is that of a process that ended there."""
+    """The batch breaks off at any place; with `restarts` the server continues from the files of that moment."""
     rows = [(key, 1) for key in KEYS]
     error = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
     number, sequence, broken = 0, 0, True
@@ -209,7 +209,7 @@ async def test_r17_3_any_error_between_two_appends_is_one_that_clients_repeat(
 async def test_r17_3_a_sequence_is_fsynced_after_the_rows_it_stands_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
 ) -> None:
-    """Where an acknowledgement means the disk: else a power cut could keep the sequence and lose rows."""
+    """An acknowledgement means the disk here: otherwise a power cut could keep the sequence and lose rows."""
     async with tables(tmp_path, {"log.flush.interval.messages": "1"}) as all_tables:
         hits = await Hits.of(all_tables, sql)
         real = Partition.append
@@ -296,9 +296,12 @@ async def test_r1_6_a_batch_that_the_budget_has_no_room_for_has_no_effect_in_any
 def test_r17_3_random_faults_and_resends_of_several_producers_against_a_dict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Producers that write side by side and repeat what failed: each acknowledged batch counts once, a refused one
-    not at all. One that the disk broke off, and whose repetition is refused for what others have written meanwhile,
-    stays as far as it came."""
+    """Producers write side by side and repeat failed batches: an acknowledged batch counts once, a refused one not at
+    all.
+
+    If the disk broke a batch off, and its repetition is refused because of others' rows meanwhile, its written part
+    stays.
+    """
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)

@@ -27,7 +27,7 @@ def row(key: int, name: str | None = None, price: str | None = None) -> dict[str
 async def consume(
     table: Table, offset: int = 0, partition: int = 0
 ) -> list[tuple[int, bytes | None, bytes | None, list[Any]]]:
-    """(offset, key, value, headers) of everything, as a consumer reads it."""
+    """Return (offset, key, value, headers) of all records, as a consumer reads them."""
     found = []
     while True:
         answer = await table.broker.fetch(table.definition.path.topic, offset, partition=partition)

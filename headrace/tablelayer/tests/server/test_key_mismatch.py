@@ -1,4 +1,4 @@
-"""A produced record whose key says another row than its value."""
+"""A produced record whose key differs from the key in its value."""
 
 import json
 

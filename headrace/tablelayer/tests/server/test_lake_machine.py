@@ -1,4 +1,6 @@
-"""Rounds under random lives: workers that beat, commit, fail, fall silent, begin twice, come back too late."""
+"""Rounds under random lives: workers that send heartbeats, commit, fail, fall silent, begin twice, come back too
+late.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ workers = st.sampled_from(["a", "b", "c"])
 
 
 class Lives(RuleBasedStateMachine):
-    """`grants` is what each worker believes it has: it may be wrong about that, the machine may not."""
+    """The workers. `grants` are the rounds that each worker believes it has, perhaps wrongly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +125,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(table=tables)
     def restart(self, table: Candidate) -> None:
-        """What is durable comes back; who had a round is fenced by the next one."""
+        """Restart with the durable state; the next round fences the owner of the present one."""
         states = {table_id: self.machine.state(table_id) for table_id in self.machine.tables()}
         self.machine = LakeMachine(TIMING)
         for table_id, state in states.items():
@@ -136,7 +138,7 @@ class Lives(RuleBasedStateMachine):
         for known in (self.offsets, self.committed_at, self.put_off, self.epochs):
             known.pop(table.table_id, None)  # type: ignore[attr-defined]
         self.holder.pop(table.table_id, None)
-        # Its epochs begin anew, but a table that is created again has another id: nobody has these.
+        # Its epochs begin anew, but a table that is created again has another id, which no worker has.
         self.grants = [grant for grant in self.grants if grant[1] != table.table_id]
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Which options of a lake's own a client may give, through both doors, and what the operator can allow."""
+"""The lake's own options that a client may set, through both APIs, and those that the operator can allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials of lake catalogs, and passwords: who is told them, through every door that shows configurations."""
+"""Credentials of lake catalogs, and passwords: which clients get them, through every API that shows configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table that no round could bring into the lake is refused, where it is created and where a change makes it one."""
+"""A table that no round could bring into the lake is refused, when it is created and when it is altered."""
 
 from __future__ import annotations
 

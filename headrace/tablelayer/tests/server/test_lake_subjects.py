@@ -1,4 +1,4 @@
-"""What is tiered as one: partitioned tables and plain topics; and what retention waits for."""
+"""The subjects of tiering: partitioned tables and plain topics; and the reasons for which retention waits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
         assert await subjects.is_all_tiered(table.definition, "a")
         (listed,) = (await send(all_tables, m.ListLakeRequest())).entries
         assert (listed.behind, listed.behind_ms, listed.commits) == (0, 0, 1)
-        # A partition that is dropped is forgotten with the next commit, which may still speak of it.
+        # A dropped partition is forgotten with the next commit, which may still name it.
         await send(all_tables, m.DropPartitionRequest(table_id=table.table_id, name="a"))
         await send(all_tables, commit)
         described = await send(all_tables, m.DescribeLakeRequest(table_id=table.table_id))

@@ -84,7 +84,7 @@ async def test_what_a_newer_version_has_written_is_refused(tmp_path: Path) -> No
 
 
 def store(data: Path, path: str, node: str) -> None:
-    """What a node of the embedded store is to hold at the next start."""
+    """Set a node of the embedded store for the next start."""
     database = sqlite3.connect(data / "meta.db")
     with database:
         database.execute("INSERT OR IGNORE INTO nodes VALUES ('/broker-configs', '', NULL, 0)")

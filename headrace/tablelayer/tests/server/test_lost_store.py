@@ -1,4 +1,4 @@
-"""What a client of tables is told while the coordination store cannot be asked, and what it finds afterwards."""
+"""The answers to a client of tables while the coordination store is unreachable, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.tablelayer.tests.server.test_rights import definition_of
 
 
 class LosableStore(EmbeddedStore):
-    """Is lost under the next transaction, which was carried out or not."""
+    """A store that is lost during the next transaction, which is carried out or not."""
 
     is_lost = False
     loses_next = False
@@ -57,7 +57,7 @@ CHANGES: dict[str, tuple[Callable[[], ApiMessage], int]] = {
     "create": (lambda: m.CreateTableRequest(definition=definition_of("new")), TableErrorCode.TABLE_EXISTS),
     "drop": (lambda: m.DropTableRequest(database="default", table="t"), TableErrorCode.TABLE_NOT_FOUND),
 }
-"""A request, and what it is told if it was carried out before."""
+"""Requests, each with the error code of a change that was already carried out."""
 
 
 @pytest.mark.parametrize("carries_out", [True, False])

@@ -1,4 +1,4 @@
-"""A table of thousands of buckets costs what its rows cost: a store has files from its first write on."""
+"""A table of thousands of buckets costs only its rows: a store has files from its first write on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R2, R5 to R10 without a server: `merge` against the rules in plain Python, over tables of every kind."""
+"""R2, R5 to R10 without a server: `merge` compared with the rules in plain Python, over tables of every kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace.tablelayer.tests.server.random_tables import random_batch, random_
 
 
 class Store:
-    """What a tablet does with `merge`, around a dict."""
+    """The part of a tablet around `merge`, with a dict as its store."""
 
     def __init__(self, definition: TableDefinition) -> None:
         self.definition = definition

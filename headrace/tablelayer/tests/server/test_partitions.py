@@ -1,4 +1,4 @@
-"""Partitions on the server: their topics, the Kafka face of the whole table, the calendar, restarts, limits."""
+"""Partitions on the server: their topics, the Kafka view of the whole table, the calendar, restarts, limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PK = "CREATE TABLE t (dt STRING, id INT, v INT, PRIMARY KEY (id, dt) NOT ENFORCE
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server looks after its tables often."""
+    """Let the server run its periodic work on tables often."""
     monkeypatch.setattr("headrace.tablelayer.server.extension._CHECK_SECONDS", 0.02)
 
 
@@ -56,7 +56,7 @@ async def names(table: Table) -> list[str]:
 
 
 async def produce(table: Table, *rows: dict[str, Any] | None, key: Any = None, **options: Any) -> Any:
-    """To the whole table; `None` deletes by `key`."""
+    """Produce to the whole table; `None` deletes by `key`."""
     records = [
         Record(
             None if row is not None else json.dumps(key).encode(),
@@ -200,7 +200,7 @@ async def test_r18_2_a_partition_goes_with_its_rows_and_its_log_and_its_name_is_
 
 
 async def test_r18_5_an_alter_holds_for_all_partitions_at_once(tmp_path: Path) -> None:
-    """Those that are there, those that come later; and one that a partition could not follow changes none."""
+    """This covers existing partitions and later ones; an ALTER that one partition could not follow changes none."""
     async with tables(tmp_path) as all_tables:
         old = await create(all_tables, PK)
         await produce(old, *({"dt": name, "id": 1, "v": 1} for name in "abc"))
@@ -279,7 +279,7 @@ async def test_an_auto_increment_column_counts_over_all_partitions(tmp_path: Pat
 
 
 async def test_r18_random_lives_against_a_dict(tmp_path: Path) -> None:
-    """Rows produced to the whole, deletes, partitions added and dropped, restarts: it is what a dict says."""
+    """Rows produced to the whole table, deletes, partitions added and dropped, restarts: the table equals a dict."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)

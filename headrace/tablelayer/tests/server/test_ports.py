@@ -1,4 +1,4 @@
-"""Nothing of the table layer's server touches the system by itself: time, chance, threads and files come in by ports.
+"""The table layer's server uses the system only through ports: time, randomness, threads and files.
 
 RocksDB, which has files and threads of its own, is the exception; so are schema registries, which are asked over HTTP.
 """

@@ -1,4 +1,4 @@
-"""A projected batch is the full batch, decoded, with the other columns left out."""
+"""A projected batch equals the full batch, decoded, without the other columns."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_message_of_another_schema_is_refused() -> None:
     [(0, 8), (-8, 16), (-8, 9), (8, 0), (0, 1 << 40), ((1 << 63) - 8 - 128, 16), ((1 << 62) - 128, (1 << 62) + 256)],
 )  # fmt: skip
 def test_buffers_outside_of_the_body_are_refused(behind: int, length: int) -> None:
-    """Where one begins, behind the end of the body; sums that wrap around are behind it too."""
+    """A buffer that begins behind the end of the body is refused, and so are sums that wrap around."""
     schema, full = example()
     view = ArrowBatch.parse(full)
     metadata = parse_metadata(view.message)

@@ -1,4 +1,4 @@
-"""Tables count like topics: bytes of writes and reads, and partitions that are made and deleted."""
+"""Tables count like topics: bytes of writes and reads, and created and deleted partitions."""
 
 from __future__ import annotations
 

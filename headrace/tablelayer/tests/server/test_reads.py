@@ -244,7 +244,7 @@ async def test_log_rows_are_counted_from_the_logs_start(tmp_path: Path) -> None:
         table = await all_tables.create(LOG)
         for _ in range(3):
             await table.append([log_row(number) for number in range(10)])
-            await table.append([])  # takes an offset, is no row
+            await table.append([])  # takes an offset, without a row
         assert await table.count() == 30
         await table.append([log_row(1)])
         assert await table.count() == 31
@@ -299,7 +299,7 @@ async def test_a_scan_is_read_by_its_host_of_its_table_and_its_id_is_random(tmp_
             request.close = True
             assert (await asker.send(request)).error_code == 0
             request.close = False
-        # What others have tried has not closed it; and another connection of the same host goes on with it.
+        # Other clients' attempts have not closed it, and another connection of the same host goes on with it.
         answer = await coming_from(broker, "127.0.0.1").send(go_on)
         assert (answer.error_code, answer.has_more) == (0, True)
 
@@ -328,7 +328,7 @@ async def test_nobody_is_locked_out_by_the_scans_of_others(tmp_path: Path, past:
         assert "3 of the 3 that one may hold" in refused.error_message
         second = await open_from("192.0.2.2")
         assert second.error_code == 0
-        # All places are taken: who has most gives its longest idle one for who has none.
+        # All places are taken: the host with the most gives its longest idle one to a host without any.
         third = await open_from("192.0.2.3")
         assert third.error_code == 0
         gone = []

@@ -1,4 +1,4 @@
-"""Many keys are looked up by two threads, with the same answer, the same bounds and the same errors as by one."""
+"""Two threads look up many keys with the same answer, the same bounds and the same errors as one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wide() -> Room:
 
 
 class WatchedStore(KeyValueStore):
-    """Knows who reads how much, and fails for one key. `meeting`: whoever reads first waits there."""
+    """A store that records the reading threads, and fails for one key. Each thread's first read waits at `meeting`."""
 
     bad: bytes | None = None
     meeting: Barrier | None = None

@@ -54,7 +54,7 @@ def recorded(name: str) -> Events:
 
 
 async def rows_after(made: Table, events: Events) -> dict[int, dict[str, Any]]:
-    """The table's rows when the events have come, one batch at a time and then all once more."""
+    """Return the table's rows after the events have come, one batch at a time and then all once more."""
     for each in ([event] for event in events):
         await write(made, each)
     first = await made.state()

@@ -1,4 +1,4 @@
-"""Which store a bucket goes on with: its own if the log continues it, else a snapshot's, else a new one, else none."""
+"""The choice of a bucket's store: its own if the log continues it, else a snapshot's, else a new one, else none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Services:
 
 
 def make(directory: Path, offset: int) -> None:
-    """A store whose state is the log below this offset, which it has in its one row too."""
+    """Create a store whose state is the log below this offset, which its one row has too."""
     store = KeyValueStore.open(directory, MEMORY)
     if offset:
         store.write([([b"\x01k"], [b"%d" % offset])], offset, 1)
@@ -35,7 +35,7 @@ def make(directory: Path, offset: int) -> None:
 
 
 class Snapshots:
-    """Snapshots at these offsets, newest first by their ids; those in `damaged` cannot be given back."""
+    """Snapshots at these offsets, the newest first by id; those in `damaged` cannot be restored."""
 
     def __init__(self, *offsets: int, damaged: tuple[int, ...] = ()) -> None:
         count = len(offsets)
@@ -53,11 +53,11 @@ class Snapshots:
         make(directory, snapshot.offset)
 
     def store_changed(self) -> None:
-        """Nothing is remembered here."""
+        """Do nothing: no state is kept."""
 
 
 def opened(recovery: StoreRecovery, log_start: int, log_end: int) -> int:
-    """The offset of the store that is gone on with."""
+    """Return the offset of the chosen store."""
     store = asyncio.run(recovery.open(log_start, log_end))
     offset = store.applied_offset
     assert store.get([b"\x01k"]) == ([b"%d" % offset] if offset else [None])

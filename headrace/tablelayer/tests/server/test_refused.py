@@ -1,4 +1,4 @@
-"""What tables refuse of what Kafka producers send: told, counted, kept to be asked for, and put aside."""
+"""Records of Kafka producers that tables refuse: answered, counted, kept for questions, and set aside."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ async def test_bad_records_go_to_the_dead_letter_topic_and_the_batch_goes_on(
         assert [each.index for each in table_refused.records] == sorted(bad, reverse=True)
         assert all(each.dead_letter for each in table_refused.records)
         assert await counted(all_tables) == {("default.t", "dead-letter"): 5}
-        # The same batch again is the same batch: nothing is written twice, no letter either.
+        # The same batch again is a repeat: nothing is written twice, also no dead letter.
         again = await produce(table, *values, keyed=True, **who)
         assert (again.error_code, again.base_offset) == (0, answer.base_offset)
         assert len(await letters(all_tables.broker)) == 5
-        # And the sequence counts those that are left out.
+        # The sequence counts the refused records, too.
         answer = await produce(table, {"id": 1000}, **{**who, "base_sequence": 100})
         assert answer.error_code == 0, answer.error_message
 

@@ -1,4 +1,4 @@
-"""Tables with a replica at each of three brokers: whoever leads a bucket has its rows, its writers and its state."""
+"""Tables with a replica on each of three brokers: the leader of a bucket has its rows, its writers and its state."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ THREE = {"table.replication.factor": "3"}
 
 @pytest.fixture(autouse=True)
 def impatience() -> Iterator[Callable[[], None]]:
-    """Requests wait for a bucket that is about to be led, however slow the machine is; not if they are asked after a
-    call of this, when nobody can answer them yet."""
+    """Let requests wait for a bucket that gets a leader soon, however slow the machine is.
+
+    After a call of this, new requests do not wait, as no broker can answer them yet.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_bucket, "_STARTING_SECONDS", DEADLINE_SECONDS)
         yield lambda: patch.setattr(stored_bucket, "_STARTING_SECONDS", 0.1)
@@ -84,13 +86,13 @@ async def created(cluster: DirectCluster, columns: str, **options: Any) -> Table
 
 
 def state_of(cluster: DirectCluster, topic: str = TOPIC) -> Any:
-    """As every broker that is up has it; None while they differ."""
+    """Return the state that every running broker has; None while they differ."""
     found = {broker.context.metadata.state(topic, 0) for broker in cluster.brokers.values()}
     return found.pop() if len(found) == 1 else None
 
 
 async def in_sync(cluster: DirectCluster, isr: set[int], topic: str = TOPIC) -> int:
-    """Wait until this is the ISR and one of it leads, by all accounts: who that is."""
+    """Wait until this is the ISR and one of it leads, as all brokers say; return the leader."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             state = state_of(cluster, topic)
@@ -100,7 +102,7 @@ async def in_sync(cluster: DirectCluster, isr: set[int], topic: str = TOPIC) -> 
 
 
 async def led(cluster: DirectCluster, table: Table, isr: set[int]) -> Table:
-    """The table at the leader of its first bucket, which serves it."""
+    """Return the table at the leader of its first bucket, once that serves it."""
     leader = await in_sync(cluster, isr, table.definition.path.topic)
     found = Table(cluster.brokers[leader], table.definition)
     await until(lambda: serves(found), f"broker {leader} does not serve what it leads")
@@ -115,7 +117,7 @@ def serves(table: Table) -> bool:
 
 
 async def patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """The answer, when the broker knows that it leads, and has what the leader before had."""
+    """Return the answer, once the broker knows that it leads and has all records of the leader before."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             answer = await ask()
@@ -151,7 +153,7 @@ def applied_at(cluster: DirectCluster, node_id: int) -> int:
 
 
 def applied_by_leader(table: Table) -> int:
-    """Looks also for what nobody has told yet."""
+    """Return what the leader has applied, also what it has not told yet."""
     table.partition.advance()
     store = bucket_at(table).store
     return -1 if store is None else store.applied_offset
@@ -483,7 +485,7 @@ async def test_a_table_that_was_dropped_while_a_broker_was_down_leaves_nothing_t
 async def test_a_standby_whose_log_is_cut_leaves_its_files_to_who_opens_the_next_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told on the event loop, which renames the store and removes no file."""
+    """This runs on the event loop, which renames the store and removes no file."""
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         table = await led(cluster, await created(cluster, "k INT, v INT, PRIMARY KEY (k)"), {1, 2, 3})
         for number in range(5):
@@ -561,17 +563,17 @@ async def test_what_was_staged_is_committed_by_whoever_leads_then(tmp_path: Path
 
 
 def joins_without_staged_rows(monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
-    """As replicas did that came into the ISR before."""
+    """Let replicas join the ISR without staged rows, as they did before."""
 
     async def nothing(partition: Any, broker: int) -> None:
-        """It is not given."""
+        """Pretend that there is none."""
 
     bucket = table.partition.hooks
     monkeypatch.setattr(bucket.services, "give_staged", nothing)
 
 
 async def test_a_replica_is_in_sync_when_it_has_what_is_staged(tmp_path: Path) -> None:
-    """It was away, comes back, and then leads and is alone."""
+    """The replica was away, comes back, and then leads and is alone."""
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "n BIGINT")
         table = await led(cluster, made, {1, 2, 3})
@@ -659,7 +661,7 @@ async def test_a_table_that_a_broker_does_not_know_yet_keeps_what_is_staged_for_
 ) -> None:
     monkeypatch.setattr(
         "headrace.tablelayer.server.extension._STAGED_CHECK_SECONDS", float("inf")
-    )  # nobody else looks
+    )  # no other process looks
     async with direct_cluster(tmp_path, 3, extensions) as cluster:
         made = await created(cluster, "n BIGINT")
         table = await led(cluster, made, {1, 2, 3})
@@ -752,7 +754,7 @@ async def test_rows_are_staged_with_as_many_as_a_write_needs(tmp_path: Path) -> 
 async def test_what_the_leader_before_has_ended_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """It is still at it when the next leader reads what is decided."""
+    """It still writes when the next leader reads the decision."""
     ended = []
 
     async def end(self: DecidedBatches, definition: TableDefinition, ledger: Ledger) -> None:
@@ -801,7 +803,7 @@ async def not_now(*_: Any) -> None:
 async def test_a_replica_whose_changes_are_in_remote_storage_alone_copies_the_store_and_can_lead(
     tmp_path: Path,
 ) -> None:
-    """It comes back with nothing on its disk, when the changes that it lacks have left those of the others."""
+    """It comes back with an empty disk, when the others' logs no longer have the changes that it lacks."""
     remote_log = {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.directory": str(tmp_path / "remote"),

@@ -1,4 +1,4 @@
-"""What somebody may do with tables, by ACL: every table API, and columns that are granted one by one."""
+"""Rights on tables by ACL: every table API, and columns that are granted one by one."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
             await made.create("id BIGINT", name=f"t{number}")
 
         async def compare(api: str, most: int, there: ApiMessage, missing: ApiMessage) -> None:
-            # From a host of its own: so many refusals of one are written down.
+            # Each has a host of its own: the audit log limits the refusals of one host.
             ann = client(made.broker, "ann", f"10.0.0.{len(found)}")
             found.append((api, *await calls_of(ann, None, there, missing, most), most))
 
@@ -236,7 +236,7 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", [PatternType.LITERAL, PatternType.PREFIXED])
 async def test_a_listing_costs_what_it_shows_whatever_is_hidden(tmp_path: Path, kind: PatternType) -> None:
-    """Counted in calls, as above: how many tables a database has that somebody may not see cannot be told by time."""
+    """Calls are counted, as above: the time does not reveal how many hidden tables a database has."""
     async with tables(tmp_path, SECURED, clock=StandingClock()) as made:
         made.broker = client(made.broker, "admin")
         for database, hidden in (("few", 0), ("many", 12)):
@@ -321,7 +321,7 @@ async def test_what_is_tiered_is_listed_and_given_out_by_right(tmp_path: Path) -
 
 
 async def test_where_the_lake_is_is_for_those_who_may_read_or_tier_the_whole_table(tmp_path: Path) -> None:
-    """`$lake` and union reads go by what is told here: not to those who were granted some columns."""
+    """`$lake` and union reads use this answer: a user with rights to some columns does not get it."""
     place = {"datalake.iceberg.type": "hadoop", "datalake.iceberg.warehouse": "/lake"}
     async with tables(tmp_path, {**SECURED, **place}) as made:
         made.broker = client(made.broker, "admin")
@@ -480,7 +480,7 @@ async def test_grants_of_columns_are_for_administrators_and_of_columns_that_exis
         assert told(await made.broker.send(wanted))[0] == ErrorCode.SECURITY_DISABLED
 
 
-# -- what outlives a check -----------------------------------------------------------------------------------
+# -- changes of rights after a check -------------------------------------------------------------------------
 
 
 async def test_a_scan_that_waits_ends_with_the_right_to_read(tmp_path: Path) -> None:

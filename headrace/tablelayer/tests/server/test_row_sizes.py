@@ -1,4 +1,4 @@
-"""What a producer's record may become as a row is counted before it is made."""
+"""The size of a producer's record as a row is computed before the row is built."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """What Python and numpy allocate meanwhile; Arrow's own memory is that of the arrays counted."""
+    """Return the memory that Python and numpy allocate meanwhile; Arrow's own memory is that of the arrays counted."""
     tracemalloc.start()
     try:
         yield
@@ -158,7 +158,7 @@ def test_r17_9_levels_count_for_the_record_that_they_are_of() -> None:
 async def test_rows_that_stand_under_the_keys_of_one_write_are_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A delete of a few bytes takes up, and logs, all that stands."""
+    """A delete of a few bytes removes, and logs, the whole row."""
     monkeypatch.setattr(tablet, "STANDING_BYTES_MAX", MIB)
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("k INT, v BYTES, PRIMARY KEY (k) NOT ENFORCED")

@@ -1,4 +1,4 @@
-"""`table.kv.ttl`: rows end by an ordinary -D, by the clock of the server, whatever was written, replayed, restored."""
+"""`table.kv.ttl`: rows end by an ordinary -D, by the clock of the server, after any writes, replays and restores."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_r19_4_a_key_alone_that_is_there_does_not_renew_its_row(tmp_path: 
 
 
 async def test_r19_random_lives_against_a_dict(tmp_path: Path) -> None:
-    """Writes, deletes, hours, restarts, lost stores: what is there is what the model says, and so is the changelog."""
+    """Writes, deletes, hours, restarts, lost stores: the rows equal the model's, and so does the changelog."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""R4: tables whose schema changes, against a model in plain Python, through every face and over crashes."""
+"""R4: tables whose schema changes, against a model in plain Python, through every API and over crashes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DEFAULTS = {
 
 
 def value_of(rng: random.Random, data_type: DataType) -> Any:
-    """A value that fits the type in every width it may have had: readers of old schemas see it too."""
+    """Return a value that fits the type in every width it may have had: readers of old schemas see it too."""
     kind = data_type.kind
     if kind is TypeKind.BOOLEAN:
         return rng.random() < 0.5
@@ -70,7 +70,7 @@ def value_of(rng: random.Random, data_type: DataType) -> Any:
 
 
 def text_value(column: Column, text: str | None) -> Any:
-    """What a default stands for, worked out without the code under test."""
+    """Return the value of a default, computed without the code under test."""
     if text is None:
         return None
     kind = column.type.kind
@@ -88,14 +88,14 @@ def text_value(column: Column, text: str | None) -> Any:
 
 
 class Model:
-    """Rows as dicts by column id; what a row does not have was not known when it was written."""
+    """The rows as dicts by column id; a missing column was unknown when the row was written."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[int, Any]] = {}
         self.appended: list[dict[int, Any]] = []
 
     def seen(self, row: dict[int, Any], definition: TableDefinition) -> Row:
-        """A row as a reader of this definition sees it."""
+        """Return a row as a reader of this definition sees it."""
         found: Row = {}
         for column in definition.schema.columns:
             value = row.get(column.id, text_value(column, column.initial))
@@ -162,7 +162,7 @@ def by_key(rows: list[Row], key: str) -> dict[Any, Row]:
 
 
 async def check_keyed(table: Table, model: Model, rng: random.Random) -> None:
-    """Every face of a primary-key table, in the schema of `table`."""
+    """Check every API of a primary-key table, in the schema of `table`."""
     definition = table.definition
     (key,) = definition.schema.primary_key
     expected = {number: model.seen(row, definition) for number, row in model.rows.items()}
@@ -268,7 +268,7 @@ async def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(
                 model.rows[row[key]] = model.written(row, writer.definition, latest)
 
     async def check_old_reader(old: Table, table: Table) -> None:
-        """Of the columns that are still there, what everybody sees."""
+        """Check that all readers see the same values in the remaining columns."""
         (key,) = old.definition.schema.primary_key
         there = {column.id for column in table.definition.schema.columns}
         names = [column.name for column in old.definition.schema.columns if column.id in there]
@@ -328,7 +328,7 @@ async def test_r4_2_log_tables_give_every_batch_in_the_schema_that_the_reader_wa
 
 
 async def projected(table: Table, names: list[str]) -> list[Row]:
-    """By a scan of these columns: of each batch the server sends those that it has, by byte ranges."""
+    """Scan these columns: the server sends those that a batch has, by byte ranges."""
     import pyarrow as pa
 
     versions = (await table.latest()).versions
@@ -409,12 +409,12 @@ async def test_r9_8_a_function_stays_with_its_column_whatever_becomes_of_its_nam
             "RENAME total TO x, RENAME top TO total, RENAME x TO top, ADD low INT FIRST, "
             "SET ('fields.low.agg' = 'min')"
         )
-        # `top` is what was `total`: it is added up, whoever writes it under whichever name.
+        # `top` is the former `total`: it is added up, under whichever name it is written.
         await second.put(("+", {"k": 1, "low": 4, "top": 2, "total": 2}))
         await first.put(("+", {"k": 1, "total": 1, "top": 9}))
         await second.put(("+", {"k": 1, "low": 6, "top": None, "total": None}))
         assert await second.state() == [{"low": 4, "k": 1, "total": 9, "top": 8}]
-        # A column that takes a dropped one's name has a function of its own, and nothing of the old values.
+        # A column that takes a dropped one's name has its own function, and none of the old values.
         third = await second.alter("DROP top, ADD top INT")
         await third.put(("+", {"k": 1, "low": None, "total": None, "top": 3}))
         await first.put(("+", {"k": 1, "total": 100, "top": 10}))
@@ -456,13 +456,13 @@ async def test_r4_2_a_partial_update_gives_the_default_where_there_must_be_a_val
             {"k": 1, "a": 9, "b": 1, "n": "dflt", "m": 3},
             {"k": 2, "a": 9, "b": None, "n": "dflt", "m": 3},
         ]
-        # R4: also one that the writer's schema does not know has the default of now, not that of its ADD.
+        # R4: also a column that the writer's schema does not know has the present default, not that of its ADD.
         newer = await table.alter("ALTER COLUMN m SET DEFAULT 4")
         await old.put(("+", {"k": 4, "a": 9}), columns=["k", "a"])
         await old.put(("+", {"k": 5, "a": 9, "b": None}))
         assert {row["k"]: row["m"] for row in await newer.state()} == {1: 3, 2: 3, 4: 4, 5: 3}
         await old.put(("-", {"k": 4}), ("-", {"k": 5}))
-        # R6.7: what must have a value keeps the row.
+        # R6.7: a column that must have a value keeps the row.
         await old.put(("-", {"k": 2, "a": None}), columns=["k", "a"])
         await old.put(("+", {"k": 3, "a": 1}), ("-", {"k": 3, "a": None}), columns=["k", "a"])
         assert [row["k"] for row in await table.state()] == [1, 2, 3]

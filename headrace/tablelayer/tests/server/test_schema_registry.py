@@ -1,4 +1,4 @@
-"""Avro tables with a schema registry: what is asked, with which credentials, and what if it does not answer."""
+"""Avro tables with a schema registry: its requests, the credentials, and a registry that does not answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WRITER = {
 
 @dataclass
 class Registry:
-    """A small schema registry: what it was asked, and how it answers."""
+    """A small schema registry that records requests, with prepared answers."""
 
     url: str = ""
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -354,7 +354,7 @@ def test_no_table_has_the_server_ask_another_host(tmp_path: Path) -> None:
 
 
 def test_a_registry_that_is_silent_holds_up_nobody_who_asks_another() -> None:
-    """With the threads shared, these would wait behind what the silent one was asked first."""
+    """With shared threads these would wait behind requests to the silent one."""
 
     async def work(silent: Registry, other: Registry) -> None:
         asked = registries()
@@ -403,7 +403,7 @@ def test_a_registry_that_drips_is_given_up_and_its_socket_closed() -> None:
 
     async def work(url: str) -> None:
         asked = registries(request_timeout_ms=1000)
-        # A machine that stands still for so long may give the socket no time either.
+        # A machine that stands still for that long may give the socket no time either.
         with pytest.raises(KafkaError, match=r"did not answer within 1 s|timed out"):
             await asked.schemas(url, [7])
         (it,) = asked._registries.values()

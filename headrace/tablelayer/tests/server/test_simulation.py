@@ -58,8 +58,9 @@ PASSING = {
 
 
 class Patient:
-    """For requests that may be repeated: until they are answered, and not by a start that is under way. Those for the
-    table's bucket go to its leader, others to anybody.
+    """Send requests that may be repeated until they are answered, also through a start that is under way.
+
+    Requests for the table's bucket go to its leader, others to any broker.
     """
 
     def __init__(self, simulation: Simulation, name: str) -> None:
@@ -85,9 +86,10 @@ class Patient:
 
 
 class Sums:
-    """A primary-key table that adds up: writers with keys of their own, who look at what they wrote (R11, R12), and
-    readers of all keys. What is read is linearizable: at least what was acknowledged, or read by anybody, when the
-    lookup began, and at most what was begun to be written when it ended.
+    """A primary-key table whose values are added up, with writers that have keys of their own and readers of all keys.
+
+    Writers check their rows (R11, R12). Reads are linearizable: at least the value that was acknowledged or read when
+    the lookup began, and at most the value whose write had begun when it ended.
     """
 
     def __init__(self, replicas: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots of a bucket's state, and what is rebuilt from them (R12, R14)."""
+"""Snapshots of a bucket's state, and stores that are restored from them (R12, R14)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_r14_a_snapshot_is_the_state_at_its_offset(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_given_back_is_durable_before_it_has_its_name(tmp_path: Path) -> None:
-    """Or a power cut would leave a store without contents, and the next snapshot would be one of it."""
+    """Otherwise a power cut would leave a store without contents, and the next snapshot would be one of it."""
     bucket = Bucket(tmp_path)
     bucket.write(range(1000), b"a")
     taken = bucket.take()
@@ -137,7 +137,7 @@ def test_a_leased_snapshot_stays(tmp_path: Path) -> None:
 
 
 class Failing(LocalFiles):
-    """Fails at the n-th change."""
+    """A store that fails at the n-th change."""
 
     left = -1
 
@@ -174,7 +174,7 @@ def test_an_upload_that_fails_anywhere_leaves_the_snapshots_as_they_were(tmp_pat
         except OSError:
             failed += 1
         files.left = -1
-        # Whatever happened: who comes now finds a snapshot that is whole.
+        # In any case a new process finds a snapshot that is whole.
         found = BucketSnapshots(files, "table", 0, 1)
         newest = found.load()[0]
         found.download(newest, tmp_path / "copy")
@@ -360,7 +360,7 @@ def rows(numbers: range, value: str) -> list[tuple[str, Row]]:
 
 
 async def snapshot_now(table: Table) -> Any:
-    """Take one as the schedule would."""
+    """Take a snapshot as the schedule would."""
     bucket = table.partition.hooks
     await bucket._tasks.wait(Kind.SNAPSHOT)
     await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
@@ -373,7 +373,7 @@ def store_of(data: Path) -> Path:
 
 
 def cut_log(table: Table) -> int:
-    """Delete what retention may; where the log begins now."""
+    """Delete the records that retention may; return the log's new start."""
     return int(table.partition.delete_records(table.partition.hooks.retention_floor()))
 
 

@@ -1,4 +1,4 @@
-"""R3.5: rows are staged by attempts and committed once per batch, whoever repeats what, and whoever dies when."""
+"""R3.5: rows are staged by attempts and committed once per batch, through every kind of retry and crash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from headrace.tablelayer.tests.server.test_row_ttl import StandingClock
 
 UPSERT = ChangeType.UPDATE_AFTER
 Chunks = dict[int, list[list[Row]]]
-"""By bucket, the rows of each chunk."""
+"""The rows of each chunk, by bucket."""
 
 
 async def stage(
@@ -65,7 +65,7 @@ async def stage(
 
 
 async def comes_to(table: Table, row: Row) -> None:
-    """Wait until the row of this key is this one: rows that nobody waited for become visible a little later."""
+    """Wait until the row of this key is this one: rows without a waiting writer become visible a little later."""
 
     async def is_it() -> bool:
         return await table.lookup({"k": row["k"]}) == [row]
@@ -118,7 +118,7 @@ async def test_r3_5_staged_rows_are_seen_when_they_are_committed_and_once(tmp_pa
         assert (await commit(table, 1, {"b": second})).error_code == 0
         assert (await commit(table, 0, {"a": first})).error_code == 0
         assert await logged(table, 2) == [1, 2, 3, 5, 4]
-        # Another writer, and an attempt that is given up.
+        # Another writer, and an attempt that is abandoned.
         await stage(table, 0, "c", {0: [chunk_of(6)]}, writer="other")
         await table.broker.send(
             m.AbortStagedRequest(table_id=table.table_id, writer="other", batch_id=0, attempts=["c"])
@@ -196,7 +196,7 @@ async def test_r6_10_what_only_the_merge_engine_changes_and_logs_take_no_staged_
 
 
 class Killed(Exception):  # noqa: N818 - states what happened
-    """The process died here: nothing after it happens."""
+    """The process ended here: no later step happens."""
 
 
 attempts = st.lists(
@@ -211,9 +211,9 @@ attempts = st.lists(
 def test_r3_5_a_commit_that_is_interrupted_anywhere_is_completed_exactly(
     batches: list[tuple[list[dict[int, list[int]]], int, bool]],
 ) -> None:
-    """Every batch is tried with other rows and other attempts until it is committed; the first decision counts.
+    """Try every batch with other rows and attempts until it is committed; the first decision counts.
 
-    `crash_after` chunks of a commit the process dies, and the next one begins with what is on the disk.
+    After `crash_after` chunks of a commit the process ends, and the next one begins with the files on the disk.
     """
 
     async def scenario(folder: Path) -> None:
@@ -361,7 +361,7 @@ THREE: Chunks = {0: [chunk_of(1), chunk_of(2), chunk_of(3)]}
 
 
 async def ledger_of(all_tables: Any, table: Table) -> Ledger:
-    """As it is in the store."""
+    """Return the ledger in the store."""
     store = all_tables.broker.context.store
     (name,) = await store.children(f"/staged/{table.table_id}")
     return Ledger.from_json((await store.get(f"/staged/{table.table_id}/{name}")).data)
@@ -536,7 +536,7 @@ def test_r3_5_a_torn_chunk_is_cut_off_and_stored_again(tmp_path: Path) -> None:
 
 
 def test_r3_5_a_chunk_that_comes_while_its_writers_folder_goes_stays(tmp_path: Path) -> None:
-    """A commit that is repeated clears away what was staged before, beside the first chunk of the next batch."""
+    """A repeated commit removes earlier staged files beside the first chunk of the next batch."""
     table, chunk = UUID(int=1), Chunk(None, memoryview(b"rows"))
     staging: list[threading.Thread] = []
 
@@ -563,7 +563,7 @@ def test_r3_5_a_chunk_that_comes_while_its_writers_folder_goes_stays(tmp_path: P
 
 
 class Names:
-    """What of a folder's tree a power cut leaves: the names that were in a folder when it was last synced."""
+    """The names of a folder's tree that a power cut leaves: those in a folder at its last sync."""
 
     def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.base = base
@@ -579,7 +579,7 @@ class Names:
         self.remove = remove = shutil.rmtree
 
         def rmtree(path: Path, *options: Any, **named: Any) -> None:
-            """What is made again under a name that was removed is something else."""
+            """Note a removal: a later entry under the same name is another one."""
             remove(path, *options, **named)
             self.kept.get(path.parent, set()).discard(path.name)
             for folder in [each for each in self.kept if each == path or path in each.parents]:
@@ -691,7 +691,7 @@ def _quick_background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10 MiB, with 1 MiB left whatever is staged; each file counts as 64 KiB."""
+    """A disk of 10 MiB, with 1 MiB left whatever is staged; each file counts as 64 KiB."""
     monkeypatch.setattr(SystemDisk, "usage", lambda self, path: DiskUsage(10 << 20, 1 << 20))
     monkeypatch.setattr(staged_space, "_LOOK_AGAIN_SECONDS", 0.0)
 
@@ -709,7 +709,7 @@ def test_a_share_of_a_small_disk_and_a_segment_of_a_large_one_are_the_logs(
 async def test_r3_5_rows_are_staged_on_a_large_disk_that_is_well_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build machine's disk: 4 % of 250 GiB are ten of them."""
+    """The case of a build machine's disk: 4 % of 250 GiB are ten GiB."""
     monkeypatch.setattr(SystemDisk, "usage", lambda self, path: DiskUsage(250 << 30, 10 << 30))
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT")
@@ -736,7 +736,7 @@ async def test_r3_5_what_is_staged_and_not_committed_has_a_bound_for_a_client_an
             assert answer.error_code == TableErrorCode.BUFFER_EXHAUSTED
             assert "commit or abort other batches" in answer.error_message
         assert by_host == {"192.0.2.1": 6, "192.0.2.2": 8, "192.0.2.3": 2}
-        # What is committed makes room.
+        # A commit makes room.
         for batch_id in range(by_host["192.0.2.1"]):
             answer = await commit(table, batch_id, {"a": {0: [[]]}}, writer="192.0.2.1")
             assert answer.error_code == 0

@@ -1,4 +1,4 @@
-"""Staged chunks on the disk, and the space that they may take (R3.5): what must hold between two threads."""
+"""Staged chunks on the disk, and the bound of their space (R3.5): the rules between two threads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Watched(SystemDisk):
 
 
 class LaterClock(SystemClock):
-    """Whose day is `days` ahead of the files'."""
+    """A clock whose day is `days` ahead of the files'."""
 
     days = 0
 
@@ -76,7 +76,7 @@ class LaterClock(SystemClock):
 
 
 def test_a_chunk_that_is_admitted_counts_before_it_is_written(tmp_path: Path) -> None:
-    """A look at the disk between the admission and the write does not see it."""
+    """A measurement of the disk between the admission and the write does not see it."""
     disk = SystemDisk()
     disk.usage = lambda path: DiskUsage(100 << 20, 8 << 20)  # type: ignore[method-assign] # 2 MiB a client
     space = StagedSpace(tmp_path, Limits(), lambda folder: None, disk, SystemClock())
@@ -135,7 +135,7 @@ def test_a_chunk_does_not_go_on_where_its_batch_was_abandoned(tmp_path: Path, mo
 async def test_a_batch_that_is_about_to_be_committed_is_not_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nothing was staged since the server was started."""
+    """This holds also if nothing was staged since the server was started."""
     monkeypatch.setattr("headrace.tablelayer.server.extension._STAGED_CHECK_SECONDS", float("inf"))
     async with tables(tmp_path) as all_tables:
         await all_tables.create("n BIGINT")  # from here on there is what commits

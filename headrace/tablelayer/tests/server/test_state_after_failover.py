@@ -1,6 +1,4 @@
-"""What belongs to tables and is not in their rows, when another broker leads: nothing of it is lost, doubled or begun
-again.
-"""
+"""The state of tables beside their rows after a change of leader: nothing is lost, doubled or begun again."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ async def numbered(table: Table, *keys: int) -> list[int]:
 
 
 async def moved(cluster: DirectCluster, table: Table, replicas: list[int]) -> Table:
-    """The table where its first bucket is, when these brokers hold it and nobody else does."""
+    """Move the first bucket to exactly these brokers, and return the table at its leader."""
     wanted = ReassignableTopic(
         name=TOPIC, partitions=[ReassignablePartition(partition_index=0, replicas=replicas)]
     )
@@ -131,7 +129,7 @@ async def send(table: Table, request: Any) -> Any:
 async def test_a_partition_that_is_too_old_stays_while_a_new_leader_does_not_know_what_the_lake_lacks(
     tmp_path: Path,
 ) -> None:
-    """All brokers were stopped; who leads now shows nothing before another replica is back. The lake has one row."""
+    """All brokers were stopped; the new leader shows nothing before another replica is back. The lake has one row."""
     columns, given = "dt STRING, id INT", {**TIERED, "min.insync.replicas": "2"}
     definition = TableDefinition(
         TablePath("default", "t"),

@@ -1,4 +1,4 @@
-"""A bucket's state between log and store, by itself: what may be stored when, and that it is stored in one go."""
+"""A bucket's state between log and store, alone: the time from which it may be stored, and storing in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R14: a bucket at an earlier offset, whichever way leads there; key ranges; pieces that can be asked for again."""
+"""R14: a bucket at an earlier offset, by every way of computing it; key ranges; pieces that can be read again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def check_every_offset(table: Table, expected: dict[int, list[Any]], show:
 
 @pytest.mark.parametrize("image", ["FULL", "WAL"])
 async def test_r14_every_offset_of_a_changelog_is_a_state_of_the_table(tmp_path: Path, image: str) -> None:
-    """Offsets in the middle of a batch, and between -U and +U, too."""
+    """This includes offsets in the middle of a batch, and between -U and +U."""
     async with tables(tmp_path / "data", NEVER) as all_tables:
         table = await all_tables.create(COLUMNS, changelog_image=image)
         rng = random.Random(4)
@@ -109,8 +109,10 @@ def loosely(changes: list[Any]) -> dict[tuple[Any, ...], Row]:
 
 
 def life(seed: int, tmp_path: Path, batches: int) -> tuple[int, int]:
-    """A random table of any engine: killed and restored at random, its past states read. How many restores, and how
-    many batches were refused."""
+    """Run a random table of any engine that is killed and restored at random, and read its past states.
+
+    Return the number of restores and of refused batches.
+    """
     rng = random.Random(seed)
     print(f"seed {seed}")
     definition = random_definition(rng)
@@ -287,7 +289,7 @@ def test_the_successor_of_a_prefix_divides_keys_exactly(prefix: bytes, more: byt
 
 
 def within(bound: tuple[Any, ...] | None, key: tuple[Any, ...], inclusive: bool) -> bool:
-    """Whether a key is behind a bound, or begins like it."""
+    """Return whether a key is beyond a bound, or begins with it."""
     if bound is None:
         return True
     begin = key[: len(bound)]

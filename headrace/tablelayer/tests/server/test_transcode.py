@@ -1,4 +1,4 @@
-"""The Kafka face: every row becomes the record R17 promises, and every record the row it stands for."""
+"""The Kafka view: every row becomes the record that R17 describes, and every record its row."""
 
 from __future__ import annotations
 

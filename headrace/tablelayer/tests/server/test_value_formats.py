@@ -1,4 +1,6 @@
-"""The value formats of the Kafka face: what other programs write and read, and every type there and back (R17)."""
+"""The value formats of the Kafka view: foreign programs write and read them, for every type in both directions
+(R17).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def shown(definition: TableDefinition, rows: pa.RecordBatch, changes: list[int] 
 
 
 def records(*pairs: tuple[bytes | None, Any]) -> RecordColumns:
-    """Keys as they are; values None, bytes, or what becomes JSON."""
+    """Return records. Keys stay as they are; values are None, bytes, or encoded as JSON."""
     return decode_records(
         build_batch(
             [

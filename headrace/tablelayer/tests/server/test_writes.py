@@ -27,8 +27,8 @@ def row(key: int, price: float | None = 1.0, name: str | None = "a") -> Row:
 
 
 def hold_stores(table: Table, *, after: bool = False, reached: asyncio.Event | None = None) -> asyncio.Event:
-    """Nothing is stored (or, `after`, nothing that is stored is published) until the event is set. `reached` is set
-    when something is held back.
+    """Hold back stores (or, with `after`, publishing) until the event is set. `reached` is set when something is
+    held back.
     """
     services, release = table.partition.hooks.services, asyncio.Event()
     real = services.run
@@ -52,7 +52,7 @@ def wide(user: int, item: int, **values: Any) -> Row:
 
 
 async def unchanged(table: Table, write: Awaitable[Any], code: int, *words: str) -> None:
-    """The write, which begins here, is refused with this code and words, and has no effect at all."""
+    """Check that the write is refused with this code and message, and has no effect."""
     log = table.partition.log
     before = log.log_end_offset, await table.changelog(), await table.state(), await table.count()
     answer = await write
@@ -315,7 +315,9 @@ async def test_r3_2_a_gap_is_out_of_order_and_an_unknown_writer_starts_at_0(tmp_
 
 
 async def test_r3_3_a_duplicate_found_after_merging_leaves_the_state_as_it_was(tmp_path: Path) -> None:
-    """Sent again while the first one is on its way: both are merged before either can be told a duplicate."""
+    """The batch is sent again while the first one is under way: both are merged before either is known to be a
+    duplicate.
+    """
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)
         await table.put(("+", row(1, 1.0)))
@@ -455,7 +457,7 @@ async def test_r6_4_an_absent_row_gets_the_defaults_of_columns_outside_of_the_ta
         first, second = ({"k": 1, "a": 7, "b": b, "n": "x"} for b in (1, 2))
         assert await table.changelog() == [("+I", first), ("-U", first), ("+U", second)]
         await table.put(("+", {"k": 1, "a": None}), columns=["k", "a"])
-        # What is there stays null, also behind a row that is made.
+        # A null that exists stays, also behind a row that is created.
         await table.put(("+", {"k": 0, "b": 9}), ("+", {"k": 1, "b": 3}), columns=["k", "b"])
         await table.put(("+", {"k": 2}), columns=["k"])
         assert await table.state() == [
@@ -700,7 +702,7 @@ async def test_r12_1_a_lookup_that_saw_more_than_is_published_waits_for_it(tmp_p
         release = hold_stores(table, after=True, reached=reached)
         try:
             assert (await table.put_batch(table.batch([row(1)]), acks=1)).error_code == 0
-            # With acks=1 a lookup may come before the row is anywhere but in the log.
+            # With acks=1 a lookup may come while the row is only in the log.
             await asyncio.wait_for(reached.wait(), 30)
             looking = asyncio.ensure_future(table.lookup({"id": 1}))
             done, _ = await asyncio.wait([looking], timeout=0.3)

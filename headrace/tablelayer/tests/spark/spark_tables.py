@@ -1,4 +1,4 @@
-"""Short words for what the Spark tests say again and again."""
+"""Helpers for frequent steps of the Spark tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulator.ports import free_port
 from simulator.three_brokers import NUMBERS, ThreeBrokers, settings_of
 
 SHORT_LIVED_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""A few minutes of Spark cost half the CPU time when nothing is compiled for a long life (77 s became 41 s)."""
+"""A JVM that runs for minutes needs half the CPU time without the optimising compiler (77 s became 41 s)."""
 
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -78,7 +78,7 @@ class Server:
         self._process.wait(timeout=60)
 
     def stop(self) -> int:
-        """Ask it to end; its exit code."""
+        """Ask it to end; return its exit code."""
         assert self._process is not None
         self._process.terminate()
         return self._process.wait(timeout=60)
@@ -160,7 +160,7 @@ def sink(frame: Any, address: str, path: str, checkpoint: Path, **options: Any) 
 
 
 def read_available(frame: Any, checkpoint: Path, timeout_s: float = 300) -> list[Any]:
-    """The rows that a stream gives until it has arrived at the end, from where the checkpoint says."""
+    """Return the rows of a stream from its checkpoint to its present end."""
     rows: list[Any] = []
     query = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
     finish(query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start(), timeout_s)

@@ -45,7 +45,7 @@ class Sql:
         return self.client.table(f"{self.database}.{name}")
 
     def rows(self, name: str) -> list[tuple[Any, ...]]:
-        """As the table client reads them."""
+        """Return the rows as the table client reads them."""
         return sorted(tuple(row.values()) for row in self.table(name).to_arrow().to_pylist())
 
 

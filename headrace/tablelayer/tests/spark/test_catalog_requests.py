@@ -1,5 +1,7 @@
-"""What the Java half of Spark's catalog asks, answered over a real server: writes as tasks and the driver say them, and
-streams batch by batch. Spark itself is in `test_catalog.py`."""
+"""Requests of the Java half of Spark's catalog, answered over a real server.
+
+They are writes as tasks and the driver send them, and streams batch by batch. Spark itself is in `test_catalog.py`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def _fields(schema: str) -> list[tuple[str, str, pa.DataType]]:
 
 
 def _schema(schema: str) -> str:
-    """As Spark says it."""
+    """Return a schema as Spark writes it."""
     fields = [
         {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind, _ in _fields(schema)
     ]

@@ -1,4 +1,4 @@
-"""What Spark's catalog says becomes our SQL; the Java half and Spark are in `test_catalog.py`."""
+"""Calls of Spark's catalog become our SQL; the Java half and Spark are in `test_catalog.py`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ def test_changes_as_spark_says_them() -> None:
 
 
 def test_what_an_insert_overwrites_that_does_not_name_it() -> None:
-    """Of rows that are there: the Java half refuses an INSERT in which Spark has filled one of these columns."""
+    """Only existing rows are affected: the Java half refuses an INSERT in which Spark has filled one of these
+    columns.
+    """
 
     def overwritten(options: str, key: str = ", PRIMARY KEY (id) NOT ENFORCED") -> list[str]:
         (statement,) = parse(f"CREATE TABLE shop.t (id BIGINT, n BIGINT, v STRING{key}) WITH ({options})")

@@ -126,7 +126,7 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
     by_prefix: bool,
     how: Any,
 ) -> None:
-    """Whatever the micro-batches, and however far lookups run ahead of them."""
+    """This holds for any micro-batches, and however far lookups run ahead of them."""
     right_definition = ADDRESSES if by_prefix else CUSTOMERS
     on = {"customer": right_definition.bucket_key[0]}
     join = check_join("x:1", ORDERS, right_definition, on, None, how)
@@ -146,7 +146,7 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
         for side, until in zip((left, right), end, strict=True):
             side.present = max(
                 side.present, min(until + ahead, len(side.log))
-            )  # nobody sees an older state again
+            )  # no reader sees an older state again
         splits = ([Split(0, at[0], end[0])], [Split(0, at[1], end[1])])
         partition = GroupPartition(0, 1, None, None) if first else GroupPartition(0, 1, *splits)
         with patch(
@@ -179,7 +179,7 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
 
 
 def expected(left: Memory, right: Memory, how: str) -> dict[tuple[Any, ...], tuple[Any, Any]]:
-    """As SQL defines it, of all pairs."""
+    """Return the join as SQL defines it, over all pairs."""
     result: dict[tuple[Any, ...], tuple[Any, Any]] = {
         (*ours, *theirs[1:]): (price, value)
         for ours, price in left.states[-1].items()

@@ -1,4 +1,4 @@
-"""Conditions drawn at random in Spark: what the builder and the catalog push down loses no row and adds none."""
+"""Random conditions in Spark: the predicates that the builder and the catalog push down lose no row and add none."""
 
 from __future__ import annotations
 

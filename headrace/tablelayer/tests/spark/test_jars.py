@@ -1,4 +1,4 @@
-"""Finding the jars, and what a person is told when they cannot be had. No network: the resolver is played."""
+"""The search for the jars, and the errors when they are not available. There is no network: the resolver is a fake."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fake_java(folder: Path, version_text: str) -> Path:
 
 
 class FakeResolver:
-    """Stands where Ivy is run; writes the jars it was told to have."""
+    """A fake of Ivy that writes the requested jars."""
 
     def __init__(self, *answers: list[str] | str) -> None:
         self.answers = list(answers)
@@ -181,7 +181,7 @@ def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_not_wanted_is_not_fetched_with_the_rest(resolver: Any, tmp_path: Path) -> None:
-    """A slow line is not kept busy with what nobody uses."""
+    """Artifacts that are not needed would take long on a slow connection."""
     fake = resolver([])
     wanted, unwanted = ("org", "tools", "4.3"), ("org", 'a&"b')
     ivy.retrieve(

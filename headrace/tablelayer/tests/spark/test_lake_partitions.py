@@ -34,7 +34,7 @@ NESTED = {"iceberg": "", "paimon": ", n ROW<a INT, b ARRAY<STRING>>"}
 
 
 class Lake:
-    """One partitioned table, its lake, and what the table itself says that it is."""
+    """One partitioned table, its lake, and the table's own rows."""
 
     def __init__(
         self,

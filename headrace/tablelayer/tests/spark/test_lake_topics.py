@@ -1,4 +1,6 @@
-"""Plain topics in the lake: raw, JSON by a declared and by an inferred schema, Debezium; and what does not fit."""
+"""Plain topics in the lake: raw, JSON by a declared and by an inferred schema, Debezium; and records that do not
+fit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes that are few are read by the driver."""
+"""The driver reads small numbers of changes itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("igno
 
 
 class Frames:
-    """As much of a session as is asked: what would become a frame, with its names."""
+    """The needed part of a session: the data of a frame, with its names."""
 
     def createDataFrame(self, rows: pa.Table, schema: Any) -> tuple[pa.Table, list[str]]:
         return rows, schema.fieldNames()

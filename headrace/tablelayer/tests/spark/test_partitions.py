@@ -1,4 +1,4 @@
-"""Partitioned tables in Spark: batches read the partitions that a condition leaves, lookups find theirs."""
+"""Partitioned tables in Spark: batches read only the partitions that a condition leaves, lookups find theirs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Spark against a server that lets in whom it knows, over SASL_SSL: readers and writers in executors, streams, joins
-and views; nothing that Spark shows has the password in it; and a user who may read some columns reads these."""
+"""Spark against a server with SASL_SSL and users: readers and writers in executors, streams, joins and views.
+
+No output of Spark has the password in it, and a user with rights to some columns reads these.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def secured(
 
 
 def shown(frame: Any) -> str:
-    """What Spark says of a frame."""
+    """Return Spark's text of a frame."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         frame.explain(True)
@@ -139,7 +141,7 @@ def run_sql(secured: ConnectionSettings, *statements: str) -> None:
 
 @pytest.mark.parametrize("key", [", PRIMARY KEY (a) NOT ENFORCED", pytest.param("", marks=pytest.mark.soak)])
 def test_sql_of_somebody_who_may_read_some_columns(spark: Any, secured: ConnectionSettings, key: str) -> None:
-    """Through `format("headrace")` and a view: what has these columns is answered, all else is refused by name."""
+    """A query of these columns by `format("headrace")` or a view is answered; all others are refused by name."""
     name = "people" if key else "visits"
     run_sql(
         secured,

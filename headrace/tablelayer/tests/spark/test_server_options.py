@@ -1,4 +1,4 @@
-"""How the data source's options say where a server is and how to be let in, and that nothing shows a password."""
+"""The data source's options for a server's address and credentials, and that no output shows a password."""
 
 import subprocess
 import sys

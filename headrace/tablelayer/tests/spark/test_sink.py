@@ -1,4 +1,4 @@
-"""Spark writes tables: kinds of writes, what is refused, and R3.5, each row exactly once."""
+"""Spark writes tables: kinds of writes, refusals, and R3.5, each row exactly once."""
 
 from __future__ import annotations
 

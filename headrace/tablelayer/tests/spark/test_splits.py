@@ -1,4 +1,4 @@
-"""What executors do with Arrow batches, without Spark and without a server."""
+"""The executors' work on Arrow batches, without Spark and without a server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ changes = st.lists(
 
 @given(changes, st.lists(st.integers(0, 40), max_size=4))
 def test_the_last_change_of_each_key(log: list[tuple[int, str | None, int, int]], cuts: list[int]) -> None:
-    """Against a dict: whatever the batches, the last change that is not a -U wins, in the order of the changes."""
+    """The result is compared with a dict: in any batches, the last change that is not a -U wins, in the order of
+    the changes.
+    """
     log = [(key, name or "", value, kind) for key, name, value, kind in log]  # keys are never null
     expected: dict[tuple[int, str], tuple[int, bool]] = {}
     for key, name, value, kind in log:
@@ -182,7 +184,7 @@ class OneBucket:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.booleans()), max_size=30), st.data())
 def test_the_state_at_an_earlier_offset_is_exact(writes: list[tuple[int, int, bool]], data: Any) -> None:
-    """R14: whatever was written since, a split gives the rows of its own offset."""
+    """R14: a split returns the rows of its own offset, whatever was written since."""
     rows: dict[int, int] = {}
     log: list[tuple[int, int, int]] = []
     ends = [0]

@@ -1,5 +1,6 @@
-"""Lake and log together are the table, at every moment: against DuckDB over everything that was ever written,
-while somebody writes and a tierer runs.
+"""Lake and log together equal the table at every moment, compared with DuckDB over all written rows.
+
+A client writes and a tierer runs meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PREDICATES = ("TRUE", "n >= 500", "name = 'x'", "id BETWEEN 50 AND 200 AND n < 7
 
 
 def oracle(client: Connection, path: str, end: Mapping[int, int], predicate: str) -> list[tuple[Any, ...]]:
-    """What the log says that the table is at `end`, by DuckDB."""
+    """Return the table's rows at `end` by the log, computed by DuckDB."""
     parts = []
     table = client.table(path)
     with table.scan(start=dict.fromkeys(end, 0), until=dict(end)) as scan:
@@ -73,8 +74,9 @@ def run(
     spark_every: int = 1,
     compaction: bool = True,
 ) -> str:
-    """Read at least `rounds` times, and until the tierer was there `tiered` times, while somebody writes; in Spark the
-    first time, the last one, and every so many in between. The table's path.
+    """Read at least `rounds` times while a client writes, and until the tierer has run `tiered` times.
+
+    Spark reads the first time, the last time, and at intervals in between. Return the table's path.
     """
     path = create(
         client,

@@ -1,6 +1,6 @@
-"""Union read without Spark: lake and tail are the table, against DuckDB over everything that was ever written.
+"""Union reads without Spark: lake and tail equal the table, compared with DuckDB over all written rows.
 
-The lake here is what a round would have left, made from the log; `test_union_read.py` has a real one.
+The lake here is built from the log as a round would; `test_union_read.py` has a real one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONDITIONS = (None, "n >= 5", "name = 'x'", "id = 3 AND n < 7", "name IS NULL OR
 def rows_at(
     client: Connection, path: str, end: Mapping[int, int], condition: str | None
 ) -> list[tuple[Any, ...]]:
-    """What the log says that the table is at `end`, by DuckDB."""
+    """Return the table's rows at `end` by the log, computed by DuckDB."""
     table, parts = client.table(path), []
     with table.scan(start=dict.fromkeys(end, 0), until=dict(end)) as scan:
         for part in scan:
@@ -55,7 +55,7 @@ def rows_at(
 
 
 class LakeOfTheLog:
-    """What the rounds up to `offsets` would have written."""
+    """The rows that rounds up to `offsets` would have written."""
 
     def __init__(self, client: Connection, path: str, offsets: Mapping[int, int]) -> None:
         self.offsets = dict(offsets)

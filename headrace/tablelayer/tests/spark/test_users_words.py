@@ -1,4 +1,4 @@
-"""What users of Spark write, in a session: its own words and those of its Kafka source."""
+"""Statements as users of Spark write them, in a session: Spark's own words and those of its Kafka source."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def connection(server):
 
 
 class Sql:
-    """`sql("...")`: the rows of the last statement as dicts, or what it says."""
+    """`sql("...")` returns the rows of the last statement as dicts, or its message."""
 
     def __init__(self, connection, database):
         self.connection = connection
@@ -42,7 +42,7 @@ class Sql:
         return last
 
     def ways(self, text):
-        """What EXPLAIN says, as tuples."""
+        """Return the output of EXPLAIN, as tuples."""
         return [tuple(row.values()) for row in self(f"EXPLAIN {text}")]
 
 

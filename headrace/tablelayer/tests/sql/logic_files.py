@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A statement, what is expected of it, and where it stands."""
+    """A statement with its expected answer and its line."""
 
     place: str
     expected: str
@@ -114,8 +114,11 @@ _ORDERS = ("", "nosort", "rowsort", "valuesort")
 
 
 def run(records: list[Record], carry_out: Callable[[str], Any], places: Mapping[str, str]) -> list[str]:
-    """What is wrong, of all records. `carry_out` gives the last answer of a statement (`Answer`), or raises; `places`:
-    what stands for {TEST_DIR} and {DB}."""
+    """Run all records; return the differences.
+
+    `carry_out` returns the last answer of a statement (`Answer`), or raises. `places` has the values of {TEST_DIR} and
+    {DB}.
+    """
     complaints = []
     for record in records:
         sql = record.sql
@@ -154,7 +157,7 @@ def _complaint(record: Record, sql: str, carry_out: Callable[[str], Any]) -> str
 
 
 def rows_of(rows: pa.Table, order: str) -> list[str]:
-    """The rows as the files have them."""
+    """Return the rows in the form of the files."""
     columns = [values_of(column.combine_chunks()) for column in rows.columns]
     lines = ["\t".join(row) for row in zip(*columns, strict=True)]
     if order == "valuesort":
@@ -163,7 +166,7 @@ def rows_of(rows: pa.Table, order: str) -> list[str]:
 
 
 def values_of(array: Any) -> list[str]:
-    """Each value of an array as the files have it."""
+    """Return each value of an array in the form of the files."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     kind = array.type
@@ -179,7 +182,7 @@ def values_of(array: Any) -> list[str]:
 
 
 def _moment(text: str) -> str:
-    """Without zeros at the end of the fraction."""
+    """Return a moment without zeros at the end of the fraction."""
     text = text.removesuffix("Z")
     return text.rstrip("0").rstrip(".") if "." in text else text
 

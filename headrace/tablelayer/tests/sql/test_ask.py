@@ -1,4 +1,4 @@
-"""What can be asked: plans, topics, views, names, and what is said of names that there are not."""
+"""Queries: plans, topics, views, names, and the errors of unknown names."""
 
 import json
 
@@ -95,7 +95,7 @@ def test_a_plain_topic_is_asked_by_its_columns(shop, connection, server):
         ]
         with pytest.raises(SqlError, match=r"no column 'valu' in .*; did you mean value"):
             shop(f'SELECT valu FROM "{topic}"')
-        # Bounds are where reading begins: nothing before them is fetched.
+        # Bounds set where reading begins: no earlier record is fetched.
         with connect(server) as other:
             assert len(other.sql(f'SELECT key FROM "{topic}" WHERE offset >= 100')) == 0
             assert "Fetch" not in other.metrics().requests
@@ -193,7 +193,7 @@ def test_a_wrong_name_is_answered_with_those_of_the_table_before_anything_is_rea
 
 
 def test_the_rows_of_a_large_query_come_while_it_is_read(shop, monkeypatch):
-    """Of what comes after the first rows only as much is read as DuckDB reads ahead."""
+    """After the first rows only as much is read as DuckDB reads ahead."""
     given = 0
 
     def batches(self, columns=None, filter=None):  # noqa: A002

@@ -1,6 +1,6 @@
-"""Values keep their meaning on their way through queries and files into columns, whatever the type.
+"""Values keep their meaning on their way through queries and files into columns of every type.
 
-Python's whole numbers are the oracle for dates and times, and what was written is the oracle for what is read.
+Python's integers are the oracle for dates and times, and the written values are the oracle for the read ones.
 """
 
 import datetime
@@ -45,7 +45,7 @@ MOMENTS = (
     )
     .filter(lambda nanos: SECONDS[0] <= nanos // 10**9 < SECONDS[-1] + 365 * 86_400)
 )
-"""Nanoseconds since 1970, near to where something changes."""
+"""Nanoseconds since 1970, near to edges."""
 
 
 def in_unit(data_type):
@@ -62,7 +62,7 @@ def some_of(data_type):
     if not data_type.is_nested:
         edges = edges_of(data_type)
         if data_type.kind in types.TIMESTAMP_KINDS:
-            # What is beyond 64 bits of microseconds DuckDB refuses to read, or to write into Parquet.
+            # DuckDB refuses to read values beyond 64 bits of microseconds, or to write them into Parquet.
             edges = [each for each in edges if abs(each) * NANOS[data_type.unit] // 1000 < 1 << 63]
             values = st.one_of(values, in_unit(data_type))
         if data_type.kind in types.FLOAT_KINDS:
@@ -83,7 +83,7 @@ def columns(draw):
 
 
 def shown(rows):
-    """What tells -0.0 from 0.0, and NaN from nothing."""
+    """Return a text that tells -0.0 from 0.0, and shows NaN."""
     return [repr(python_values(column)) for column in rows.columns]
 
 
@@ -145,7 +145,7 @@ MOMENT_TYPES = [types.DATE, *map(types.timestamp, range(10)), *map(types.timesta
 @example(types.timestamp(6), types.timestamp(9), 253_402_214_400 * 10**9)
 @example(types.timestamp(3), types.timestamp(0), -500_000_000)
 def test_a_moment_is_cut_downwards_or_refused(given, wanted, nanos):
-    """By any of DuckDB's types of moments, and as a text."""
+    """This holds for each of DuckDB's types of moments, and for text."""
 
     def step(data_type):
         return DAY if data_type.kind is TypeKind.DATE else 10 ** (9 - data_type.precision)
@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_named(sql, wanted, complaint):
 
 
 def test_duckdb_has_the_same_texts_for_the_years_that_it_has():
-    """So that files written before and elsewhere are read."""
+    """So files that were written earlier or elsewhere can be read."""
     with (
         duckdb.connect() as database,
         Assignment([Column(0, "v", types.timestamp_ltz(6))] * 2, "d.t") as assignment,

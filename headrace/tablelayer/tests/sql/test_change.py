@@ -1,4 +1,4 @@
-"""UPDATE and DELETE of rows that any condition is true for, and TRUNCATE."""
+"""UPDATE and DELETE of the rows that any condition is true for, and TRUNCATE."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_update_sets_what_is_worked_out_of_each_row_and_nothing_else(item):
 
 
 def test_an_update_writes_only_the_columns_that_it_sets(item, monkeypatch):
-    """What somebody writes between the reading and the writing is kept, and a row that is gone stays so."""
+    """Rows that another client writes between the read and the write are kept, and a row that was deleted stays so."""
     sql, handle = item, item.connection.table(f"{item.database}.item")
     write = Table.partial
 

@@ -1,4 +1,4 @@
-"""PEP 249 and SQLAlchemy over it, as programs that know nothing of Headrace use them."""
+"""PEP 249 and SQLAlchemy over it, as used by programs without knowledge of Headrace."""
 
 import datetime
 from decimal import Decimal
@@ -86,7 +86,7 @@ def test_errors_are_those_of_pep_249(connection, server):
         dbapi.connect(server, "nothing")
     with pytest.raises(dbapi.OperationalError):
         dbapi.connect("127.0.0.1:1")
-    # A late error comes when the rows do.
+    # A late error comes with the rows.
     cursor.execute("SELECT CASE WHEN range = 200000 THEN error('late') ELSE 'x' END FROM range(300000)")
     with pytest.raises(dbapi.ProgrammingError, match="late"):
         cursor.fetchall()

@@ -68,7 +68,7 @@ def test_a_table_is_made_of_a_query(sql):
     ):
         with pytest.raises(TableError, match=complaint):
             sql(text)
-    # What fails half way leaves no table.
+    # A failure halfway leaves no table.
     with pytest.raises(DataError, match="3000000000 does not fit column 'x'"):
         sql("CREATE TABLE e (x INT) AS SELECT 3000000000 AS x")
     assert [row["table"] for row in sql("SHOW TABLES LIKE 'e'")] == []

@@ -1,4 +1,4 @@
-"""`connection.sql`, its results, and what connections, tables and results look like and stream."""
+"""`connection.sql` and its results: printing and streaming of connections, tables and results."""
 
 import datetime
 from decimal import Decimal

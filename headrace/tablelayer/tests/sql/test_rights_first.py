@@ -1,4 +1,4 @@
-"""Statements that may turn out to write nothing ask for their right first, and the refusal names it."""
+"""Statements that may turn out to write nothing check their right first, and the refusal names it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOPIC, _CLUSTER, _READ, _WRITE, _IDEMPOTENT_WRITE, _LITERAL, _DENY, _ALLOW = 2,
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A client that may only read, and to which no producer id is given."""
+    """A client that may only read, and gets no producer id."""
     open_until_granted = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",

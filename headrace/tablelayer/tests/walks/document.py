@@ -1,8 +1,8 @@
-"""What `docs/internals/walks.md` says, in a form that can be compared with what is called.
+"""Parse `docs/internals/walks.md` into a form that can be compared with the traced calls.
 
-A heading `## <request>` with numbered steps ``1. `path.py` `function`: ...`` is a walk. The section of numbers has a
-row `| <request> | files | changes |` for each; that of helpers names files in backticks. The picture is mermaid: nodes
-`name["path.py"]`, arrows `one --> other` a line each.
+A heading `## <request>` with numbered steps (a path and a function in backticks, then a text) is a walk. The section
+of numbers has a row `| <request> | files | changes |` for each; that of helpers names files in backticks. The picture
+is mermaid: nodes `name["path.py"]`, arrows `one --> other` a line each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Length:
 
 @dataclass
 class Document:
-    """``arrows``: pairs of files. ``named``: files named anywhere. ``unread``: lines like steps that are none."""
+    """The document. `arrows` are pairs of files, `named` all named files, `unread` lines that look like steps and
+    are not.
+    """
 
     walks: dict[str, list[Step]] = field(default_factory=dict)
     lengths: dict[str, Length] = field(default_factory=dict)
@@ -76,13 +78,13 @@ def length(calls: Sequence[Call]) -> Length:
 
 
 def first_false_step(steps: Sequence[Step], calls: Sequence[Call]) -> Step | None:
-    """The first that is not called after all that stand before it. Going on in a function is no call of it."""
+    """Return the first step that is not called after all earlier ones. Resuming a function does not count as a call."""
     called = iter([(call.path, call.function) for call in calls if not call.resumed])
     return next((step for step in steps if step not in called), None)
 
 
 def not_told(document: Document, name: str, calls: Sequence[Call]) -> list[str]:
-    """Files that are passed and are neither in a step of this walk nor among the helpers."""
+    """Return files in the trace that are neither in a step of this walk nor among the helpers."""
     told = {path for path, _ in document.walks[name]} | set(document.helpers)
     return sorted({call.path for call in calls} - told)
 

@@ -1,4 +1,4 @@
-"""The five requests that `docs/internals/walks.md` follows, and what a broker calls for each."""
+"""The five requests that `docs/internals/walks.md` follows, and a broker's calls for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMES = 10
 async def requests(
     broker: DirectBroker, extension: TableExtension
 ) -> dict[str, Callable[[], Awaitable[None]]]:
-    """By the headings of the document. Each may be sent again and again, and checks its answer."""
+    """Return requests by the headings of the document. Each may be sent again and again, and checks its answer."""
     await broker.create_topic("plain")
     table = await Tables(broker, extension).create(COLUMNS)
     row = {"id": 1, "name": "one"}
@@ -57,7 +57,7 @@ async def requests(
 
 
 def trace_requests(directory: Path) -> dict[str, list[Call]]:
-    """What is called for each, once the same request has been served before."""
+    """Return the calls of each request, after the same request has been served once."""
     run_server(_send_each_once(directory / "first"))
     return run_server(_traced(directory / "traced"))
 
@@ -81,8 +81,9 @@ async def _traced(directory: Path) -> dict[str, list[Call]]:
 
 
 async def _undisturbed(broker: TracedBroker, request: Callable[[], Awaitable[None]]) -> list[Call]:
-    """The shortest of many, after a few that find no row or nothing remembered: timers, and slices of work that end
-    early because the machine is busy, only add calls.
+    """Return the shortest of many traces, after a few that find no row or nothing cached.
+
+    Timers, and slices of work that end early because the machine is busy, only add calls.
     """
     for _ in range(BEFORE):
         await request()

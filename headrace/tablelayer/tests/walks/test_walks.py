@@ -1,4 +1,4 @@
-"""`docs/internals/walks.md` tells the truth: five requests to a broker go where it says."""
+"""`docs/internals/walks.md` is true: five requests to a broker go through the calls that it lists."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a broker runs for one request: each call of a function of the project, in order, in every thread.
+"""Trace a broker's work for one request: each call of a function of the project, in order, in every thread.
 
-The request goes over a real socket to a broker in this process, on the event loop that servers run on. Slow work has
-one thread, and no request outlasts its first slice, so that the order of calls is the same every time. Left out are
-what the sender runs, the turns of the event loop that serve nobody, and what not every version of Python tells:
-comprehensions, and kernels of numba's.
+The request goes over a real socket to a broker in this process, on the event loop that servers use. Slow work has one
+thread, and no request outlasts its first slice, so that the order of calls is always the same. The sender's calls,
+turns of the event loop without a request, and calls that some versions of Python do not report (comprehensions, kernels
+of numba's) are left out.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ SLICE_S = 1.0
 
 @dataclass(frozen=True)
 class Call:
-    """``path`` from the root of the project, with `/`. ``function``: qualified, without what it is defined inside of.
-    ``depth``: functions of the project below it on its thread's stack. ``resumed``: a coroutine or generator goes on.
+    """A call. `path` begins at the root of the project, with `/`. `function` is qualified, without enclosing functions.
+
+    `depth` is the number of the project's functions below it on its thread's stack. `resumed`: a coroutine or generator
+    goes on.
     """
 
     thread: int
@@ -113,7 +115,7 @@ class Tracer:
 
 @functools.cache
 def project_path(filename: str) -> str | None:
-    """From the project's root, or None of what is not the project's or only tests it."""
+    """Return the path from the project's root, or None outside of the project and in its tests."""
     if not filename.startswith(FOLDERS) or any(part in filename for part in NOT_SERVED):
         return None
     return Path(filename).relative_to(ROOT).as_posix()
@@ -121,7 +123,7 @@ def project_path(filename: str) -> str | None:
 
 @functools.cache
 def first_instruction(code: CodeType) -> int:
-    """Up to which position an instruction belongs to entering the function, and not to going on in it."""
+    """Return the position up to which an instruction belongs to entering the function, not to resuming it."""
     if not code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return sys.maxsize
     entering = (
@@ -145,7 +147,7 @@ def without_waiting(calls: list[Call]) -> list[Call]:
 
 
 class TracedBroker(DirectBroker):
-    """Each frame goes over a socket of its own; `calls` are those of the last one."""
+    """A broker that gets each frame over a socket of its own; `calls` are those of the last one."""
 
     def __init__(self, broker: Broker, tracer: Tracer) -> None:
         super().__init__(broker)
@@ -169,7 +171,7 @@ class TracedBroker(DirectBroker):
 
 
 def wait_for_turns(loop: asyncio.AbstractEventLoop, count: int = 2) -> None:
-    """Until the event loop has done what it had to do, and what that led to."""
+    """Wait until the event loop has done its present work, and the work that follows from it."""
     for _ in range(count):
         turn = threading.Event()
         loop.call_soon_threadsafe(turn.set)

@@ -1,4 +1,4 @@
-"""Conditions drawn at random, each as Headrace, the reference (DuckDB over a copy) and Spark write it."""
+"""Random conditions, each in the dialects of Headrace, the reference (DuckDB over a copy) and Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Named = Callable[[str], str]
 
 
 class UnsaidError(Exception):
-    """The dialect has no words for it."""
+    """The dialect cannot express it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def both(left: Condition, right: Condition) -> Condition:
 
 
 def smallest(condition: Condition, fails: Callable[[Condition], bool]) -> Condition:
-    """A condition inside of this one that fails too, and no smaller one does."""
+    """Return a condition inside of this one that fails too and has no smaller one that does."""
     for each in condition.smaller():
         if fails(each):
             return smallest(each, fails)
@@ -192,8 +192,9 @@ def _in(values: list[Literal], dialect: str, negation: str, nothing: bool) -> st
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A literal by dialect. `beyond`: what the reference cannot hold is greater (1) or less (-1) than every value of
-    the column."""
+    """A literal by dialect. `beyond`: the reference cannot hold it, but it is above (1) or below (-1) all values of
+    the column.
+    """
 
     headrace: str
     reference: str = ""
@@ -206,7 +207,7 @@ class Literal:
         return self.reference or self.headrace if dialect == REFERENCE else self.headrace
 
     def compared(self, sign: str, dialect: str, *, turned: bool = False) -> str | None:
-        """The column §0§ compared with it; `turned`: the literal stands in front."""
+        """Compare the column §0§ with the literal; `turned`: the literal stands in front."""
         text = self.text(dialect)
         if text is None:
             return None
@@ -228,7 +229,7 @@ def spark_text(text: str) -> str:
 
 
 def random_literal(rng: random.Random, column: Column, table: RandomTable) -> Literal:
-    """A literal that compares with the column: of its own type or of another one, near its values or far away."""
+    """Return a literal to compare with the column: of its own type or of another one, near its values or far away."""
     kind = column.type.kind
     stored = rng.choice(table.rows.column(column.name).to_pylist() or [None]) if kind in _TAKEN else None
     if kind is TypeKind.BOOLEAN:
@@ -305,7 +306,7 @@ _TAKEN = {
 
 
 def _moment(rng: random.Random, column: Column, table: RandomTable) -> Literal:
-    """Of TIMESTAMP and TIMESTAMP_LTZ; typed ones have microseconds at most, as DuckDB's."""
+    """Return a literal of TIMESTAMP or TIMESTAMP_LTZ; typed ones have at most microseconds, as in DuckDB."""
     step = NANOS[column.type.unit]
     ticks = table.rows.column(column.name).cast("int64").to_pylist()
     known = [each * step for each in ticks if each is not None]

@@ -1,4 +1,4 @@
-"""The doors that a query goes through: a session of SQL, the client's filter, REST, Flight SQL."""
+"""The APIs for a query: a session of SQL, the client's filter, REST, Flight SQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.tablelayer.tests.sql.differential.reference import lines_of
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """A connection, a session with its database, and what answers a query with its rows."""
+    """A connection, a session with its database, and the functions that return a query's rows."""
 
     connection: Connection
     session: Session
@@ -33,13 +33,13 @@ class Doors:
     rest: Callable[[str], list[list[Any]]]
 
     def sql(self, text: str) -> list[str]:
-        """The lines of the last statement's answer."""
+        """Return the lines of the last statement's answer."""
         for answer in self.session.run(text):
             last = answer.rows
         return lines_of(last)
 
     def written(self, text: str) -> int:
-        """How many rows a statement says that it has written; 0 if it says nothing of rows."""
+        """Return the number of rows that a statement reports as written; 0 if it reports none."""
         for answer in self.session.run(text):
             count = answer.row_count
         return count or 0
@@ -79,7 +79,7 @@ def open_doors(connection: Connection, database: str) -> Iterator[Doors]:
 
 
 def filter_is_taken(ask: Callable[[], Any]) -> Any:
-    """What the client answers; None if it says that a filter cannot say this."""
+    """Return the client's answer; None if it says that a filter cannot express the condition."""
     try:
         return ask()
     except TableError as error:

@@ -1,7 +1,7 @@
-"""Statements drawn at random around two conditions, each with the answer that it should give.
+"""Random statements around two conditions, each with its right answer.
 
-A kind of query is a function of a `Draw`; it gives a function of conditions and their values, which gives a `Query`, so
-that the same query can be asked again with smaller conditions.
+A kind of query is a function of a `Draw`. It returns a function of conditions and their values, which returns a
+`Query`, so that the same query can be asked again with smaller conditions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.tablelayer.tests.sql.differential.tables import RandomTable, quote
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`lines`: of the answer, in any order. `at_most`: so many of them, any."""
+    """A query. `lines` are those of the answer, in any order. `at_most`: any of them, at most that many."""
 
     sql: str
     lines: list[str]
@@ -44,7 +44,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Chances for one kind of query, the same ones each time that it is asked for."""
+    """Random choices for one kind of query, the same ones each time that it is asked for."""
 
     seed: str
     table: RandomTable
@@ -175,7 +175,7 @@ def aliased(draw: Draw, p: Said, q: Said) -> Query:
 
 
 def defined_by_with(draw: Draw, p: Said, q: Said) -> Query:
-    """The name that WITH defines is the table's, or another one."""
+    """The name that WITH defines is the table's own, or another one."""
     rng = draw.rng
     columns, name = draw.columns(rng), rng.choice([draw.table.name, draw.table.name, "w"])
     words = rng.choice(["", "MATERIALIZED ", "NOT MATERIALIZED "])

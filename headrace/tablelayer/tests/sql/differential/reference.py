@@ -1,4 +1,4 @@
-"""Say what is right: DuckDB over a copy of a table, and each row's value of a condition in it."""
+"""The reference of right answers: DuckDB over a copy of a table, and each row's value of a condition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Truth = Sequence[bool | None]
 
 
 class RefusedError(Exception):
-    """DuckDB cannot compute the condition: nothing can be said of it."""
+    """DuckDB cannot compute the condition, so there is no right answer."""
 
 
 class Reference:
@@ -43,7 +43,7 @@ class Reference:
         self._cells = {name: cells_of(table.rows.column(name)) for name in table.rows.column_names}
 
     def truth(self, condition: Condition) -> Truth:
-        """The condition's value for each row. Raises RefusedError."""
+        """Return the condition's value for each row. Raise RefusedError."""
         text = condition.text(REFERENCE, quoted)
         try:
             found = self._database.execute(f"SELECT ({text}) AS z FROM copy ORDER BY __row").fetchall()
@@ -52,14 +52,14 @@ class Reference:
         return [value for (value,) in found]
 
     def asked(self, sql: str) -> list[str]:
-        """The lines of an answer over `copy`. Raises RefusedError."""
+        """Return the lines of an answer over `copy`. Raise RefusedError."""
         try:
             return lines_of(self._database.sql(sql).to_arrow_table())
         except self._error as error:
             raise RefusedError(str(error)) from None
 
     def lines(self, columns: Sequence[str], rows: Iterable[int]) -> list[str]:
-        """These rows of these columns, as `lines_of` has them."""
+        """Return these rows of these columns, in the form of `lines_of`."""
         cells = [self._cells[name] for name in columns]
         return ["\t".join(each[row] for each in cells) for row in rows]
 
@@ -79,7 +79,9 @@ def true_rows(truth: Truth) -> list[int]:
 
 
 def difference(found: Sequence[str], wanted: Sequence[str], *, at_most: int | None = None) -> str | None:
-    """What two answers differ in, whatever their order. `at_most`: that many of the wanted ones, any of them."""
+    """Return the difference of two answers, whatever their order. `at_most`: any of the wanted rows, at most that
+    many.
+    """
     has, needs = Counter(found), Counter(wanted)
     more, less = has - needs, needs - has
     if at_most is not None:
@@ -98,7 +100,7 @@ def _some(lines: Counter[str]) -> str:
 
 
 def rows_told(table: RandomTable, condition: Condition, rows: Iterable[int]) -> str:
-    """Some rows, in the columns that a condition names."""
+    """Return some rows as text, in the columns that a condition names."""
     names = dict.fromkeys(["k", *condition.columns])
     cells = {name: values_of(table.rows.column(name)) for name in names}
     return "; ".join(

@@ -1,7 +1,7 @@
-"""Runs of the generator: rounds of tables, conditions and statements drawn from a seed, each answer compared.
+"""Runs of the generator: rounds of random tables, conditions and statements from a seed, with each answer compared.
 
-A round has one table. Its conditions are checked in the part that travels (`translation`), then asked in statements of
-`queries` through the doors, then used to change rows. A fault is made smaller before it is told.
+A round has one table. Its conditions are checked in the part that is sent to the server (`translation`), then asked in
+statements of `queries` through the APIs, then used to change rows. A fault is made smaller before it is reported.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from headrace.tablelayer.tests.sql.differential.tables import NESTED, PLAIN, Ran
 from headrace.tablelayer.tests.sql.differential.translation import translation_fault
 
 CONDITIONS = 8
-"""Of a round."""
+"""Number of conditions in a round."""
 FAULTS_MAX = 20
 ALIKE_MAX = 3
-"""Faults of one kind of question that are told."""
+"""Maximum number of reported faults of one kind of question."""
 Check = Callable[[Condition, Condition], str | None]
-"""Ask with two conditions; what is wrong with the answer, and the statement."""
+"""Ask with two conditions; return the answer's fault, and the statement."""
 
 
 @dataclass
 class Report:
-    """How much was asked and what was found."""
+    """The number of questions and the findings."""
 
     seed: int
     rounds: int = 0
@@ -66,8 +66,7 @@ class Report:
 
 
 def seed_and_seconds(seconds: float, seed: int | None = None) -> tuple[int, float]:
-    """As the environment says: HEADRACE_DIFFERENTIAL_SEED and HEADRACE_DIFFERENTIAL_SECONDS. `seed` None: another one
-    each time."""
+    """Return HEADRACE_DIFFERENTIAL_SEED and HEADRACE_DIFFERENTIAL_SECONDS. `seed` None: another one each time."""
     usual = random.randrange(1 << 30) if seed is None else seed
     return (
         int(os.environ.get("HEADRACE_DIFFERENTIAL_SEED", usual)),
@@ -76,7 +75,7 @@ def seed_and_seconds(seconds: float, seed: int | None = None) -> tuple[int, floa
 
 
 class Run:
-    """A run over a server. `kinds` and `parts` narrow what is asked."""
+    """A run over a server. `kinds` and `parts` limit the questions."""
 
     def __init__(self, seed: int, asked_min: int = 0) -> None:
         """`asked_min`: statements and filters that are asked however long they take, as on a busy machine."""
@@ -92,7 +91,7 @@ class Run:
         return time.monotonic() > self._ends and self.report.asked.total() >= self._asked_min
 
     def tables(self, seconds: float, rounds: int) -> Iterator[tuple[random.Random, int]]:
-        """A source of chances for each round until the time, or the number of rounds, is over."""
+        """Yield a source of random choices for each round until the time, or the number of rounds, is over."""
         self._ends = time.monotonic() + seconds
         for number in range(rounds):
             if self.is_over or len(self.report.faults) >= FAULTS_MAX:
@@ -113,7 +112,7 @@ class Run:
                 self.report.refused += 1
 
     def check(self, kind: str, table: RandomTable, check: Check, p: Condition, q: Condition) -> None:
-        """Count a question, and if its answer is wrong tell the smallest conditions for which it is."""
+        """Count a question. If its answer is wrong, report the smallest conditions for which it is."""
         self.report.asked[kind] += 1
         fault = self._fault(check, p, q)
         if fault is None:
@@ -143,7 +142,7 @@ class Run:
     # -- without a server
 
     def translations(self, seconds: float, rounds: int) -> Report:
-        """Conditions in the part that travels alone."""
+        """Check conditions only in the part that is sent to the server."""
         for rng, _ in self.tables(seconds, rounds):
             table = random_table(rng, "default.t", row_count=rng.choice([1, 7, 40]))
             self.reference.load(table)
@@ -170,7 +169,7 @@ class Run:
         kinds: tuple[Make, ...] = queries.KINDS,
         types: tuple[str, ...] = (*PLAIN, *NESTED),
     ) -> Report:
-        """Tables, conditions and statements through the doors; files are written to `folder`."""
+        """Run tables, conditions and statements through the APIs; files are written to `folder`."""
         with open_doors(connection, database) as doors:
             for rng, number in self.tables(seconds, rounds):
                 count = 700 if number % 10 == 9 else rng.choice([0, 1, 20, 40])
@@ -251,7 +250,7 @@ class Run:
         self.check(f"{door} {make.__name__}", table, check, p.condition, q.condition)
 
     def _changes(self, doors: Doors, table: RandomTable, rng: random.Random, said: list[Said]) -> None:
-        """DELETE of the three parts of a condition, UPDATE of some rows; afterwards the rows are as before."""
+        """DELETE the three parts of a condition and UPDATE some rows; afterwards the rows are as before."""
         handle = doors.connection.table(table.path)
         names = [column.name for column in table.columns]
         every = range(table.rows.num_rows)
@@ -286,7 +285,7 @@ class Run:
         alias = rng.choice(["", " AS al"])
 
         def update(p: Condition, _: Condition) -> str | None:
-            """Every value stands where it did when it is set to itself; then it is NULL where the condition is true."""
+            """Setting a value to itself keeps it; then it is set to NULL where the condition is true."""
             assert target is not None
             truth = self.reference.truth(p)
             text, name = p.text(HEADRACE, quoted), quoted(target.name)
@@ -319,7 +318,7 @@ class Run:
     def _copies(
         self, doors: Doors, table: RandomTable, rng: random.Random, said: list[Said], folder: Path
     ) -> None:
-        """The rows that a condition is true for go into a table alike: by INSERT, by CREATE TABLE AS, by a file."""
+        """Copy the rows that a condition is true for into a table: by INSERT, by CREATE TABLE AS, by a file."""
         names = [column.name for column in table.columns]
         form = rng.choice(["INSERT", "CREATE TABLE AS", "COPY csv", "COPY json", "COPY parquet"])
         target = f"{table.path}_copy"
@@ -350,7 +349,7 @@ class Run:
 
 
 def _scanned(table: Table, columns: Sequence[str], condition: str) -> pa.Table:
-    """A log table's rows that a scan with a filter gives."""
+    """Return a log table's rows from a scan with a filter."""
     with table.scan(columns, start="earliest", until="latest", filter=condition) as scan:
         found = [batch.batch.select(columns) for batch in scan]
     schema = pa.schema([table.arrow_schema.field(name).with_nullable(True) for name in columns])

@@ -32,7 +32,7 @@ class SparkRun(Run):
         self._spark, self._address, self._client = spark, address, client
 
     def asked_in_spark(self, database: str, seconds: float, rounds: int, conditions: int = 5) -> None:
-        """Tables of the types that Spark has; of each condition all that the doors give, and what travels of it."""
+        """Ask about tables of Spark's types: for each condition the answers of all APIs, and its pushed part."""
         for rng, number in self.tables(seconds, rounds):
             table = random_table(rng, f"{database}.s{number}", row_count=20, types=SPARK_TYPES)
             self._client.execute(table.statement)
@@ -54,7 +54,7 @@ class SparkRun(Run):
             self._client.admin.drop_table(table.path)
 
     def _true_keys(self, condition: Condition) -> list[bool | None]:
-        """The condition's value for each row. Raises UnsaidError, and RefusedError for what Spark cannot compute."""
+        """Return the condition's value for each row. Raise UnsaidError, and RefusedError if Spark cannot compute it."""
         from pyspark.errors import PySparkException
 
         text = condition.text(SPARK, backquoted)

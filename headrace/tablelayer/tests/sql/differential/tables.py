@@ -1,4 +1,4 @@
-"""Tables drawn at random: every type with its edges, odd names, keys and partitions of every kind."""
+"""Random tables: every type with its edges, odd names, keys and partitions of every kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.tablelayer.model.types.column_types import (
 from headrace.tablelayer.tests.model.random_rows import array_of
 
 KEY = "k"
-"""The column of every table that tells its rows apart: their numbers from 0 on."""
+"""The column of every table that tells its rows apart: it has their numbers from 0 on."""
 NAMES = (
     "a", "b", "Mixed", "order", "select", "offset", "from", "two words", 'qu"ote', "größe", "timestamp", "1st", "x.y",
     "k'", "group", "count", "value", "_x", "a-b", "$x", "end", "?", "%s", "t", "x", "date", "not", "null", "{b}",
@@ -40,14 +40,14 @@ NESTED = (
 SPARK_TYPES = tuple(
     each for each in (*PLAIN, *NESTED) if not each.startswith("TIME(") and not each.endswith("(9)")
 )
-"""Those that Spark has: no time of day, and microseconds at most."""
+"""Types that Spark has: no time of day, and at most microseconds."""
 KEYS = ("STRING", "BIGINT", "DATE", "TIMESTAMP(3)", "DECIMAL(10, 2)", "BOOLEAN", "BYTES", "TIMESTAMP_LTZ(6)")
 PARTITIONS = ("STRING", "INT", "DATE", "BOOLEAN", "BIGINT")
 
 YEARS = (1, 1500, 1582, 1677, 1678, 1899, 1969, 1970, 2000, 2024, 2261, 2262, 2263, 9999)
 NANOS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 NS_MIN, NS_MAX = -(2**63) + 2, 2**63 - 2
-"""Of a TIMESTAMP(9); DuckDB takes the least and the greatest number of all for infinity."""
+"""Nanoseconds of a TIMESTAMP(9); for DuckDB the lowest and the highest number of all mean infinity."""
 _EPOCH = datetime.datetime(1970, 1, 1)
 TEXTS = (
     "", "a", "A", "apple", "apples", "Apple", "avocado", "banana", "100%", "100", "1_0", "a\\b", "'", '"', "it's", "ü",
@@ -82,7 +82,7 @@ class RandomTable:
 
     @property
     def plain(self) -> tuple[Column, ...]:
-        """Those that are not nested."""
+        """The columns that are not nested."""
         return tuple(column for column in self.columns if not column.type.is_nested)
 
     def column(self, name: str) -> Column:
@@ -101,7 +101,7 @@ def random_table(
     types: tuple[str, ...] = (*PLAIN, *NESTED),
     keyed: bool | None = None,
 ) -> RandomTable:
-    """A table of 3 to 8 columns beside `k`, not made yet."""
+    """Draw a table of 3 to 8 columns beside `k`, not created yet."""
     names = rng.sample(NAMES, rng.randint(3, 8))
     words = {KEY: "INT", **{name: rng.choice(types) for name in names}}
     keyed = rng.random() < 0.6 if keyed is None else keyed
@@ -169,7 +169,7 @@ def random_moment(rng: random.Random) -> int:
 
 
 def moment_text(nanos: int, digits: int | None = None) -> str:
-    """As SQL writes it, with so many digits of a second (None: as many as it takes)."""
+    """Return a moment as SQL writes it, with that many digits of a second (None: as many as it needs)."""
     seconds, fraction = divmod(nanos, 1_000_000_000)
     text = (_EPOCH + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S").rjust(19, "0")
     parts = f"{fraction:09}"[:digits] if digits is not None else f"{fraction:09}".rstrip("0")

@@ -1,9 +1,9 @@
-"""Statements drawn at random through every door, in the manner of SQLancer.
+"""Random statements through every API, in the manner of SQLancer.
 
-The value of a condition for each row is DuckDB's over a copy of the table. It says what `p`, `NOT p` and `p IS NULL`
-give, which partition the rows (TLP), what a statement gives that cannot leave out a row (NoREC), and what is left after
-UPDATE and DELETE. `HEADRACE_DIFFERENTIAL_SEED` and `HEADRACE_DIFFERENTIAL_SECONDS` choose what is asked, and for how
-long.
+DuckDB computes the value of a condition for each row over a copy of the table. It decides the answers of `p`, `NOT p`
+and `p IS NULL`, which partition the rows (TLP), the answer of a statement that cannot leave out a row (NoREC), and the
+rows after UPDATE and DELETE. `HEADRACE_DIFFERENTIAL_SEED` and `HEADRACE_DIFFERENTIAL_SECONDS` choose the statements and
+the duration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _must_be_right(report: Report) -> None:
 
 @pytest.mark.slow
 def test_statements_answer_as_their_conditions_say(sql: Sql, connection: Connection, tmp_path: Path) -> None:
-    """The same ones each time, as many as there is time for, unless the environment asks for others."""
+    """The statements are the same each time, as many as there is time for, unless the environment asks for others."""
     seed, seconds = seed_and_seconds(12, seed=1)
     report = Run(seed, 51).questions(connection, sql.database, tmp_path, seconds, sys.maxsize)
     _must_be_right(report)

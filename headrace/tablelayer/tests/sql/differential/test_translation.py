@@ -1,4 +1,4 @@
-"""What travels of conditions drawn at random keeps the rows that DuckDB finds in a copy."""
+"""The part of a random condition that is sent to the server keeps the rows that DuckDB finds in a copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headrace.tablelayer.tests.sql.differential.run import Run, seed_and_seconds
 
 
 def test_what_travels_of_a_condition_keeps_the_rows_for_which_it_is_true() -> None:
-    """The same conditions each time, unless the environment asks for others."""
+    """The conditions are the same each time, unless the environment asks for others."""
     seed, _ = seed_and_seconds(0, seed=1)
     report = Run(seed).translations(seconds=200, rounds=16)
     print(report)

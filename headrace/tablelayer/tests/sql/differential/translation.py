@@ -1,4 +1,4 @@
-"""Check the part of a condition that travels to the server, without a server: JSON, Arrow, Substrait, statistics."""
+"""Check the part of a condition that is sent to the server, without a server: JSON, Arrow, Substrait, statistics."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def pushed_of(table: RandomTable, condition: Condition, dialect: str = HEADRACE)
 def translation_fault(
     table: RandomTable, condition: Condition, truth: Truth, dialect: str = HEADRACE
 ) -> tuple[bool, str | None]:
-    """(whether anything was pushed, what is wrong with it). A part of the condition keeps every row for which the
-    whole of it is true; the whole gives these rows alone."""
+    """Return (whether anything was pushed, its fault).
+
+    A part of the condition keeps every row for which the whole is true; the whole keeps only these rows.
+    """
     predicate, complete = pushed_of(table, condition, dialect)
     if predicate is None:
         return False, None
