@@ -1,4 +1,4 @@
-"""The work that goes on beside the requests: retention, cleaning, flushing, the remote log, a watch over other brokers.
+"""Background work: retention, cleaning, flushing, the remote log, a watch over other brokers.
 
 Starts: one background task for each.
 Stops:  nothing here; `BackgroundTasks.cancel` ends all of them.
@@ -40,7 +40,7 @@ def start_background_work(
     coordinators: Coordinators,
     extensions: Sequence[Extension],
 ) -> None:
-    """Start everything that has clients to serve for."""
+    """Start the work that runs while clients are served."""
     context, logs = cluster.context, cluster.logs
     config, metadata, background = context.config, context.metadata, context.background
     background.keep(listeners.network.reap_idle, "close idle connections")

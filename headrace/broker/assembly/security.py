@@ -1,6 +1,6 @@
-"""Who may do what, and how much: authorization with its audit log, authentication, quotas.
+"""Security: authorization with its audit log, authentication, quotas.
 
-Starts: the thread of the audit log; background tasks that follow what other brokers change of ACLs and quotas.
+Starts: the thread of the audit log; background tasks that follow changes of ACLs and quotas by other brokers.
 Stops:  the audit log, after everything that writes to it.
 """
 
@@ -79,7 +79,7 @@ async def start_authentication(
 
 
 async def start_quotas(context: BrokerContext, listeners: Listeners) -> QuotaStore:
-    """Load the quotas and hold connections to theirs."""
+    """Load the quotas and apply those of connections."""
     config = context.config
     sample_seconds = config["quota.window.size.seconds"]
     quotas = QuotaStore(
