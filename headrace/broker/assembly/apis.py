@@ -67,7 +67,7 @@ def assemble_apis(
     audit: AuditLog | None,
     extensions: Sequence[Extension],
 ) -> Apis:
-    """Make the APIs. `followers` is set where other brokers copy from this one, `audit` where there is an authorizer."""
+    """Make the APIs. `followers`: set if other brokers copy from this one. `audit`: set if there is an authorizer."""
     fetches = FetchApi(
         context.config,
         context.metadata,

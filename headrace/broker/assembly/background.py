@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def follow_the_store(context: BrokerContext, storage: Storage, coordinators: Coordinators) -> None:
-    """Keep up with what other brokers write into the store."""
+    """Follow changes that other brokers write into the store."""
     keep = context.background.keep
-    keep(context.following.run, "what happens in the cluster")
-    keep(storage.configs.run, "what others set of the broker configurations")
-    keep(coordinators.groups.configs.run, "what others set of groups")
+    keep(context.following.run, "following the cluster's metadata")
+    keep(storage.configs.run, "following changes of broker configurations")
+    keep(coordinators.groups.configs.run, "following changes of group configurations")
 
 
 def start_background_work(
@@ -43,7 +43,7 @@ def start_background_work(
     """Start the work that runs while clients are served."""
     context, logs = cluster.context, cluster.logs
     config, metadata, background = context.config, context.metadata, context.background
-    background.keep(listeners.network.reap_idle, "close idle connections")
+    background.keep(listeners.network.reap_idle, "closing of idle connections")
     background.keep(logs.deleted_files.run, "removal of deleted segments")
     retention = Retention(
         config, context.replicas, extensions, logs.deleted_files, context.ages, background, logs.removals
