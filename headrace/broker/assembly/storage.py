@@ -52,7 +52,7 @@ class Storage:
     async def open(
         cls, config: BrokerConfig, data_dir: Path, ports: Ports, listeners: Listeners, undo: AsyncExitStack
     ) -> Storage:
-        """Open the data directory, the store and the configurations. Raises ConfigError if one of them is not usable."""
+        """Open the data directory, the store and the configurations. Raises ConfigError for one that is not usable."""
         directory = await _open_directory(config, data_dir, ports, undo)
         storage = cls(directory, Slices(ports.clock.monotonic))
         undo.push(storage._release)
