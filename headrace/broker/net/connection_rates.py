@@ -32,7 +32,7 @@ class ConnectionRates:
         self._exempt: str | None = None
 
     def set(self, of_all: float | None, of_listeners: Mapping[str, float], exempt: str | None = None) -> None:
-        """Set the rates in connections per second; None: no limit. `exempt`: the listener that has only its own rate."""
+        """Set the rates per second; None: no limit. `exempt`: the listener that has only its own rate."""
         limits: dict[str | None, float] = {} if of_all is None else {None: of_all}
         limits.update(of_listeners)
         self._limits = {whose: max(float(limit), self._rate_min) for whose, limit in limits.items()}
