@@ -196,8 +196,7 @@ class FetchSessions(Generic[Entry]):
             return NO_SESSION
         session: FetchSession[Entry] = FetchSession(NO_SESSION, by_id, now)
         yield from session.fill(entries)
-        # other sessions have begun meanwhile
-        if self.partition_count + len(session.partitions) > PARTITIONS_MAX:
+        if self.partition_count + len(session.partitions) > PARTITIONS_MAX:  # others began meanwhile
             return NO_SESSION
         if len(self._sessions) >= self._slots and not self._make_room(len(entries), now):
             return NO_SESSION

@@ -205,8 +205,7 @@ class ProduceApi:
         image = metadata.topic_by_id(topic.topic_id) if version >= _FIRST_VERSION_WITH_IDS else None
         name = topic.name if image is None else image.name
         if not context.may(Operation.WRITE, ResourceType.TOPIC, name, audited=False):
-            # before the topic is looked up, so that a denied client cannot tell by the time whether it exists
-            return None
+            return None  # before the topic is looked up: the time must not show a denied client if it exists
         partition = self._find(name, index)
         if partition is None or partition.hooks is not None or partition.topic.internal:
             return None

@@ -82,11 +82,9 @@ class SaslDoor:
         except CloseConnection:
             raise
         except Exception:
-            logger.exception(
-                "authentication on the listener %s failed by an error of the broker", peer.listener
-            )
+            logger.exception("authentication on the listener %s failed with an internal error", peer.listener)
             raise CloseConnection(
-                "authentication failed by an error of the broker", fault=Fault.SERVER
+                "authentication failed with an internal error", fault=Fault.SERVER
             ) from None
 
     def _raw(self, peer: Peer, authentication: Authentication, message: bytes) -> Answer:

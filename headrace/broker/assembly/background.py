@@ -75,7 +75,7 @@ def _start_remote_log(
 
     context.background.keep(remote.run, "the remote log")
     remote.follow_groups(coordinators.groups, slices)
-    context.background.keep(remote.run_positions, "the positions of consumer groups in remote storage")
+    context.background.keep(remote.run_positions, "copying the positions of consumer groups")
     context.metrics.add(REMOTE_METRICS, partial(collect, remote))
 
 

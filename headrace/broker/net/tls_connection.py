@@ -120,8 +120,8 @@ class TlsConnection(Connection):
             self._refuse(f"the TLS handshake failed: {error}")
             return
         except Exception:
-            logger.exception("a TLS handshake failed by an error of the broker")
-            self.close("a TLS handshake failed by an error of the broker", Fault.SERVER)
+            logger.exception("a TLS handshake failed with an internal error")
+            self.close("a TLS handshake failed with an internal error", Fault.SERVER)
             return
         self._send()
         if principal is not None and not self.closed:

@@ -262,7 +262,7 @@ class Follower:
         if remote is None:
             raise KafkaError(
                 ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE,
-                f"records from offset {log.log_end_offset} are in remote storage, which this broker does not use: start "
+                f"records from offset {log.log_end_offset} are in remote storage, which is off on this broker: start "
                 "it with the same remote.log.storage.directory as the other brokers",
             )
         manifest, producers = await remote.run(remote.newest_with_producers)

@@ -306,7 +306,7 @@ class LocalReplicas:
         )
 
     async def _leader(self, image: TopicImage, index: int, state: PartitionState) -> Partition:
-        """Create the partition to lead, with the follower's log, if there is one. The only replica opens its log anew."""
+        """Create the partition to lead, with the follower's log if there is one. The only replica reopens its log."""
         replication = self._replication
         follower = self._followers.pop((image.name, index), None)
         if follower is not None and replication is not None:
