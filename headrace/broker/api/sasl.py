@@ -83,9 +83,7 @@ class SaslDoor:
             raise
         except Exception:
             logger.exception("authentication on the listener %s failed with an internal error", peer.listener)
-            raise CloseConnection(
-                "authentication failed with an internal error", fault=Fault.SERVER
-            ) from None
+            raise CloseConnection("authentication failed: internal error", fault=Fault.SERVER) from None
 
     def _raw(self, peer: Peer, authentication: Authentication, message: bytes) -> Answer:
         try:
