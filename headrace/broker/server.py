@@ -165,7 +165,7 @@ class Broker:
             await extension.start(self.context)
             self._background.keep(partial(extension.run, self.context), f"extension {extension.name}")
 
-    # -- what is known once it has started -----------------------------------------------------------------
+    # -- state after the start -----------------------------------------------------------------------------
 
     @property
     def cluster_id(self) -> str:

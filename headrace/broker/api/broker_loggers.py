@@ -43,7 +43,7 @@ def loggers() -> dict[str, logging.Logger]:
 
 
 def level_name(level: int) -> str:
-    """The name of the level, or of the next more severe one."""
+    """Return the name of the level, or of the next more severe one."""
     return next((name for name, number in LEVELS.items() if level <= number), "FATAL")
 
 

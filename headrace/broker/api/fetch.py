@@ -324,7 +324,7 @@ class FetchApi:
             if answer.error_code in _MOVED and version >= _FIRST_VERSION_WITH_LEADERS:
                 self._tell_leader(entry, answer, response, fetch.listener)
         for entry in told:
-            entry.answer = None  # a session remembers what was told, not the records
+            entry.answer = None  # a session remembers the answer's state, not its records
         return response
 
     def _tell_leader(
@@ -553,7 +553,7 @@ class _Fetch:
             if request.last_fetched_epoch >= 0 and not is_behind:  # its leader may have more
                 epoch, end_offset = log.epoch_end_offset(request.last_fetched_epoch)
                 if epoch < request.last_fetched_epoch or end_offset < request.fetch_offset:
-                    # KIP-320: what the consumer has read is not what is here; it has to go back.
+                    # KIP-320: the consumer has read records that are not in this log, and must go back.
                     answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
                     self._failed.add(entry)
                     return False

@@ -56,7 +56,7 @@ from headrace.protocol.schema import NIL_UUID
 DESCRIBED_PARTITIONS_MAX = 2000  # Kafka's max.request.partition.size.limit
 
 
-KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing what was asked
+KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing the requests
 KEPT_ANSWERS_MAX, KEPT_BYTES_MAX = 32, 1 << 20
 KEPT_TOPICS_MAX = 1000  # above, comparing the request takes long itself
 ALL_TOPICS_BYTES_MAX = 1 << 31  # a frame cannot have more; every client asks for all topics at some time

@@ -92,7 +92,7 @@ class FollowerFetches:
             for session in sessions:
                 session.wake()
 
-    # -- what leaders tell ---------------------------------------------------------------------------------
+    # -- news from leaders ---------------------------------------------------------------------------------
 
     def appended(self, partition: ReplicatedPartition) -> None:
         for broker in partition.progress.replicas:
@@ -343,7 +343,7 @@ class _Session:
             entry.is_at_end = False
             entry.partition.had_all(self.broker, self.fetched_at)
 
-    # -- what happens to partitions ------------------------------------------------------------------------
+    # -- changes of partitions -----------------------------------------------------------------------------
 
     def appended(self, partition: ReplicatedPartition) -> None:
         entry = self._places.get(partition)

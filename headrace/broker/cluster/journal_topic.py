@@ -204,7 +204,7 @@ class JournalTopic:
             what = f"{self.name} cannot be created"
             DISK_LOG.tell(logger, logging.ERROR, what, f"{what}: %s", error)
 
-    # -- what is served --------------------------------------------------------------------------------------
+    # -- serving ---------------------------------------------------------------------------------------------
 
     def index_of(self, key: str) -> int:
         """Return the partition of a key; the topic must exist."""

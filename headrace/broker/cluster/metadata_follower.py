@@ -119,7 +119,7 @@ class MetadataFollower:
             await self._replicas.close()
         await self._files.close()
 
-    # -- knowing what has changed ----------------------------------------------------------------------------
+    # -- following changes -----------------------------------------------------------------------------------
 
     async def refreshed(self) -> None:
         """Follow every earlier change by any broker.
@@ -265,7 +265,7 @@ class MetadataFollower:
         self.installed.set()
         self._metadata.install(image)
 
-    # -- among other brokers ---------------------------------------------------------------------------------
+    # -- following other brokers -----------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Follow changes by other brokers, and stay registered, until cancelled. Returns at once if the broker is

@@ -57,7 +57,7 @@ class ReplicaChanges:
         self._broker_id = broker_id
         self._slices = slices
 
-    # -- what clients ask for ----------------------------------------------------------------------------------
+    # -- requests of clients -----------------------------------------------------------------------------------
 
     async def elect_leaders(self, partitions: Sequence[tuple[str, int]] | None, *, unclean: bool) -> None:
         """Elect the preferred leaders of these partitions (None: of all). `unclean`: elect any live replica if no
@@ -122,7 +122,7 @@ class ReplicaChanges:
             return error
         return None
 
-    # -- what this broker's partitions ask for -----------------------------------------------------------------
+    # -- requests of this broker's partitions ------------------------------------------------------------------
 
     async def change_isrs(self, proposals: Sequence[ChangeIsr]) -> None:
         """Carry out proposals by leaders on this broker. Outdated ones are left out. Raises KafkaError when the outcome

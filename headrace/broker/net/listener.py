@@ -335,7 +335,7 @@ class Network:
 
         self.loop.call_later(delay, close)
 
-    # -- strangers -----------------------------------------------------------------------------------------
+    # -- unauthenticated connections -----------------------------------------------------------------------
 
     def _expect(self, connection: Connection, seconds: float, fault: str) -> None:
         """Close the connection if it does not get that far in time."""
@@ -407,7 +407,7 @@ class Network:
         self._slots_changed()
         self.on_rest()
 
-    # -- connections to others ------------------------------------------------------------------------------
+    # -- outgoing connections -------------------------------------------------------------------------------
 
     async def connect(self, host: str, port: int) -> OutgoingConnection:
         """Open a connection to host and port, and authenticate it with `introduction`. Raises OSError. There is no

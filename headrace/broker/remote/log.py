@@ -136,7 +136,7 @@ class RemoteLog:
         """Offset below which records are in remote storage; after `load`."""
         return self.manifest.end_offset
 
-    # -- what there is -------------------------------------------------------------------------------------
+    # -- the manifest --------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Read the manifest, once. Raises KafkaError."""

@@ -628,7 +628,7 @@ class RemoteLogManager:
         if remote.manifest.writer != self._writer:
             await self._commit(log, remote, remote.manifest.segments)
 
-    # -- letting go ----------------------------------------------------------------------------------------
+    # -- removing ------------------------------------------------------------------------------------------
 
     async def _expire(self, partition: Partition, log: PartitionLog, remote: RemoteLog) -> None:
         config, now_ms = log.config, self._ages.time_ms()

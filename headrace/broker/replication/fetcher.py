@@ -143,7 +143,7 @@ class Fetcher:
             self._is_polling = False
             self._peers.hang_up(self.leader_id, CHANNEL)
 
-    # -- asking --------------------------------------------------------------------------------------------
+    # -- polling -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while not self._is_over:
@@ -313,7 +313,7 @@ class Fetcher:
             forgotten_topics_data=list(forgotten.values()),
         )
 
-    # -- what is answered ----------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------
 
     def _untold(self, follower: Follower) -> None:
         self._told_of.pop(follower, None)

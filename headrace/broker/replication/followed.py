@@ -78,7 +78,7 @@ class FollowedPartition(Partition):
         while self._unpublished and self._unpublished[0][0] <= self.high_watermark:
             self._unpublished.popleft()
 
-    # -- what is stable ------------------------------------------------------------------------------------
+    # -- the last stable offset ----------------------------------------------------------------------------
 
     def copying(self, log: PartitionLog) -> None:
         """Prepare for batches that are about to be appended."""

@@ -162,7 +162,7 @@ class Follower:
         self.state = state
         self._tell_readers()
 
-    # -- what the leader answers ---------------------------------------------------------------------------
+    # -- answers of the leader -----------------------------------------------------------------------------
 
     async def answered(self, answer: PartitionData, slices: Slices) -> None:
         """Apply an answer of this epoch's leader. Raises KafkaError for an error in the answer or of the disk."""

@@ -162,7 +162,7 @@ class ReplicatedPartition(Partition):
             min(log.recovery_point, log.log_end_offset) if log.must_commit else log.log_end_offset
         )
 
-    # -- what the store says -------------------------------------------------------------------------------
+    # -- changes of the state ------------------------------------------------------------------------------
 
     def renew(self, state: PartitionState) -> None:
         """Lead under a later epoch: the progress of followers belongs to the previous one."""

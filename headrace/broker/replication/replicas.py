@@ -170,7 +170,7 @@ class LocalReplicas:
         # Several at a time, because they share the file system's commits.
         await asyncio.gather(*(close(partition) for partition in partitions if not partition.closed))
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     async def _lead(self, old: TopicEntry, new: TopicEntry, there: list[Partition]) -> None:
         """Carry out changes of replicas and leaders of existing partitions."""

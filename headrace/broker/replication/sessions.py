@@ -66,7 +66,7 @@ class Asking(Generic[F]):
         """True if the next request completes the list, so that the leader may wait before it answers."""
         return not self._keeps_sessions or len(self._unnamed) <= NAMED_MAX
 
-    # -- who is to be asked for ----------------------------------------------------------------------------
+    # -- followers in the session --------------------------------------------------------------------------
 
     def include(self, follower: F, told: Told) -> None:
         """Request this for a follower."""
